@@ -24,12 +24,12 @@ from rich.table import Table
 from torch import Tensor
 
 from fedtide.algorithms.fielding import State, cluster_reports, handle_drift, recluster
+from fedtide.clusters.clusterer import Clustering, KMeans
+from fedtide.clusters.distance import Kind, means
+from fedtide.clusters.drift import FixedFraction, MovingCenters, event_of, heterogeneity
+from fedtide.core.base import Weights
 from fedtide.core.rng import Rng
-from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
-from fedtide.parts.clusterer import Clustering, KMeans
-from fedtide.parts.distance import Kind, means
-from fedtide.parts.drift import FixedFraction, MovingCenters, event_of, heterogeneity
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512

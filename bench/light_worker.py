@@ -7,7 +7,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedtide.remote.line import Line
+from fedtide.remote.grpc.line import Line
 from fedtide.site.node import known_of
 
 

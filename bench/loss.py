@@ -17,13 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Shard
 from fedtide.fleets.local import threads
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
 from fedtide.models.images import CNN
 from machine import RESULTS, append, machine, now
 

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedtide.core.types import Weighted
+from fedtide.core.base import Weighted
 from fedtide.fleets.local import threads
 from fedtide.wire.masks import Context, Masker, unmasked
 from fedtide.wire.steps import Wire

@@ -25,10 +25,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedtide.deploy import certificates
-from fedtide.deploy.rehearse import free_port
-from fedtide.fleets.carrier import Question
-from fedtide.remote.server import GrpcCarrier
+from fedtide.remote.carrier import Question
+from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.site import certificates
+from fedtide.site.rehearse import free_port
 from helpers.federation import RUN, Federation, until
 from helpers.processes import offspring, used
 from helpers.serving import Serving
@@ -106,7 +106,7 @@ def ask(message, context):
 """
 ADAPTER = """import json, os, time
 from flwr.serverapp import ServerApp
-from fedtide.fleets.carrier import Question
+from fedtide.remote.carrier import Question
 from fedtide.site.flower_server import GridCarrier
 app = ServerApp()
 @app.main()

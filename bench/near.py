@@ -21,8 +21,8 @@ from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.near import near_fleet
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.remote.near import near_fleet
 from fedtide.runs.build import host_of
 from machine import RESULTS, machine, now, told
 from works import ENDLESS, RATE, source

@@ -19,9 +19,9 @@ from rich.table import Table
 from torch import Tensor
 
 from fedtide.config import Experiment, from_dict
+from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet

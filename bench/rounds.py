@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide.config import Experiment
+from fedtide.core.base import Weights
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Weights
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine

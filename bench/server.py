@@ -23,16 +23,16 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedtem import KERAS, fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.config import Experiment, from_dict
+from fedtide.core.base import Algorithm, Moment, Reply, State, Weights
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Moment, Reply, State, Weights
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.multi.branches import width, with_branches
-from fedtide.parts.assign import assign, capacities
-from fedtide.parts.prior import Linear
+from fedtide.learn.branched import width, with_branches
+from fedtide.mixtures.assign import assign, capacities
+from fedtide.mixtures.priors import Linear
 from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now
 from works import ENDLESS, source

@@ -32,8 +32,8 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
-from fedtide.learn.layers import Conv2d
-from fedtide.learn.plan import Plan
+from fedtide.learn.fast.layers import Conv2d
+from fedtide.learn.fast.plan import Plan
 from fedtide.runs.build import host_of
 from machine import RESULTS, append, cores, machine, now
 from works import CLASSES, ENDLESS, WORKS, Work, experiment, pictures

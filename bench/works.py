@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedtide.config import Experiment, from_dict
-from fedtide.core.types import Weights
+from fedtide.core.base import Weights
 from fedtide.data.population import Population
 from naive import NaiveFedAvg
 

@@ -29,15 +29,15 @@ from keys import PLACES, anchor, configuration, explained, row
 from papers import papers
 
 import fedtide
-import fedtide.core.types
+import fedtide.core.base
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
 from fedtide.config.keys import code, docstring, is_preset, options, safe_form, source, spelled
-from fedtide.core.config_types import changed
+from fedtide.core.base import Algorithm
 from fedtide.core.memory import MemoryStore
 from fedtide.core.reveals import SHOWN
-from fedtide.core.shapes import bare, is_choice, is_table, tags
-from fedtide.core.types import Algorithm
+from fedtide.fields.shapes import bare, is_choice, is_table, tags
+from fedtide.fields.types import changed
 from fedtide.inspection.advice import LOSSES, TRAITS
 from fedtide.inspection.findings import Finding, Findings
 from fedtide.laws.every import LAWS
@@ -320,7 +320,7 @@ def space_page(name: str) -> str:
         more = "Every algorithm has a [page of its own](../algorithms/index.md)."
         things = {f"ft.{name}.{one}": getattr(space, one) for one in ("Entry", "Safe", "preset")}
     if space is fedtide.base:
-        core = fedtide.core.types
+        core = fedtide.core.base
         more = aliases(core)
         own = {one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__}
         things |= {one: thing for one, thing in own.items() if one not in dir(space)}

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from fedtide.config import Experiment
 from fedtide.config.keys import Doc, allowed, code, documented, ingredients, spelled, table_fields, within_list
-from fedtide.core.shapes import bare, described, is_choice, is_table, tags
+from fedtide.fields.shapes import bare, described, is_choice, is_table, tags
 
 UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
 """Keys whose tables are those of another key, and stand there."""

@@ -27,20 +27,9 @@ from typing import Any
 import torch
 
 import fedtide as ft
-from fedtide.base import (
-    Algorithm,
-    Answer,
-    Fleet,
-    Moment,
-    Rng,
-    Shard,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-    with_cohort,
-)
+from fedtide.cohorts import with_cohort
+from fedtide.core.base import Algorithm, Answer, Fleet, Moment, Shard, Traits, Weighted, Weights, mean, shared_weights
+from fedtide.core.rng import Rng
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,9 @@ from functools import partial
 from typing import Any
 
 import fedtide as ft
-from fedtide.base import (
-    Algorithm,
-    Answer,
-    Fleet,
-    Moment,
-    Rng,
-    Shard,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-    with_cohort,
-)
+from fedtide.cohorts import with_cohort
+from fedtide.core.base import Algorithm, Answer, Fleet, Moment, Shard, Weighted, Weights, mean, shared_weights
+from fedtide.core.rng import Rng
 
 
 @dataclass(frozen=True)

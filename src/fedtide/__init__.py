@@ -18,26 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedtide import (
-        algorithms,
-        base,
-        cohorts,
-        config,
-        data,
-        devices,
-        features,
-        local,
-        losses,
-        mixtures,
-        models,
-        personal,
-        plot,
-        priors,
-        server,
-        shift,
-        transforms,
-        weights,
-    )
+    from fedtide import algorithms, cohorts, config, data, learn, mixtures, models, personal, transforms
     from fedtide.api import (
         check,
         inspect,
@@ -52,32 +33,45 @@ if TYPE_CHECKING:
         verify,
         write_report,
     )
+    from fedtide.core import base, weights
     from fedtide.core.errors import FedtideError
+    from fedtide.data import shift
     from fedtide.data.shift import Shift
-    from fedtide.learn.local import LocalTrainer
-    from fedtide.learn.task import Task
+    from fedtide.fleets import devices
+    from fedtide.learn import LocalTrainer, Task, features, losses, schedules, server
+    from fedtide.mixtures import priors
+    from fedtide.report import plot
     from fedtide.runs.simulate import population, simulate
 
     __version__: str
 
-__all__ = [
-    "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
-    "devices", "features", "inspect", "local", "losses", "mixtures", "models", "personal", "plot", "population",
-    "priors", "recommend", "results", "resume", "run", "server", "shift", "show", "simulate", "track", "trained",
-    "transforms", "tune", "verify", "weights", "write_report",
-]  # fmt: skip
+SPACES = {
+    "algorithms": "algorithms", "base": "core.base", "cohorts": "cohorts", "config": "config", "data": "data",
+    "devices": "fleets.devices", "features": "learn.features", "learn": "learn", "losses": "learn.losses",
+    "mixtures": "mixtures", "models": "models", "personal": "personal", "plot": "report.plot",
+    "priors": "mixtures.priors", "schedules": "learn.schedules", "server": "learn.server", "shift": "data.shift",
+    "transforms": "transforms", "weights": "core.weights",
+}  # fmt: skip
+"""Namespaces, and the module that each one is."""
 
-
-HOMES = {
+NAMES = {
     "api": "check inspect recommend results resume run show track trained tune verify write_report",
     "core.errors": "FedtideError",
     "data.shift": "Shift",
-    "learn.local": "LocalTrainer",
-    "learn.task": "Task",
+    "learn": "LocalTrainer Task",
     "runs.simulate": "population simulate",
 }
-"""Where names of this package are from; all others are its namespaces. They are imported where they are first used, so
-that `fedtide --help` and a worker process do not wait for what they do not need."""
+"""Names, and where they are from. All are imported when they are first used, because `fedtide --help` and a worker
+process do not wait for what they do not need."""
+
+HOMES = {name: home for home, names in NAMES.items() for name in names.split()}
+
+__all__ = [
+    "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
+    "devices", "features", "inspect", "learn", "losses", "mixtures", "models", "personal", "plot", "population",
+    "priors", "recommend", "results", "resume", "run", "schedules", "server", "shift", "show", "simulate", "track",
+    "trained", "transforms", "tune", "verify", "weights", "write_report",
+]  # fmt: skip
 
 ELSEWHERE = {
     "client": "ft.population", "clientapp": "ft.population", "numpyclient": "ft.population", "dataset": "ft.population",
@@ -91,28 +85,17 @@ ELSEWHERE = {
 def __getattr__(name: str) -> object:
     found: object
     if name == "__version__":
-        found = _version()
-    elif name in __all__:
-        home = _home(name)
-        found = import_module(f"fedtide.{name}") if home is None else getattr(import_module(f"fedtide.{home}"), name)
+        from fedtide._version import installed
+
+        found = installed()
+    elif name in SPACES:
+        found = import_module(f"fedtide.{SPACES[name]}")
+    elif name in HOMES:
+        found = getattr(import_module(f"fedtide.{HOMES[name]}"), name)
     else:
         raise AttributeError(f"module 'fedtide' has no attribute '{name}'{_hint(name)}")
     globals()[name] = found
     return found
-
-
-def _home(name: str) -> str | None:
-    """Return the module that a name is from; None for a namespace."""
-    return next((home for home, names in HOMES.items() if name in names.split()), None)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("fedtide")
-    except PackageNotFoundError:  # a source tree that is not installed
-        return "0"
 
 
 def _hint(name: str) -> str:
@@ -123,8 +106,8 @@ def _hint(name: str) -> str:
 
     found = [f"ft.{known}" for known in __all__]
     if find_spec(f"fedtide.{name}") is None:  # else it may be `from fedtide import name`, which needs no other module
-        spaces = [known for known in __all__ if _home(known) is None]
-        found += [f"ft.{space}.{known}" for space in spaces for known in dir(import_module(f"fedtide.{space}"))]
+        spaces = {space: import_module(f"fedtide.{home}") for space, home in SPACES.items()}
+        found += [f"ft.{space}.{known}" for space, module in spaces.items() for known in module.__all__]
     meant = [each for each in found if bare_word(each.rpartition(".")[2]) == bare_word(name)]
     hint = " or ".join(meant) or ELSEWHERE.get(bare_word(name), "")
     return f"; did you mean {hint}?" * bool(hint)

@@ -1,6 +1,6 @@
 """Entry point of `python -m fedtide`."""
 
-from fedtide.cli import main
+from fedtide.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
 from fedtide.config.code import named
 from fedtide.config.overrides import as_toml, flat, seed_list
+from fedtide.config.track import check_installed, spelled
 from fedtide.core.durations import seconds_of
 from fedtide.core.errors import FedtideError, nearest, refused, within
-from fedtide.core.frames import Library, frame
-from fedtide.core.prose import listed
-from fedtide.core.user_code import session_code
 from fedtide.data.population import Population
 from fedtide.data.sources.files import bare
 from fedtide.data.sources.guesses import Roles, spelled_columns
+from fedtide.draw.frames import Library, frame
+from fedtide.draw.prose import listed
 from fedtide.evaluate.judge import views
+from fedtide.fields.user_code import session_code
 from fedtide.report.measures import check_measures
-from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs import auto, folder
 from fedtide.runs.build import as_json, cohort_size, population_of
 from fedtide.runs.disk import check_room, needed
@@ -32,7 +32,7 @@ from fedtide.runs.experiment import RunsDisplay, execute
 from fedtide.runs.own_code import changed_since
 from fedtide.runs.preflight import Preflight, preflight
 from fedtide.runs.private import check_needed
-from fedtide.tracking.settings import check_installed, spelled
+from fedtide.runs.request import Output, Request, Scale, recipe
 from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search, tournament
 from fedtide.tuning.tune import TrialsDisplay
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedtide.inspection.findings import Findings
+    from fedtide.inspection.preview import Shown
     from fedtide.laws.check import Verdict as LawVerdict
-    from fedtide.preview.preview import Shown
     from fedtide.report.summary import Study, Summary
     from fedtide.runs.trained import Trained
     from fedtide.runs.verify import Verdict as RunVerdict
@@ -214,7 +214,7 @@ class FinishedTuning:
 
     def _repr_html_(self) -> str:
         from fedtide.report.notebook import tuned
-        from fedtide.report.tuning import found_table
+        from fedtide.tuning.page import found_table
 
         return tuned(repr(self), found_table(self.stages, self.score), self.report)
 
@@ -251,7 +251,7 @@ class Recommendation:
 
     def _repr_html_(self) -> str:
         from fedtide.report.notebook import tuned
-        from fedtide.report.recommendation import standings_table
+        from fedtide.tuning.recommendation import standings_table
 
         return tuned(repr(self), standings_table(self.made), self.report)
 
@@ -318,7 +318,7 @@ def _workers(settings: Experiment, asked: int | None) -> int | None:
 
 def _say_code(settings: Experiment, root: Path, screen: Console) -> None:
     """Say what code of a person's own means for a run: of a Python session, or changed since the run began."""
-    from fedtide.terminal import say
+    from fedtide.report.terminal import say
 
     for file in changed_since(root):
         say(f"{file}: not what it was when {root} was made, and numbers may depend on it", screen)
@@ -360,8 +360,8 @@ def play(
 def play_shown(settings: Experiment, root: Path, workers: int | None, output: Output = Output()) -> Finished | None:
     """Play what is left of a run folder as `play` does, and print the progress and the results."""
     # Here and not above: worker processes show nothing.
+    from fedtide.report.terminal import console, print_results, say
     from fedtide.runs.display import InNotebook, Live
-    from fedtide.terminal import console, print_results, say
     from fedtide.tracking.feed import Tracking
 
     screen = console(output)
@@ -404,7 +404,7 @@ def run(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    from fedtide.terminal import console, say
+    from fedtide.report.terminal import console, say
 
     made = prepare(experiment, _request(out, scale, sets, seeds, workers))
     if made.said:
@@ -455,13 +455,13 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
         out: where the page goes; by default report.html in the folder, or here for several.
     """
     from fedtide.report.page import write_report as write_page
-    from fedtide.report.tuning import write_tuning
+    from fedtide.tuning.page import write_tuning
 
     roots, page = [Path(root) for root in run_folders], None if out is None else Path(out)
     if len(roots) == 1 and tunings.is_tuning(roots[0]):
         return write_tuning(roots[0], page)
     if len(roots) == 1 and tournament.is_tournament(roots[0]):
-        from fedtide.report.recommendation import write_recommendation
+        from fedtide.tuning.recommendation import write_recommendation
 
         return write_recommendation(roots[0], page)
     return write_page(roots, page)
@@ -499,7 +499,7 @@ def show(
     rows to train on: 14 a client
     ...
     """
-    from fedtide.preview.preview import Preview, Shown
+    from fedtide.inspection.preview import Preview, Shown
 
     if isinstance(shown, Population):
         m = min(clients_per_round or 10, shown.registered)
@@ -731,7 +731,7 @@ def play_tuning(
     root: Path, *, workers: int | None = None, display: TrialsDisplay | None = None
 ) -> FinishedTuning | None:
     """Play what is left of a tune folder, write `tuned.toml` and its report; None if a person stopped it."""
-    from fedtide.report.tuning import write_tuning
+    from fedtide.tuning.page import write_tuning
 
     settings = tunings.load(root)
     if not execute_tuning(settings, root, workers=_workers(settings, workers), display=display):
@@ -742,9 +742,9 @@ def play_tuning(
 
 def tune_shown(root: Path, workers: int | None, output: Output = Output()) -> FinishedTuning | None:
     """Play what is left of a tune folder as `play_tuning` does, and print the trials and what was found."""
-    from fedtide.report.tuning import found_table
-    from fedtide.terminal import console, print_table, say
+    from fedtide.report.terminal import console, print_table, say
     from fedtide.tuning.display import LiveTuning
+    from fedtide.tuning.page import found_table
 
     screen = console(output)
     say(f"tune folder: {root}", screen)
@@ -840,7 +840,7 @@ def play_recommendation(
     root: Path, *, workers: int | None = None, display: tournament.RungsDisplay | None = None
 ) -> Recommendation | None:
     """Play what is left of a tournament, write its study and its page; None if a person stopped it."""
-    from fedtide.report.recommendation import write_recommendation
+    from fedtide.tuning.recommendation import write_recommendation
 
     if not tournament.execute(root, workers=_workers(folder.load(root), workers), display=display):
         return None
@@ -854,9 +854,9 @@ def recommendation_shown(root: Path, workers: int | None, output: Output = Outpu
     Raises:
         TooShort: the budget was over before anything could be said; the folder is removed.
     """
-    from fedtide.report.recommendation import earlier, headline, standings_table
-    from fedtide.terminal import console, print_table, say
+    from fedtide.report.terminal import console, print_table, say
     from fedtide.tuning.display import LiveTournament
+    from fedtide.tuning.recommendation import earlier, headline, standings_table
 
     screen = console(output)
     say(f"tournament folder: {root}", screen)

@@ -383,7 +383,7 @@ def test_a_folder_with_the_character_nul(capsys, here):
 
 PRINTING = """
 import os, sys
-from fedtide.cli import main
+from fedtide.cli.commands import main
 for command in sys.argv[1:]:
     reader, writer = os.pipe()
     if not os.fork():
@@ -1026,7 +1026,7 @@ def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkey
     def broken(*given, **named):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("fedtide.cli.recipes", broken)
+    monkeypatch.setattr("fedtide.cli.commands.recipes", broken)
     assert done("recipes") == 2
     assert capsys.readouterr().err == "fedtide: input/output: Input/output error\n"
 

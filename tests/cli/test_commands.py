@@ -86,7 +86,7 @@ def test_every_command_has_help(capsys, command):
 
 AT_ONCE = """
 import sys
-from fedtide.cli import main
+from fedtide.cli.commands import main
 for command in sys.argv[1:]:
     try:
         main(command.split())

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.deploy.certificates import make_node_key
-from fedtide.deploy.tickets import Ticket
+from fedtide.site.certificates import make_node_key
+from fedtide.site.tickets import Ticket
 from fedtide.wire.masks import library
 from helpers.hospitals import hospitals
 from helpers.shell import contents, done, refused
@@ -66,7 +66,7 @@ def test_looking_before_joining_changes_nothing(here, capsys):
 
 
 def test_the_seal_is_said_before_anything_is_refused(here, capsys, monkeypatch):
-    monkeypatch.setattr("fedtide.deploy.seat.versions", lambda: {"fedtide": "9.9"})
+    monkeypatch.setattr("fedtide.site.seat.versions", lambda: {"fedtide": "9.9"})
     assert done("join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry") == 2
     said = capsys.readouterr()
     assert f"seal: {Ticket.read(here / 'site/tickets/berlin.ticket').seal}" in said.out

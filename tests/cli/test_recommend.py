@@ -15,10 +15,10 @@ import pytest
 import tomli_w
 
 import fedtide as ft
-from fedtide import cli
+from fedtide.cli.commands import commands as cli
 from fedtide.config import read
-from fedtide.multi.expert_nets import ALONE
-from fedtide.request import Output
+from fedtide.personal.expert_nets import ALONE
+from fedtide.runs.request import Output
 from fedtide.tuning import tournament
 from fedtide.tuning.ladder import Ladder
 from helpers.shell import done, refused

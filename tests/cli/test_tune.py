@@ -169,6 +169,6 @@ def test_without_optuna_the_error_names_the_extra(here, capsys, monkeypatch):
 def test_a_terminal_gets_a_bar(here, monkeypatch):
     written(rounds=2, tune={"trials": 2})
     out = io.StringIO()
-    monkeypatch.setattr("fedtide.terminal.console", lambda _: Console(file=out, force_terminal=True, width=120))
+    monkeypatch.setattr("fedtide.report.terminal.console", lambda _: Console(file=out, force_terminal=True, width=120))
     assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 0
     assert "2/2 trials" in out.getvalue()

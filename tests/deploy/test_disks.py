@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.deploy.replay import replay
+from fedtide.site.replay import replay
 from helpers.federation import until
 from helpers.serving import WAIT, Serving
 

@@ -16,10 +16,10 @@ pytest.importorskip("cryptography")
 
 from fedtide.config import read
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.deploy.log import Log
-from fedtide.deploy.rehearse import Running, Server, compared, prepared
-from fedtide.deploy.replay import replay
-from fedtide.deploy.site import Roster, make_site
+from fedtide.site.log import Log
+from fedtide.site.rehearse import Running, Server, compared, prepared
+from fedtide.site.replay import replay
+from fedtide.site.site import Roster, make_site
 from helpers.hospitals import hospitals
 from helpers.processes import children
 

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedtide.config import read
-from fedtide.deploy import rehearse as module
-from fedtide.deploy.log import Log
-from fedtide.deploy.rehearse import Kill, rehearse
-from fedtide.deploy.site import Roster, Site, make_site
+from fedtide.site import rehearse as module
+from fedtide.site.log import Log
+from fedtide.site.rehearse import Kill, rehearse
+from fedtide.site.site import Roster, Site, make_site
 from fedtide.wire import ledger
 from helpers.hospitals import hospitals
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from fedtide.cli import app
+from fedtide.cli.commands import app
 from helpers.shell import done
 
 PATH = Path(__file__).parents[2] / "docs" / "deploy.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.cli import app
+from fedtide.cli.commands import app
 from fedtide.config import options_model
 from helpers.shell import done
 
@@ -43,8 +43,8 @@ WORDS = {
 def executed(tmp_path, monkeypatch) -> Path:
     """A file that is there once code of the study was run; the study is a file, in a run folder and in a site."""
     pytest.importorskip("cryptography")
-    from fedtide.deploy.certificates import make_node_key
-    from fedtide.deploy.tickets import Ticket
+    from fedtide.site.certificates import make_node_key
+    from fedtide.site.tickets import Ticket
 
     monkeypatch.chdir(tmp_path)
     for name in ("study.toml", "x.csv"):

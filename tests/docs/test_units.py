@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.cli import app
+from fedtide.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy"

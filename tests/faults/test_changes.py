@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedtide.cli import main
+from fedtide.cli.commands import main
 from fedtide.report import page
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan

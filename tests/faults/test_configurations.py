@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedtide import request
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
+from fedtide.runs import request
 
 from .conftest import BATCH, limited
 

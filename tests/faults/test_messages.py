@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from fedtide.core import sums
+from fedtide.core.base import Answer, Moment, Shard, Slotted, Weighted, Weights
 from fedtide.core.codec import from_bytes, to_bytes
 from fedtide.core.errors import FedtideError
 from fedtide.core.strangers import decode, parse
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Answer, Moment, Shard, Slotted, Weighted, Weights
-from fedtide.fleets.schema import Schemas, made_up, misfit
+from fedtide.wire.schema import Schemas, made_up, misfit
 
 from .conftest import limited
 
@@ -39,14 +39,14 @@ SCHEMAS = [
 ]
 MESSAGES = [to_bytes({"total": answer.total, "rows": dict(answer.rows)}) for answer in ANSWERS]
 WORDS = r"""[ ] { } " \ , : -1 0 1e30 NaN true null array class dict list slots weight F64 C64 F32 [0] [-1] arrays tree
-fedtide.core.types:Weighted builtins:eval 999999999999999999999999 [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[ é
+fedtide.core.base:Weighted builtins:eval 999999999999999999999999 [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[ é
 """.encode().split()
 ODD = (
     None, True, 0, 1, -1, 2, 3, 4, 12, 51, 10**9, 2**63 - 1, 2**70, 0.5, 1e30, -1e30, "", "a", "nan", "inf", [], {},
     [0], [1, 1], [0, 4], "F32", "F64", "BOOL", "C64", {"float": "nan"}, {"float": "inf"}, {"dict": []}, {"list": []},
     {"tuple": [1]}, {"F32": [3]}, {"F32": [-1]}, {"U8": [2]}, {"class": "os:system", "fields": {}},
-    {"class": "fedtide.core.types:Weighted", "fields": {"value": 1, "weight": 1}},
-    {"class": "fedtide.core.types:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}},
+    {"class": "fedtide.core.base:Weighted", "fields": {"value": 1, "weight": 1}},
+    {"class": "fedtide.core.base:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}},
 )  # fmt: skip
 """Values in place of others."""
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from fedtide.core.base import Answer, Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.trees import all_finite
-from fedtide.core.types import Answer, Moment
 from fedtide.evaluate.metrics import METRICS
-from fedtide.fleets.carrier import Response
-from fedtide.fleets.heard import Heard, Sent, read
-from fedtide.fleets.near import near_fleet
-from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, join
+from fedtide.remote.carrier import Response
+from fedtide.remote.heard import Heard, Sent, read
+from fedtide.remote.near import near_fleet
+from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from helpers.carriers import host, lying
 
 from .conftest import limited

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedtide.site.flower
-from fedtide.deploy.tickets import Ticket
+from fedtide.site.tickets import Ticket
 from helpers.hospitals import hospitals
 from helpers.shell import contents, done, refused
 

@@ -20,16 +20,16 @@ pytest.importorskip("cryptography")
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.deploy.certificates import make_authority
-from fedtide.deploy.rehearse import compared
-from fedtide.deploy.replay import replay
-from fedtide.deploy.site import Site
-from fedtide.fleets.carrier import Question
+from fedtide.remote.carrier import Question
 from fedtide.site import flower_server
+from fedtide.site.certificates import make_authority
 from fedtide.site.flower import write_app
 from fedtide.site.flower_client import seat_of
 from fedtide.site.flower_records import packed, sealed, unpacked
 from fedtide.site.flower_server import GridCarrier
+from fedtide.site.rehearse import compared
+from fedtide.site.replay import replay
+from fedtide.site.site import Site
 from helpers.hospitals import hospitals
 
 pytestmark = pytest.mark.xdist_group("flower")

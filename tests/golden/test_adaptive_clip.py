@@ -12,7 +12,7 @@ import math
 import pytest
 import torch
 
-from fedtide.core.types import Weighted
+from fedtide.core.base import Weighted
 from fedtide.wire.accounting import Plan
 from fedtide.wire.clip import Adaptive, Clip, adapted, bounds_in, clipped
 from fedtide.wire.ledger import LEDGER, Ledger

@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
+from fedtide.core.base import Shard, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Shard, Sum, Weights
 from fedtide.laws.toy import toy as as_it_is
 from fedtide.learn.server import SGD
 from fedtide.runs.preflight import preflight

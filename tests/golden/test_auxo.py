@@ -19,8 +19,8 @@ from fedtide.algorithms.auxo import (
     split_cluster,
     with_sides,
 )
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from helpers.picked import By
 from helpers.quadratics import TASK, at, fleet_of, population

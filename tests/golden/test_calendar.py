@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.core.types import Algorithm, Answer, Moment, Prediction, Weighted, to_everyone
+from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Weighted, to_everyone
 from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural

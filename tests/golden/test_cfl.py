@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedtide.algorithms.cfl import cfl
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from helpers.cfl_released import cfl_released
 from helpers.picked import By

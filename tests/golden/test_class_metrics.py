@@ -15,7 +15,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fedtide.core.types import Prediction
+from fedtide.core.base import Prediction
 from fedtide.evaluate.metrics import auc, macro_f1
 from fedtide.fleets.pooled import BINS, confusion, odds
 from fedtide.fleets.tally import Tally, concat_scores

@@ -13,10 +13,10 @@ from torch import nn
 
 from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.cohorts import Everyone, Uniform
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.fleets.clock import DeviceClock
 from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, value

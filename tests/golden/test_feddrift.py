@@ -22,10 +22,10 @@ from fedtide.algorithms.feddrift import (
     merge_models,
     with_new,
 )
+from fedtide.clusters.rounds import Served
+from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Shard
 from fedtide.learn.server import SGD
-from fedtide.multi.clusters import Served
 from helpers.concepts import TASK, TURN, A, B, X, concepts
 from helpers.stages import begun, rounds
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedtide.algorithms.fielding import State, fielding, handle_drift
+from fedtide.clusters.clusterer import KCenter
+from fedtide.clusters.drift import Adaptive, FixedFraction
+from fedtide.clusters.representation import Gradient
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.representation import Gradient
-from fedtide.parts.clusterer import KCenter
-from fedtide.parts.drift import Adaptive, FixedFraction
 from helpers.quadratics import TASK, after, at
 
 TWO = KCenter(2)

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
+from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.drift import FixedFraction, Gain
 from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Weights
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.clusterer import KMeans
-from fedtide.parts.drift import FixedFraction, Gain
 from helpers.stages import begun, holding
 
 SHARES = (0, 1, 1, 3, 3, 4)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.flexcfl import edc, flexcfl, groups_of, inter_group, nearest_group
+from fedtide.core.base import Moment, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.quadratics import Half

@@ -14,7 +14,7 @@ from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.cohorts import Everyone
-from fedtide.core.types import Weights
+from fedtide.core.base import Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from helpers.quadratics import TASK, after, at, fleet_of, value

@@ -20,7 +20,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.core.types import Moment
+from fedtide.core.base import Moment
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedtide.algorithms.ifca import State, ifca
 from fedtide.cohorts import Everyone
-from fedtide.core.types import Weights
+from fedtide.core.base import Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fedtide.config import from_dict
+from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.runs.build import host_of
 from helpers.branchnet import Noted, close
 from helpers.toys import played, toy

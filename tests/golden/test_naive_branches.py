@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
+from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, softmax, weighted_mean
 from helpers.toys import played, toy
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.cfl import cfl
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

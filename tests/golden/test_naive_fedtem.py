@@ -11,8 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
 from helpers.toys import played, toy
 

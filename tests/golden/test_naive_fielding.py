@@ -18,9 +18,13 @@ from torch import nn
 
 from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
+from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.distance import between
+from fedtide.clusters.drift import FixedFraction
+from fedtide.clusters.representation import Gradient, Labels
 from fedtide.cohorts import Uniform
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -29,10 +33,6 @@ from fedtide.data.shift.what import ClusterDrift
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
-from fedtide.multi.representation import Gradient, Labels
-from fedtide.parts.clusterer import KMeans
-from fedtide.parts.distance import between
-from fedtide.parts.drift import FixedFraction
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
 from helpers.naive_sums import naive_by_sums
 from helpers.stages import begun

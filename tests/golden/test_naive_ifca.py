@@ -11,8 +11,8 @@ from torch import nn
 
 from fedtide.algorithms.ifca import State, ifca
 from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

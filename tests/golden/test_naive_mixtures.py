@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
-from fedtide.multi.features import principal
+from fedtide.learn.features import principal
 from fedtide.runs.build import host_of
 from helpers.branchnet import as_numpy, close, shard_of
 from helpers.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round

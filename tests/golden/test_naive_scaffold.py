@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from helpers.branchnet import as_numpy, close, shard_of
 from helpers.toys import played, toy
 

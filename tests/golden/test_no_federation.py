@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment
 from fedtide.learn.device import drawn_from
 from helpers.toys import played, toy
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedtide.algorithms.oracle import State, regroup
+from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Weights
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet

@@ -20,12 +20,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.clusters.rounds import mean_of_all
+from fedtide.core.base import Weighted, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.sums import add, finish
 from fedtide.core.trees import same
-from fedtide.core.types import Weighted, Weights
 from fedtide.core.weights import squared_lengths
-from fedtide.multi.clusters import mean_of_all
 from fedtide.runs.preflight import preflight
 from fedtide.transforms.pooled import pool_updates
 from helpers.toys import played, toy

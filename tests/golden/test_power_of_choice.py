@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from fedtide.cohorts import PowerOfChoice
+from fedtide.cohorts.participation import loss_question
+from fedtide.core.base import Algorithm, Cost, Moment, Reply, Shard, Weights, shared_weights
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Cost, Moment, Reply, Shard, Weights, shared_weights
-from fedtide.learn.participation import loss_question
 from fedtide.learn.task import Task
 
 S = [0.0, math.log(3), -math.log(3), 0.5, -2.0]

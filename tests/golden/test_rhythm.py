@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedtide.parts.rhythm import (
+from fedtide.mixtures.rhythm import (
     best_period,
     curve,
     extremes,

@@ -13,8 +13,8 @@ from fedtide.algorithms.fedavg import State as Averaged
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.scaffold import State, scaffold
 from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from helpers.picked import By

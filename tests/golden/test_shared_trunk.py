@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 
 from fedtide.algorithms.cfl import State as CFLState
+from fedtide.clusters.rounds import mean_of_all
+from fedtide.core.base import Moment, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Sum, Weights
 from fedtide.learn.server import SGD
-from fedtide.multi.clusters import mean_of_all
 from fedtide.runs.preflight import preflight
 from fedtide.transforms.shared import receive_models, send_models
 from fedtide.transforms.transform import shares_of

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.task import Task
-from fedtide.multi.expert_nets import Networks
-from fedtide.multi.stacking import Stacking, stack
+from fedtide.personal.expert_nets import Networks
+from fedtide.personal.stacking import Stacking, stack
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}

@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fedtide.core.base import Prediction, Scores
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Prediction, Scores
 from fedtide.data.targets import Counts, Labels, Number, Quantiles, binned, edges_of
 from fedtide.fleets.tally import Tally, concat_scores
 from fedtide.learn.target import CLASSES, Target

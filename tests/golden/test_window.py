@@ -7,7 +7,7 @@ import torch
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.window import merge_shards, window
 from fedtide.cohorts import Everyone
-from fedtide.core.types import Shard
+from fedtide.core.base import Shard
 from helpers.concepts import TASK, TURN, A, B, X, concepts
 from helpers.stages import holding, rounds
 

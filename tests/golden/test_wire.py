@@ -15,8 +15,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.core.base import Slotted, Sum, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Slotted, Sum, Weighted
 from fedtide.wire.steps import Opening, Wire
 from fedtide.wire.vector import BITS, Form, Leaf, TooLarge, added, as_total, as_vector, form_of, opened, quantized
 

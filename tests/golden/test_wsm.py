@@ -14,14 +14,13 @@ from torch import nn
 
 from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.cohorts import Everyone
-from fedtide.core.types import Shard, Weights
+from fedtide.core.base import Shard, Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
 from helpers.quadratics import after
 
 LABELS = torch.tensor([0, 0, 0, 1])

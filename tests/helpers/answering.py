@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtide.core.base import Algorithm, Cost, Moment, Reply, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import Algorithm, Cost, Moment, Reply, Weights
 from fedtide.learn.task import Task
+from fedtide.mixtures.step_size import Certainty, Overwrite, Share, Update
 from fedtide.models.images import MLP
-from fedtide.parts.step_size import Certainty, Overwrite, Share, Update
 
 DIMS, CLASSES, WIDTH = 4, 3, 5
 

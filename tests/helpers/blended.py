@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Notes, Prediction, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Notes, Prediction, Weighted, Weights, mean
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.gaussian import posteriors
+from fedtide.mixtures.gaussian import posteriors
 from helpers.studies import A
 
 BLEND: dict[str, Any] = {

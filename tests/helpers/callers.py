@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote import proof
-from fedtide.remote.line import Known, Line, channel_to
-from fedtide.remote.pieces import METHOD, SCHEME, Message, library, next_message
-from fedtide.remote.server import GrpcCarrier
+from fedtide.remote.grpc import proof
+from fedtide.remote.grpc.line import Known, Line, channel_to
+from fedtide.remote.grpc.pieces import METHOD, SCHEME, Message, library, next_message
+from fedtide.remote.grpc.server import GrpcCarrier
 from helpers.federation import Federation, until
 from helpers.processes import used
 

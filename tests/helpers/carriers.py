@@ -11,11 +11,11 @@ from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.carrier import Response
 from fedtide.fleets.host import Host
-from fedtide.fleets.near import NearCarrier, near_fleet
-from fedtide.fleets.remote import RemoteFleet
 from fedtide.laws.case import Time
+from fedtide.remote.carrier import Response
+from fedtide.remote.fleet import RemoteFleet
+from fedtide.remote.near import NearCarrier, near_fleet
 from fedtide.runs.build import host_of
 from helpers.toys import toy
 

@@ -34,17 +34,16 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.cfl import norms_of, reveal_update, weighted_mean
+from fedtide.clusters.kmeans import cosines, halves
+from fedtide.clusters.rounds import mean_over_slots
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import NonNegative, Whole
+from fedtide.cohorts.participation import ask_to_train, with_cohort
+from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Reply, Slot, Traits, Weights, mean
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Traits, Weights
 from fedtide.core.weights import add, shaped
+from fedtide.fields.types import NonNegative, Whole
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import mean_over_slots
-from fedtide.parts.cluster import cosines, halves
 
 
 @dataclass(frozen=True)

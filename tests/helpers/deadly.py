@@ -15,8 +15,8 @@ import torch
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.base import Algorithm, Answer, Notes
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Algorithm, Answer, Notes
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 

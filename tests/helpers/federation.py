@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedtide.deploy import certificates
-from fedtide.fleets.carrier import Question, Response
-from fedtide.remote.line import Known
-from fedtide.remote.server import GrpcCarrier
+from fedtide.remote.carrier import Question, Response
+from fedtide.remote.grpc.line import Known
+from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.site import certificates
 from fedtide.site.node import known_of, node_command, write
 
 ECHO = Path(__file__).with_name("echo_worker.py")

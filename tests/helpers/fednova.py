@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.sums import mean
+from fedtide.core.base import Algorithm, Answer, Weighted, Weights, mean, shared_weights
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import Algorithm, Answer, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, div, mul
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task

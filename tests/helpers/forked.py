@@ -15,10 +15,10 @@ import time
 from typing import IO, Any, NoReturn
 
 import fedtide.api
-import fedtide.cli
-import fedtide.report.tuning
+import fedtide.cli.commands
 import fedtide.runs.display
 import fedtide.tuning.display
+import fedtide.tuning.page
 from fedtide.fleets import pool
 from fedtide.runs import parallel
 
@@ -54,7 +54,7 @@ def _obey(order: dict[str, Any]) -> NoReturn:
         names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
         pool.subprocess = type("subprocess", (), names | {"Popen": Forked})  # type: ignore[assignment]
     sys.argv = ["fedtide", *order["argv"]]
-    _end_with(lambda: fedtide.cli.main(order["argv"]))
+    _end_with(lambda: fedtide.cli.commands.main(order["argv"]))
 
 
 def _end_with(action: Any) -> NoReturn:

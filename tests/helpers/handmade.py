@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from fedtide.core.base import Algorithm, Moment, Prediction
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Algorithm, Moment, Prediction
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from fedtide.core import codec, strangers
+from fedtide.core.base import Weighted
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import Weighted
-from fedtide.deploy.work import node_of
+from fedtide.site.work import node_of
 from fedtide.site.worker import serve
 
 LIES = ("honest", "garbage", "nan", "shape", "weight", "version", "lost", "large", "honest")

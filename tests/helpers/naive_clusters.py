@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from operator import mul, sub
 
-from fedtide.parts.distance import Joint
+from fedtide.clusters.distance import Joint
 
 Row = list[float]
 

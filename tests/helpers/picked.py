@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedtide.cohorts import Picking
+from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet
 
 
 @dataclass(frozen=True)

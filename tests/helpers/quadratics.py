@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedtide.core.base import Algorithm, Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Moment, Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

@@ -12,11 +12,11 @@ from typing import Any
 
 from fedtide.config import read
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.deploy.join import line_of
-from fedtide.deploy.rehearse import free_port
-from fedtide.deploy.seat import Seat
-from fedtide.deploy.site import Roster, admit, make_site
+from fedtide.site.join import line_of
 from fedtide.site.node import node_command, write
+from fedtide.site.rehearse import free_port
+from fedtide.site.seat import Seat
+from fedtide.site.site import Roster, admit, make_site
 from helpers.federation import until
 from helpers.hospitals import hospitals
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedtide.cli import main
+from fedtide.cli.commands import main
 from fedtide.runs.parallel import WAIT_SECONDS
 from helpers.studies import raw
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.base import Algorithm, Answer, Traits, Weighted, Weights, mean
 from fedtide.core.ids import per_client
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Traits, Weighted, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD

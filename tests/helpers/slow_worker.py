@@ -6,7 +6,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedtide.deploy.work import node_of
+from fedtide.site.work import node_of
 from fedtide.site.worker import serve
 
 SECONDS = {"lyon": 1.0, "oslo": 8.0}

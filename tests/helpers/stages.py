@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Algorithm, Facts, Moment
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Moment
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

@@ -35,7 +35,7 @@ class Tape(TorchDispatchMode):
 
 
 class Recorder:
-    """Captures steps as `fedtide.learn.captured.Graphs` does, and counts captures and replays."""
+    """Captures steps as `fedtide.learn.fast.captured.Graphs` does, and counts captures and replays."""
 
     def __init__(self):
         self.captures = self.replays = 0

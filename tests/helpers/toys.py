@@ -8,7 +8,7 @@ from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
-from fedtide.core.types import PARTS
+from fedtide.core.base import PARTS
 from fedtide.laws import toy as laws
 from fedtide.laws.toy import TOY, Played, merged, played
 from fedtide.laws.variants import variants_of

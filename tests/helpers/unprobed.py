@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm
+from fedtide.core.base import Algorithm, mean
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, step_server
 from fedtide.learn.task import Task

@@ -15,10 +15,10 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
+from fedtide.core.base import Answer
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same, size_in_bytes
-from fedtide.core.types import Answer
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine

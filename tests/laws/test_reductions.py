@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedtide.algorithms import REGISTRY
+from fedtide.core.base import Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Weights
 from fedtide.laws.toy import with_rows
 from fedtide.laws.variants import reductions_of
 from fedtide.runs.build import host_of
@@ -164,8 +164,8 @@ def test_one_client_is_plain_sgd():
     experiment = toy("fedavg", {"cohort": 1, "local": LOCAL})
     run = played(experiment, rounds=1)
     (asked,) = run.fleet.queries
+    from fedtide.core.base import Moment
     from fedtide.core.rng import Rng
-    from fedtide.core.types import Moment
     from fedtide.learn.local import LocalTrainer
     from fedtide.runs.build import task_of
 

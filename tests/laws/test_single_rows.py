@@ -11,9 +11,9 @@ from torch import nn
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.scaffold import Sent
 from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
-from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.handmade import fleet, people

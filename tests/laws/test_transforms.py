@@ -13,10 +13,10 @@ from itertools import combinations
 import pytest
 
 from fedtide.algorithms import REGISTRY
+from fedtide.core.base import Algorithm, Extended
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.core.types import Algorithm, Extended
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.runs.build import host_of

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Moment
 from fedtide.core.durations import seconds_of
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import HeldOutClients, Split
 from fedtide.data.partition import Natural, Resample

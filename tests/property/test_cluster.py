@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.parts.cluster import cosines, halves
+from fedtide.clusters.kmeans import cosines, halves
 from helpers.examples import examples
 
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.clusters.clusterer import KMeans, k_center, lloyd, silhouettes
+from fedtide.clusters.distance import Kind, between, sum_distances
+from fedtide.clusters.drift import heterogeneity, mixing_matrix
 from fedtide.core.rng import Rng
-from fedtide.parts.clusterer import KMeans, k_center, lloyd, silhouettes
-from fedtide.parts.distance import Kind, between, sum_distances
-from fedtide.parts.drift import heterogeneity, mixing_matrix
 from helpers.examples import examples
 
 law = examples(30)

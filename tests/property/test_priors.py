@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Moment
 from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.shift.who import BlockCyclic, Periodic
-from fedtide.parts.prior import Block, Cosine, Linear, Soft, Uniform
+from fedtide.mixtures.priors import Block, Cosine, Linear, Soft, Uniform
 from helpers.examples import examples
 
 law = examples(40)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.core.types import Moment
+from fedtide.core.base import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.parts.step_size import Leaky, certainty, zero_mid
+from fedtide.mixtures.step_size import Leaky, certainty, zero_mid
 from helpers.examples import examples
 
 law = examples(40)

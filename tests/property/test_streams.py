@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Dirichlet, Resample

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, Split
 from fedtide.data.partition import IID

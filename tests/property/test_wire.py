@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import sums
+from fedtide.core.base import Slotted, Sum, Weighted
 from fedtide.core.trees import leaves
-from fedtide.core.types import Slotted, Sum, Weighted
 from fedtide.wire.vector import BITS, added, as_total, as_vector, form_of, opened, quantized
 from helpers.examples import examples
 

@@ -15,11 +15,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import get_args
 
-from fedtide.algorithms.entry import Entry, Safe, preset
+from fedtide.algorithms.entry import Entry, Family, Safe, preset
 from fedtide.algorithms.options import checked
+from fedtide.core.base import Algorithm
 from fedtide.core.errors import nearest
-from fedtide.core.types import Algorithm
-from fedtide.request import Family
 
 __all__ = ["REGISTRY", "Entry", "Safe", "preset"]
 

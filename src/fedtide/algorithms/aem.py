@@ -51,11 +51,19 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import (
+    NOT_POOLED,
+    Served,
+    at_most_registered,
+    find_model,
+    init_models,
+    predict_by_cluster,
+    refuse_equal_start,
+    step_models,
+)
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -69,27 +77,19 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
 from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import (
-    NOT_POOLED,
-    Served,
-    at_most_registered,
-    find_model,
-    init_models,
-    predict_by_cluster,
-    refuse_equal_start,
-    step_models,
-)
-from fedtide.multi.expert_nets import Networks
-from fedtide.multi.mixture import Mixture
-from fedtide.multi.personal import Choice
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.personal.expert_nets import Networks
+from fedtide.personal.mixture import Mixture
+from fedtide.personal.ways import Choice
 from fedtide.transforms import Anchored, Personalized
 from fedtide.transforms.personalized import with_way
 

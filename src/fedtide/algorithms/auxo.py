@@ -59,11 +59,19 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.distance import unit
+from fedtide.clusters.kmeans import best_kmeans
+from fedtide.clusters.rounds import (
+    Served,
+    as_served_in_cluster,
+    find_model,
+    predict_by_cluster,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
-from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng
-from fedtide.core.types import (
+from fedtide.cohorts.participation import with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -77,22 +85,14 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
+from fedtide.core.ids import per_client
+from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
+from fedtide.fields.types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import (
-    Served,
-    as_served_in_cluster,
-    find_model,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
-)
-from fedtide.parts.cluster import best_kmeans
-from fedtide.parts.distance import unit
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
 from fedtide.transforms import Pooled
 
 REWARD, SHRINKS = 5.0, 0.9

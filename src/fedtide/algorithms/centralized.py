@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedtide.algorithms.entry import Entry
+from fedtide.core.base import Algorithm, Facts, Simulation, Traits, Weights, shared_weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.core.types import Algorithm, Facts, Simulation, Traits, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 

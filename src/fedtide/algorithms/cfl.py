@@ -49,12 +49,19 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
+from fedtide.clusters.distance import unit
+from fedtide.clusters.kmeans import Linkage, cosines, halves
+from fedtide.clusters.rounds import (
+    Served,
+    as_served_in_cluster,
+    predict_by_cluster,
+    replace_at,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import Count, Fraction, NonNegative, Whole
-from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -69,23 +76,16 @@ from fedtide.core.types import (
     Weighted,
     Weights,
     Work,
+    mean,
 )
+from fedtide.core.ids import per_client
+from fedtide.core.rng import Rng
 from fedtide.core.weights import flat, shaped
+from fedtide.fields.types import Count, Fraction, NonNegative, Whole
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import (
-    Served,
-    as_served_in_cluster,
-    predict_by_cluster,
-    replace_at,
-    serve_clusters,
-    train_clusters,
-)
-from fedtide.parts.cluster import Linkage, cosines, halves
-from fedtide.parts.distance import unit
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,14 @@ from typing import Any
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import Algorithm, Facts, Fleet, Weights, mean, shared_weights
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Facts, Fleet, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 
 
 @dataclass(frozen=True)

@@ -41,18 +41,18 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, NonNegative
+from fedtide.cohorts.participation import ask_to_train, with_cohort
+from fedtide.core.base import Algorithm, Facts, Fleet, Moment, Timed, Traits, Weights, mean, shared_weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean, merge, scaled
+from fedtide.core.sums import merge, scaled
 from fedtide.core.trees import Tree
-from fedtide.core.types import Algorithm, Facts, Fleet, Moment, Timed, Traits, Weights, shared_weights
+from fedtide.fields.types import Count, NonNegative
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def fedbuff(
 def damp(total: Tree, staleness: int, damping: float) -> Tree:
     """Scale the updates of clients whose model was `staleness` steps old; their divisor stays.
 
-    >>> from fedtide.core.types import Sum
+    >>> from fedtide.core.base import Sum
     >>> damp({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
     {'delta': Sum(value=4.0, weight=2.0), 'loss': Sum(value=3.0, weight=2.0)}
     """

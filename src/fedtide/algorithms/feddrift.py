@@ -56,11 +56,20 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import (
+    Served,
+    as_served_in_cluster,
+    errors_of,
+    find_model,
+    mix_models,
+    predict_by_cluster,
+    replace_at,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import Count, ModelCount, NonNegative, Spelled, ingredient
-from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng
-from fedtide.core.types import (
+from fedtide.cohorts.participation import with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -75,24 +84,15 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.core.ids import per_client
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count, ModelCount, NonNegative, Spelled, ingredient
 from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import (
-    Served,
-    as_served_in_cluster,
-    errors_of,
-    find_model,
-    mix_models,
-    predict_by_cluster,
-    replace_at,
-    serve_clusters,
-    train_clusters,
-)
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 from fedtide.transforms import Anchored
 
 Criterion = Literal["error", "loss"]

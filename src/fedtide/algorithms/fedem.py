@@ -40,11 +40,10 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import init_models, refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import ModelCount, StepCount
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -57,18 +56,20 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     shared_weights,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import ModelCount, StepCount
+from fedtide.learn.branched import join_models, with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
+from fedtide.learn.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import BranchLosses, blend_branches, losses_of, with_branches
-from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
-from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
-from fedtide.parts.weighting import Weighting, client_weight
 from fedtide.transforms import Anchored
 
 

@@ -48,11 +48,10 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import init_models, refuse_equal_start, step_models
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import ModelCount, NonNegative, StepCount
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -66,27 +65,23 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     to_everyone,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import ModelCount, NonNegative, StepCount
+from fedtide.learn.branched import join_models, split_models, with_branches
+from fedtide.learn.features import PCA, Features
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
+from fedtide.learn.mixture_loss import LEAST, Blended, SentMixture, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of
+from fedtide.mixtures.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
+from fedtide.mixtures.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import BranchLosses, blend_branches, losses_of, with_branches
-from fedtide.multi.clusters import (
-    init_models,
-    join_models,
-    refuse_equal_start,
-    split_models,
-    step_models,
-)
-from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
-from fedtide.multi.mixture_loss import LEAST, Blended, SentMixture, mixture_notes, needs_likelihood, weighs_rows
-from fedtide.parts.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
-from fedtide.parts.weighting import Weighting, client_weight
 from fedtide.transforms import Anchored
 
 

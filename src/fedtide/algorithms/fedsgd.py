@@ -24,9 +24,8 @@ from __future__ import annotations
 from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -36,14 +35,15 @@ from fedtide.core.types import (
     Shard,
     Weighted,
     Weights,
+    mean,
     shared_weights,
 )
+from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer, one_gradient
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
 
 
 def fedsgd(

@@ -65,10 +65,8 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -82,30 +80,24 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     to_everyone,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
+from fedtide.learn.branched import logits_and_features, width, with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting
+from fedtide.mixtures.assign import assign, capacities, members_of
+from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
+from fedtide.mixtures.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors
+from fedtide.mixtures.priors import Linear, Prior
+from fedtide.mixtures.sketch import sketching
+from fedtide.mixtures.step_size import Certainty, Overwrite, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.branches import (
-    BranchLoss,
-    branch_update,
-    logits_and_features,
-    mean_by_owner,
-    predict_chosen,
-    step_branches,
-    width,
-    with_branches,
-)
-from fedtide.multi.sketch import sketching
-from fedtide.parts.assign import assign, capacities, members_of
-from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors
-from fedtide.parts.prior import Linear, Prior
-from fedtide.parts.step_size import Certainty, Overwrite, Update, first_whole
-from fedtide.parts.weighting import Weighting
 from fedtide.transforms import Anchored
 
 Selection = Literal["greedy", "sample", "bayes"]

@@ -59,12 +59,8 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
-from fedtide.core.errors import refused
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.trees import detached
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -79,28 +75,24 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     to_everyone,
 )
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
+from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
+from fedtide.learn.branched import logits_and_features, width, with_branches
 from fedtide.learn.local import LocalTrainer, clip
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting
+from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
+from fedtide.mixtures.priors import Linear, Prior
+from fedtide.mixtures.sketch import sketching
+from fedtide.mixtures.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.branches import (
-    BranchLoss,
-    branch_update,
-    logits_and_features,
-    mean_by_owner,
-    predict_chosen,
-    step_branches,
-    width,
-    with_branches,
-)
-from fedtide.multi.sketch import sketching
-from fedtide.parts.prior import Linear, Prior
-from fedtide.parts.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole
-from fedtide.parts.weighting import Weighting
 from fedtide.transforms import Anchored
 
 

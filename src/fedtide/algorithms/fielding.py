@@ -90,43 +90,9 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
-from fedtide.cohorts import Arrivals, Cohort, Uniform
-from fedtide.core.config_types import NonNegative, Spelled
-from fedtide.core.errors import refused
-from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng
-from fedtide.core.types import (
-    Algorithm,
-    Facts,
-    Fleet,
-    Payload,
-    Slot,
-    Timed,
-    Traits,
-    Weights,
-    Work,
-)
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.multi.clusters import (
-    Served,
-    accuracy_question,
-    as_served_in_cluster,
-    mean_over_slots,
-    mix_clusters,
-    mix_models,
-    pick_per_cluster,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
-)
-from fedtide.multi.representation import Labels, Places, Representation, find_nearest, report_question
-from fedtide.parts.clusterer import Clusterer, Clustering, KMeans
-from fedtide.parts.distance import Distance, means
-from fedtide.parts.drift import (
+from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans
+from fedtide.clusters.distance import Distance, means
+from fedtide.clusters.drift import (
     Adaptive,
     FixedFraction,
     Gain,
@@ -140,7 +106,41 @@ from fedtide.parts.drift import (
     mixing_matrix,
     theta,
 )
-from fedtide.parts.weighting import Weighting
+from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
+from fedtide.clusters.rounds import (
+    Served,
+    accuracy_question,
+    as_served_in_cluster,
+    mean_over_slots,
+    mix_clusters,
+    mix_models,
+    pick_per_cluster,
+    predict_by_cluster,
+    serve_clusters,
+    train_clusters,
+)
+from fedtide.cohorts import Arrivals, Cohort, Uniform
+from fedtide.cohorts.participation import with_cohort
+from fedtide.core.base import (
+    Algorithm,
+    Facts,
+    Fleet,
+    Payload,
+    Slot,
+    Timed,
+    Traits,
+    Weights,
+    Work,
+)
+from fedtide.core.errors import refused
+from fedtide.core.ids import per_client
+from fedtide.core.rng import Rng
+from fedtide.fields.types import NonNegative, Spelled
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.task import Task
+from fedtide.learn.training import Training
+from fedtide.learn.weighting import Weighting
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]

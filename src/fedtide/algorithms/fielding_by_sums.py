@@ -13,7 +13,7 @@ the nearest one themselves and send sums: what they count for in each cluster, a
     all reachable clients: r_i where it drifted, k_i = argmin_k dist(r_i, c_k);   sum of [k_i = k], how many drifted
     if any drifted:   c_k' = sum of [k_i = k] r_i / sum of [k_i = k]              where k has m members or more
     if max_k dist(c_k', c_k) >= tau * theta, or new clusters are tighter by a tenth:
-                      k-means by sums (`fedtide.multi.kmeans_by_sums`), K by a silhouette of sums;
+                      k-means by sums (`fedtide.clusters.kmeans_by_sums`), K by a silhouette of sums;
                       w_k = mean over members of the model that each had, by the sum of [k_i = k] [was in l]
     participants train w_k of their own cluster and send the update in the sum of that cluster
 
@@ -61,12 +61,29 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
+from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.distance import Distance, between
+from fedtide.clusters.drift import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
+from fedtide.clusters.kmeans_by_sums import (
+    FoundBySums,
+    Groups,
+    Sets,
+    cluster_by_sums,
+    group_questions,
+    nearest,
+    summed,
+)
+from fedtide.clusters.representation import Labels, Represent, Representation, drifted_from
+from fedtide.clusters.rounds import (
+    accuracy_question,
+    mix_clusters,
+    mix_models,
+    predict_by_cluster,
+    step_models,
+)
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, NonNegative, Spelled
-from fedtide.core.errors import refused
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import ask_to_train, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -82,33 +99,16 @@ from fedtide.core.types import (
     Weighted,
     Weights,
     Work,
+    mean,
 )
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count, NonNegative, Spelled
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import (
-    accuracy_question,
-    mix_clusters,
-    mix_models,
-    predict_by_cluster,
-    step_models,
-)
-from fedtide.multi.kmeans_by_sums import (
-    FoundBySums,
-    Groups,
-    Sets,
-    cluster_by_sums,
-    group_questions,
-    nearest,
-    summed,
-)
-from fedtide.multi.representation import Labels, Represent, Representation, drifted_from
-from fedtide.parts.clusterer import KMeans
-from fedtide.parts.distance import Distance, between
-from fedtide.parts.drift import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Learned, Field(discriminator="kind")]

@@ -57,11 +57,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.kmeans import best_kmeans, cosines
+from fedtide.clusters.rounds import (
+    Served,
+    as_served_in_cluster,
+    at_most_registered,
+    mix_models,
+    predict_by_cluster,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, ModelCount, NonNegative, StepCount
-from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng, draw_some
-from fedtide.core.types import (
+from fedtide.cohorts.participation import label_question, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -76,24 +85,15 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.core.ids import per_client
+from fedtide.core.rng import Rng, draw_some
 from fedtide.core.weights import add, flat, shaped
+from fedtide.fields.types import Count, ModelCount, NonNegative, StepCount
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import label_question, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import (
-    Served,
-    as_served_in_cluster,
-    at_most_registered,
-    mix_models,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
-)
-from fedtide.parts.cluster import best_kmeans, cosines
-from fedtide.parts.clusterer import KMeans
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 from fedtide.transforms import Pooled
 
 PART = 1 << 16

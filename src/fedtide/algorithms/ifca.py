@@ -46,11 +46,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import (
+    NOT_POOLED,
+    Served,
+    Starts,
+    at_most_registered,
+    best_set,
+    find_model,
+    fit_question,
+    init_models,
+    predict_by_cluster,
+    refuse_equal_start,
+    step_models,
+)
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import ModelCount, Positive
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -65,26 +76,15 @@ from fedtide.core.types import (
     Weighted,
     Weights,
     Work,
+    mean,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import ModelCount, Positive
 from fedtide.learn.local import LocalTrainer, LocalUpdate, by_gradient
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import (
-    NOT_POOLED,
-    Served,
-    Starts,
-    at_most_registered,
-    best_set,
-    find_model,
-    fit_question,
-    init_models,
-    predict_by_cluster,
-    refuse_equal_start,
-    step_models,
-)
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
 from fedtide.transforms import Anchored
 
 

@@ -24,10 +24,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.core.config_types import Spelled
-from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, raw
-from fedtide.core.types import (
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -40,12 +37,15 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
+from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite, raw
+from fedtide.fields.types import Spelled
 from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.multi.expert_nets import ALONE, Networks, local_experts
-from fedtide.multi.personal import Alone, predict_personal
+from fedtide.personal.expert_nets import ALONE, Networks, local_experts
+from fedtide.personal.ways import Alone, predict_personal
 
 
 @dataclass(frozen=True)

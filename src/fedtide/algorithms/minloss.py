@@ -26,11 +26,10 @@ from typing import Any
 import torch
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Fraction, NonNegative
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -41,15 +40,18 @@ from fedtide.core.types import (
     Shard,
     Traits,
     Weights,
+    mean,
     shared_weights,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Fraction, NonNegative
+from fedtide.learn.branched import with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.models.branched import BranchCount
-from fedtide.multi.branches import (
+from fedtide.learn.weighting import Weighting
+from fedtide.mixtures.branches import (
     CERTAIN,
     BranchDivisor,
     BranchLoss,
@@ -58,10 +60,8 @@ from fedtide.multi.branches import (
     branch_update,
     predict_by_certainty,
     step_branches,
-    with_branches,
 )
-from fedtide.multi.clusters import refuse_equal_start
-from fedtide.parts.weighting import Weighting
+from fedtide.models.branched import BranchCount
 from fedtide.transforms import Anchored
 
 

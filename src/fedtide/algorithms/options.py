@@ -13,14 +13,14 @@ from pydantic import BeforeValidator, create_model
 from fedtide.algorithms.entry import Safe, build, with_safe
 from fedtide.algorithms.old_keys import old_key
 from fedtide.cohorts import Cohort
-from fedtide.core.config_types import by_kind, on_default
+from fedtide.core.base import Algorithm, Holdings
 from fedtide.core.errors import FedtideError, refused, within
-from fedtide.core.explain import unknown_key
-from fedtide.core.strict import Strict, as_written
-from fedtide.core.types import Algorithm, Holdings
+from fedtide.fields.explain import unknown_key
+from fedtide.fields.strict import Strict, as_written
+from fedtide.fields.types import by_kind, on_default
 from fedtide.learn.fit import check_fit
+from fedtide.learn.losses import SAFE_BLEND, WSM
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import SAFE_BLEND, WSM
 from fedtide.transforms.transform import apply
 
 

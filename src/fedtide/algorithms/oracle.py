@@ -32,15 +32,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Traits, Weights
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.multi.clusters import (
+from fedtide.clusters.rounds import (
     Served,
     as_served_in_cluster,
     mix_models,
@@ -48,7 +40,15 @@ from fedtide.multi.clusters import (
     serve_clusters,
     train_clusters,
 )
-from fedtide.parts.weighting import Weighting
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.cohorts.participation import with_cohort
+from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Traits, Weights
+from fedtide.core.rng import Rng
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.task import Task
+from fedtide.learn.training import Training
+from fedtide.learn.weighting import Weighting
 
 
 @dataclass(frozen=True)

@@ -60,12 +60,10 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.rounds import UNPRIVATE, Divisor, init_models, step_models
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import ModelCount, Positive, StepCount
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.trees import detached
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -79,22 +77,25 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     to_everyone,
 )
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
+from fedtide.fields.types import ModelCount, Positive, StepCount
+from fedtide.learn.branched import join_models, with_branches
+from fedtide.learn.features import PCA, Features, Network
 from fedtide.learn.local import LocalTrainer, split_samples
-from fedtide.learn.participation import take_part, with_cohort
+from fedtide.learn.mixture_loss import SentMixture, mixture_notes
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.mixtures.branches import blend_branches
+from fedtide.mixtures.gaussian import fit_gaussians, floor_variances, posteriors
+from fedtide.mixtures.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, Random, enough_rows_for
+from fedtide.mixtures.step_size import Certainty, Overwrite, Update
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import blend_branches, with_branches
-from fedtide.multi.clusters import UNPRIVATE, Divisor, init_models, join_models, step_models
-from fedtide.multi.features import PCA, Features, Network
-from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, Random, enough_rows_for
-from fedtide.multi.mixture_loss import SentMixture, mixture_notes
-from fedtide.parts.gaussian import fit_gaussians, floor_variances, posteriors
-from fedtide.parts.step_size import Certainty, Overwrite, Update
-from fedtide.parts.weighting import Weighting, client_weight
 from fedtide.transforms import Anchored
 
 LEAST_SHARE = 1e-3

@@ -36,10 +36,8 @@ import torch
 from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import NonNegative
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -51,16 +49,18 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     shared_weights,
 )
+from fedtide.core.rng import Rng
 from fedtide.core.weights import mul
+from fedtide.fields.types import NonNegative
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, step_server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 
 SMALLEST = 1e-10
 """Constant added to a loss before taking powers, as in the released code."""
@@ -136,7 +136,7 @@ def fair_totals(total: Any) -> Any:
 
     Running statistics keep the mean with weights L * F_i^q. None stays None.
 
-    >>> from fedtide.core.sums import mean
+    >>> from fedtide.core.base import mean
     >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)
     >>> made = mean(fair_totals({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
     >>> made.params["w"].item(), made.buffers["mean"].item()

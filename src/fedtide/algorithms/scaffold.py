@@ -45,10 +45,8 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Positive
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -59,16 +57,18 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    mean,
     shared_weights,
 )
+from fedtide.core.rng import Rng
 from fedtide.core.weights import add, div, mul, sub, zeros_like
+from fedtide.fields.types import Positive
 from fedtide.learn.local import LocalTrainer, clip, plain_sgd
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
 
 Variate = dict[str, Tensor]
 

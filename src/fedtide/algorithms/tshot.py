@@ -27,12 +27,10 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
+from fedtide.clusters.kmeans import farthest_first, kmeans, nearest, summary
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, NonNegative, OfShift
-from fedtide.core.errors import FedtideError
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -47,26 +45,21 @@ from fedtide.core.types import (
     Weighted,
     Weights,
     Work,
+    mean,
 )
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count, Fraction, NonNegative, OfShift
+from fedtide.learn.branched import logits_and_features, with_branches
 from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting
+from fedtide.mixtures.branches import BranchDivisor, BranchLoss, branch_update, predict_chosen, step_branches
+from fedtide.mixtures.priors import need_period
 from fedtide.models.branched import BranchCount
-from fedtide.multi.branches import (
-    BranchDivisor,
-    BranchLoss,
-    branch_update,
-    logits_and_features,
-    predict_chosen,
-    step_branches,
-    with_branches,
-)
-from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
-from fedtide.parts.prior import need_period
-from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)

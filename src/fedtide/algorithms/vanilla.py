@@ -20,15 +20,16 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import State, fedavg
+from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.types import Algorithm, Prediction, Weights
+from fedtide.core.base import Algorithm, Prediction, Weights
+from fedtide.learn.branched import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
+from fedtide.learn.weighting import Weighting
+from fedtide.mixtures.branches import ChoosePer, predict_by_certainty
 from fedtide.models.branched import Averaged, BranchCount, branched, without_average
-from fedtide.multi.branches import ChoosePer, predict_by_certainty, with_branches
-from fedtide.multi.clusters import refuse_equal_start
-from fedtide.parts.weighting import Weighting
 
 
 def vanilla(

@@ -22,10 +22,8 @@ import torch
 from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import Count
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
+from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
@@ -34,16 +32,18 @@ from fedtide.core.types import (
     Moment,
     Shard,
     Weights,
+    mean,
     shared_weights,
 )
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count
 from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.parts.weighting import Weighting
+from fedtide.learn.weighting import Weighting
 
 
 @dataclass(frozen=True)

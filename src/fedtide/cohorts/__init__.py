@@ -30,10 +30,11 @@ from fedtide.cohorts.in_turn import InTurn
 from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
 from fedtide.cohorts.own import PickedBy
+from fedtide.cohorts.participation import with_cohort
 from fedtide.cohorts.power_of_choice import PowerOfChoice
 from fedtide.cohorts.protocol import Picking
 from fedtide.cohorts.uniform import Uniform
-from fedtide.core.user_code import Python
+from fedtide.fields.user_code import Python
 
 if TYPE_CHECKING:
     Cohort = Picking  # an algorithm takes any object that selects clients; the kinds are those of a file
@@ -45,7 +46,7 @@ else:
 
 __all__ = [
     "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "Oort", "PickedBy", "Picking", "PowerOfChoice",
-    "Uniform",
+    "Uniform", "with_cohort",
 ]  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Fleet
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet
 
 
 @dataclass(frozen=True)

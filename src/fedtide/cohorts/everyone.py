@@ -7,9 +7,9 @@ from typing import Literal
 from torch import Tensor
 
 from fedtide.cohorts.protocol import Patience, Picking, Serve
-from fedtide.core.config_types import ingredient
+from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet
+from fedtide.fields.types import ingredient
 
 
 @ingredient

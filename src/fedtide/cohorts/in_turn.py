@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import draw_clients
 from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.core.config_types import ingredient
+from fedtide.core.base import Fleet, Moment, Reply
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.fields.types import ingredient
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class InTurn(Sized):
     def learn(self, memo: Lap, reply: Reply, moment: Moment) -> Lap:
         """Return the memo after a round of training.
 
-        >>> from fedtide.core.types import Cost
+        >>> from fedtide.core.base import Cost
         >>> def after(lap, *clients):
         ...     ids = torch.tensor(clients)
         ...     return InTurn().learn(lap, Reply(None, {}, ids, torch.zeros(len(ids)), Cost()), Moment(0, 9))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, no_reports, with_reports
 from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.core.config_types import NonNegative, ingredient
+from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet
+from fedtide.fields.types import NonNegative, ingredient
 
 
 @ingredient

@@ -33,10 +33,10 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, fill_unknown, no_reports, with_reports
 from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.core.config_types import Count, Fraction, NonNegative, Positive, ingredient
+from fedtide.core.base import Fleet, Moment, Reply
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.fields.types import Count, Fraction, NonNegative, Positive, ingredient
 
 SMALLEST = 1e-4
 """Lower bound on the range of utilities."""
@@ -205,16 +205,3 @@ class Oort(Sized):
             return min(memo.percent + self.pacer_delta, 100.0)
         lower = min(max(memo.percent - self.pacer_delta, self.pacer_delta), memo.percent)
         return lower if abs(now - before) >= STEEP * before else memo.percent
-
-
-def utility(losses: Tensor, trained: int) -> Tensor:
-    """Return Oort's utility of a client (1,): samples that it trains on times the root of their mean squared loss.
-
-    Args:
-        losses: (samples,) cross-entropy of its samples under the model that it received.
-        trained: number of samples that a round uses.
-
-    >>> utility(torch.tensor([3.0, 4.0, 5.0, 5.0]), 2).tolist()
-    [8.660254037844387]
-    """
-    return trained * losses.double().square().mean().sqrt().reshape(1) if len(losses) else torch.zeros(1).double()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.protocol import Picking, Serve
+from fedtide.core.base import Fleet, Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment
-from fedtide.core.user_code import call
+from fedtide.fields.user_code import call
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_sizes, by_size, descending, draw_clients
 from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.core.config_types import Count, ingredient
+from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet
+from fedtide.fields.types import Count, ingredient
 
 
 @ingredient

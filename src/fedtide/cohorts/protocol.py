@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import AtLeastOne, Count, ingredient
+from fedtide.core.base import Fleet, Moment, Payload, Reply, Slot
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Payload, Reply, Slot
+from fedtide.fields.types import AtLeastOne, Count, ingredient
 
 Size = Annotated[Count, Field(description="number of clients whose answers count.")]
 Surplus = Annotated[

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import draw_clients
 from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.core.config_types import ingredient
+from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet
+from fedtide.fields.types import ingredient
 
 
 @ingredient

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import refused
-from fedtide.core.user_code import name_of
 from fedtide.data.rows import Rows
+from fedtide.fields.user_code import name_of
 
 PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
 """Keys of parts that may be of kind "python"."""

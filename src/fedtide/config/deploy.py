@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtide.core.config_types import Count, Positive
 from fedtide.core.durations import Duration, Zone, kept_if
 from fedtide.core.errors import shown
-from fedtide.core.strict import Strict
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import Count, Positive
 
 LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 

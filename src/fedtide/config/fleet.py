@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from fedtide.core.config_types import Count, Flag, Fraction, by_kind, ingredient, on_default
-from fedtide.core.shapes import bare, fields_of, tags
+from fedtide.fields.shapes import bare, fields_of, tags
+from fedtide.fields.types import Count, Flag, Fraction, by_kind, ingredient, on_default
 
 SHARED = (
     "processes among which several runs are divided, or with `workers` and `ray` the clients of one; None means the "

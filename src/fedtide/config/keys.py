@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from fedtide.algorithms import REGISTRY
 from fedtide.config.overrides import as_toml
 from fedtide.config.schema import SHARED, Experiment, Method, maker
-from fedtide.core.config_types import changed
 from fedtide.core.errors import FedtideError, folded, nearest, synonyms
-from fedtide.core.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
+from fedtide.fields.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
+from fedtide.fields.types import changed
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:

@@ -23,15 +23,15 @@ from fedtide.config.fleet import replace_kind
 from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import as_toml, assign, flat, key_as_toml, parsed
 from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_model
-from fedtide.core.config_types import OfShift, by_kind, on_default
 from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown, within
-from fedtide.core.explain import explained
-from fedtide.core.shapes import fields_of
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.evaluate.metrics import SHIPPED
+from fedtide.fields.explain import explained
+from fedtide.fields.shapes import fields_of
+from fedtide.fields.types import OfShift, by_kind, on_default
+from fedtide.learn.losses import SAFE_BLEND
 from fedtide.learn.target import CLASSES
-from fedtide.learn.wsm import SAFE_BLEND
 
 SCALES = ("nano", "cpu", "paper")
 

@@ -15,11 +15,24 @@ from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, Validatio
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.options import options_of
+from fedtide.clusters.representation import Embedding
 from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import FleetSettings, Local
+from fedtide.config.track import Track
 from fedtide.config.tune import Tune
 from fedtide.config.wire import WireSettings
-from fedtide.core.config_types import (
+from fedtide.core.base import Algorithm, EvalSplit, Grouping
+from fedtide.core.errors import refused, unknown
+from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
+from fedtide.data.partition import Partition
+from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Calendar
+from fedtide.data.sources import DayNightCharacters, Source
+from fedtide.data.targets import Setting
+from fedtide.data.transforms import Step
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, OF_TARGETS, SHIPPED, Unit
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import (
     Count,
     Distinct,
     Finite,
@@ -32,25 +45,11 @@ from fedtide.core.config_types import (
     by_name,
     ingredient,
 )
-from fedtide.core.errors import refused, unknown
-from fedtide.core.strict import Strict
-from fedtide.core.types import Algorithm, EvalSplit, Grouping
-from fedtide.core.user_code import Python, imported
-from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import Partition
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Calendar
-from fedtide.data.sources import DayNightCharacters, Source
-from fedtide.data.targets import Setting
-from fedtide.data.transforms import Step
-from fedtide.evaluate.metrics import LOWER_IS_BETTER, OF_TARGETS, SHIPPED, Unit
+from fedtide.fields.user_code import Python, imported
 from fedtide.fleets.devices import Devices, Steady
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.target import CLASSES
-from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
-from fedtide.multi.representation import Embedding
-from fedtide.tracking.settings import Track
 from fedtide.transforms import AnyTransform, Personalized
 
 SHARED = {"loss", "init_from", "decide_per", "safe", "transforms"}

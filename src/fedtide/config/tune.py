@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedtide.core.config_types import Count, Distinct, Finite, Flag, Positive, Whole
-from fedtide.core.strict import Strict
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import Count, Distinct, Finite, Flag, Positive, Whole
 
 
 class Range(Strict):

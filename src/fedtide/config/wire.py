@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedtide.core.config_types import Count, Flag, Fraction, Positive
 from fedtide.core.errors import nearest
-from fedtide.core.strict import Strict
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import Count, Flag, Fraction, Positive
 from fedtide.wire.clip import Adaptive, Clip
 from fedtide.wire.steps import FEWEST, Wire
 

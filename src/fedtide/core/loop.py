@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
+from fedtide.core.base import Algorithm, Facts, Moment, S, Simulation
 from fedtide.core.ids import grown
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Moment, S, Simulation
 
 
 class Playable(Simulation, Protocol):

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtide.core import codec
+from fedtide.core.base import Slotted, Weighted, Weights
 from fedtide.core.codec import DEEPEST
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.trees import Tree
-from fedtide.core.types import Slotted, Weighted, Weights
 
 CLASSES: tuple[type, ...] = (Weighted, Slotted, Weights)
 """What an answer is made of, beside tensors, containers and plain values."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Slotted, Sum, Weighted
 from fedtide.core.trees import Tree, children, is_node, map_leaves, rebuild
-from fedtide.core.types import Slotted, Sum, Weighted
 from fedtide.core.weights import mul
 
 
@@ -112,20 +112,3 @@ def scaled(total: Sum, factor: float) -> Sum:
     Sum(value=3.0, weight=3.0)
     """
     return Sum(mul(total.value, factor), total.weight)
-
-
-def mean(total: Tree) -> Tree:
-    """Divide every Sum by its weight; None where the weight is zero or no client answered.
-
-    >>> mean({"loss": Sum(6.0, 3.0), "empty": Sum(0.0, 0.0)})
-    {'loss': 2.0, 'empty': None}
-    """
-    return map_leaves(_mean_of, total, stop=lambda node: isinstance(node, Sum))
-
-
-def _mean_of(leaf: Any) -> Any:
-    if not isinstance(leaf, Sum):
-        return leaf
-    if leaf.weight == 0.0:
-        return None
-    return map_leaves(lambda value: value / leaf.weight, leaf.value)

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Weights
 from fedtide.core.trees import Tree, map_leaves
-from fedtide.core.types import Weights
+
+__all__ = [
+    "add", "div", "flat", "map_leaves", "mul", "shaped", "sub", "zeros_like",
+]  # fmt: skip
 
 
 def sub(left: Tree, right: Tree) -> Tree:

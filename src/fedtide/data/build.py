@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.generated_population import check_generated, generated_population
 from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
@@ -27,6 +26,7 @@ from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation as Turned
 from fedtide.data.transforms import Prepare
+from fedtide.fields.user_code import own
 
 BLOCK = 50_000
 """Number of clients processed at a time, since the rows of a million clients should not be copied several times."""

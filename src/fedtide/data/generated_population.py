@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtide.core.base import PARTS
 from fedtide.core.errors import refused
-from fedtide.core.types import PARTS
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.groups import Groups, HeldOutClients, Split
 from fedtide.data.population import Population

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from pydantic import BeforeValidator, Field
 
-from fedtide.core.config_types import Count, OpenFraction, Whole, ingredient
 from fedtide.core.errors import refused
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.rows import Rows
+from fedtide.fields.types import Count, OpenFraction, Whole, ingredient
 
 
 @ingredient

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.prose import html_table
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Shard
-from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.ragged import Ragged, Spans, count_pairs
 from fedtide.data.rows import Rows
@@ -25,6 +23,8 @@ from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
+from fedtide.draw.prose import html_table
+from fedtide.fields.user_code import own
 from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target
 

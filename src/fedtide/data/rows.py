@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import HIDDEN, LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 from fedtide.data.targets import Labels, Setting, centered
+from fedtide.fields.types import HIDDEN, LARGEST
 from fedtide.learn.device import CPU, resident
 from fedtide.learn.target import CLASSES, Classes, Measured, Target
 

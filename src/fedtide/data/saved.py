@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import DataFile, ingredient
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
+from fedtide.fields.types import DataFile, ingredient
 
 DRAWN, CLASSES = 60, 1000
 """Number of clients whose labels are counted for the report, and maximum number of classes for it."""

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import ingredient
 from fedtide.learn.target import (
     About,
     Classes,

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Grouping, Scores, Weights
 from fedtide.core.errors import refused
 from fedtide.core.loop import Step
 from fedtide.core.rng import Rng, draw_some
-from fedtide.core.types import Grouping, Scores, Weights
 from fedtide.data.population import Population
 from fedtide.fleets.simulated import SimulatedFleet
 

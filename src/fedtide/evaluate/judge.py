@@ -10,15 +10,15 @@ from typing import Any, Protocol, Unpack
 import torch
 from torch import Tensor
 
+from fedtide.clusters.distance import Kind
+from fedtide.core.base import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, State
 from fedtide.core.checkpoint import Restorable
 from fedtide.core.errors import refused
 from fedtide.core.loop import Playable
 from fedtide.core.rng import Rng, draw_some
-from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, State
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
 from fedtide.fleets.ask import Query, ScoreOptions
-from fedtide.parts.distance import Kind
 from fedtide.wire.ledger import Ledger
 
 
@@ -60,7 +60,7 @@ class Recorded(Playable, Protocol):
         """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""
 
     def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
-        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`)."""
+        """Evaluate predictions on the clients' own rows (see `fedtide.core.base.Fleet.score`)."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedtide.core.types import Scores
+from fedtide.core.base import Scores
 from fedtide.learn.target import About
-from fedtide.parts.assign import best_assignment
+from fedtide.mixtures.assign import best_assignment
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
 """Axis of a curve: rounds, times or values."""

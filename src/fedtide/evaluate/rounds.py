@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtide.clusters.distance import Kind
+from fedtide.clusters.drift import distances_within
+from fedtide.core.base import Cost, Moment, Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Step
-from fedtide.core.types import Cost, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
-from fedtide.parts.distance import Kind
-from fedtide.parts.drift import distances_within
 
 
 def headline(line: Mapping[str, Any]) -> float | None:

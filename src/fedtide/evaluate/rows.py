@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedtide.core.frames import is_cell
+from fedtide.draw.frames import is_cell
 
 Row = dict[str, Any]
 """Cells by the name of their column."""

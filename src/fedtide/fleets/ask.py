@@ -9,10 +9,10 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Scores, Slot
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
-from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Scores, Slot
 from fedtide.wire.vector import Form
 
 
@@ -79,7 +79,7 @@ def put(
     reveal: Sequence[str] = (),
     passes: float | None = None,
 ) -> Ask:
-    """Return a question as a server puts it (see `fedtide.core.types.Fleet.ask`); `before` are those of the round."""
+    """Return a question as a server puts it (see `fedtide.core.base.Fleet.ask`); `before` are those of the round."""
     clients, order = clients.sort()
     slot = None if slot is None else slot[order]
     width = 0 if slot is None else len(payload) if slots is None else slots

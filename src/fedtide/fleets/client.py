@@ -8,10 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
 from fedtide.core.memory import Version
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
 from fedtide.fleets.ask import Ask
 from fedtide.learn.device import drawn_from
 from fedtide.learn.target import Target

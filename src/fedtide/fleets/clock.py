@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.types import ComputeCost
+from fedtide.core.base import ComputeCost
 from fedtide.fleets.ask import Ask
 
 
@@ -61,7 +61,7 @@ class DeviceClock:
 
     >>> compute, down, up = torch.tensor([[0.1], [50.0], [25.0]], dtype=torch.float64)
     >>> clock = DeviceClock(compute, down, up, lambda question, rows: rows)
-    >>> from fedtide.core.types import Moment
+    >>> from fedtide.core.base import Moment
     >>> ask = Ask("train", "train", Moment(0, 1), torch.tensor([0]))
     >>> clock.answers(ask, torch.tensor([20]), 100, 100).tolist()
     [8.0]

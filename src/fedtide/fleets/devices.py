@@ -12,12 +12,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, DataFile, Fraction, ingredient
+from fedtide.core.base import ComputeCost
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import ComputeCost
 from fedtide.data.sources.files import find, reading
+from fedtide.fields.types import Count, DataFile, Fraction, ingredient
 from fedtide.fleets.clock import Clock, DeviceClock, SteadyClock
+
+__all__ = [
+    "Devices", "LogNormal", "Steady", "Traces",
+]  # fmt: skip
 
 KBIT = 125.0
 """Bytes in a kilobit."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from fedtide.core.base import Scores, State
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
-from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fedtide.core.base import Algorithm, Answer, Scores, State, with_weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, all_finite
-from fedtide.core.types import Algorithm, Answer, Scores, State, with_weights
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from fedtide.core.base import Scores, State
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
-from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
-from fedtide.core.user_code import current_folder
+from fedtide.fields.user_code import current_folder
 from fedtide.fleets import shared
 from fedtide.fleets.calls import Batch, CallLoop
 from fedtide.fleets.scratch import Scratch
@@ -203,7 +203,7 @@ def uninterrupted() -> Iterator[None]:
 def search_path() -> str:
     """Return where another process finds modules: as this one does, but never in the current folder.
 
-    What a configuration names is looked for there last of all (`fedtide.core.user_code`).
+    What a configuration names is looked for there last of all (`fedtide.fields.user_code`).
     """
     here = current_folder()
     package = str(Path(__file__).resolve().parents[2])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedtide
+from fedtide._version import installed
 from fedtide.core import codec
 from fedtide.core.trees import Tree, detached, raw
 from fedtide.fleets.allocator import keep_freed
@@ -102,7 +102,7 @@ class Actor:
 
     def about(self) -> dict[str, Any]:
         """Return the process id and the versions of this actor."""
-        return {"process": os.getpid(), "fedtide": fedtide.__version__, "torch": torch.__version__}
+        return {"process": os.getpid(), "fedtide": installed(), "torch": torch.__version__}
 
     def call(self, function: str, arguments: Packed, names: list[str], *lent: Packed) -> list[PackedMessage]:
         """Run a short call to its end."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import fedtide
+from fedtide._version import installed
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets.calls import Batch, CallLoop
@@ -236,7 +236,7 @@ class RayPool(CallLoop[_ActorState]):
                 why = next(line for line in reversed(lines) if "Error: " in line)
                 raise FedtideError(f"fleet.kind: an actor of the Ray cluster cannot begin: {why}") from None
             return False
-        for name, ours in (("fedtide", fedtide.__version__), ("torch", torch.__version__)):
+        for name, ours in (("fedtide", installed()), ("torch", torch.__version__)):
             if about[name] != ours:
                 raise FedtideError(
                     f"fleet.address: a node of the Ray cluster has {name} {about[name]}, allowed: {ours}, as here; "

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Memory, Payload, Scores
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.core.types import Memory, Payload, Scores
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import Clients, Kept
 from fedtide.fleets.tally import Tally, decision_units

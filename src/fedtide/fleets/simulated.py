@@ -10,11 +10,11 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import children, is_node, same
-from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Query, Replay, Replayed, ScoreOptions, Scoring, check, put, put_scoring
 from fedtide.fleets.clock import Clock, SteadyClock
@@ -152,7 +152,7 @@ class SimulatedFleet:
         return max(took, self.population.wait(self.moment))
 
     def add_server_time(self, seconds: float) -> None:
-        """Add seconds of the server's own work to the clock (see `fedtide.core.types.Timed.add_server_time`)."""
+        """Add seconds of the server's own work to the clock (see `fedtide.core.base.Timed.add_server_time`)."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise refused("seconds of server time", seconds, "0 or more")
         self.server_seconds += seconds
@@ -202,13 +202,13 @@ class SimulatedFleet:
 
     @property
     def true_groups(self) -> Tensor:
-        """True group of every client now (see `fedtide.core.types.Simulation.true_groups`)."""
+        """True group of every client now (see `fedtide.core.base.Simulation.true_groups`)."""
         self._refuse_on_real("true_groups", "the true groups are")
         return self.population.group_at(self.moment)
 
     @property
     def all_rows(self) -> Shard:
-        """Training rows of all reachable clients now (see `fedtide.core.types.Simulation.all_rows`)."""
+        """Training rows of all reachable clients now (see `fedtide.core.base.Simulation.all_rows`)."""
         self._refuse_on_real("all_rows", "all clients' rows are")
         clients = self.reachable
         rows, owner = self.population.pooled(clients, self.moment, "train")
@@ -246,7 +246,7 @@ class SimulatedFleet:
         passes: float | None = None,
         sizes: Tensor | None = None,
     ) -> Reply:
-        """Put a question to some clients and return their sums (see `fedtide.core.types.Timed.ask`)."""
+        """Put a question to some clients and return their sums (see `fedtide.core.base.Timed.ask`)."""
         del sizes  # for transforms
         ask = put(
             question, clients, payload, self.moment, self.queries, slot=slot, slots=slots, reveal=reveal, passes=passes
@@ -347,7 +347,7 @@ class SimulatedFleet:
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
-        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`)."""
+        """Evaluate predictions on the clients' own rows (see `fedtide.core.base.Fleet.score`)."""
         scoring = self._scoring(clients, **options)
         rows = self.population.sizes(scoring.ask.clients, scoring.part, self.moment)
         blocks = blocks_of_clients(rows) if self.adapts and scoring.personal else _blocks_of_rows(rows)

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
+from fedtide.core.base import Notes, Shard, Slotted
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Notes, Shard, Slotted
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.together import RECEIVED_BYTES, Together
 from fedtide.learn.device import CPU, home
+from fedtide.learn.fast.stack import Copies, Fit, stack_of, train_pair, train_stacked, unstackable, why_untrainable
 from fedtide.learn.local import Term
-from fedtide.learn.stack import Copies, Fit, stack_of, train_pair, train_stacked, unstackable, why_untrainable
 from fedtide.learn.steps import Stepwise, stack_key
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedtide.core.types import Grouping, Prediction, Scores
+from fedtide.core.base import Grouping, Prediction, Scores
 from fedtide.fleets.pooled import POOLED
 from fedtide.learn.target import CLASSES, Target
 
@@ -22,7 +22,7 @@ def decision_units(owner: Tensor, group: Tensor | None, grouping: Grouping) -> t
     Args:
         owner: (rows,) position of the client that owns each row, sorted.
         group: (owners,) the true group of each owner, for the grouping "oracle".
-        grouping: see `fedtide.core.types.Grouping`.
+        grouping: see `fedtide.core.base.Grouping`.
 
     >>> decision_units(torch.tensor([0, 0, 1]), None, "client")[0].tolist()
     [0, 0, 1]

@@ -9,13 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Answer
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.core.types import Answer
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
+from fedtide.learn.fast.stack import (
+    Copies,
+    fitted_parts,
+    stack_of,
+    train_pair,
+    train_stacked,
+    unstackable,
+    why_untrainable,
+)
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.stack import Copies, fitted_parts, stack_of, train_pair, train_stacked, unstackable, why_untrainable
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.training import Training
 

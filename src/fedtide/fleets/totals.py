@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
+from fedtide.core.base import Answer, Notes, Payload, Slotted
 from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
-from fedtide.core.types import Answer, Notes, Payload, Slotted
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
 from fedtide.wire.steps import Wire

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Algorithm, Payload, Shard
 from fedtide.core.trees import Tree
-from fedtide.core.types import Algorithm, Payload, Shard
 from fedtide.fleets.ask import Ask, BlockResult
-from fedtide.fleets.schema import Schema, Schemas, made_up
+from fedtide.wire.schema import Schema, Schemas, made_up
 from fedtide.wire.steps import Opening, Wire
 from fedtide.wire.vector import as_total, form_of
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fedtide.core import codec
+from fedtide.core.base import Scores, State
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
-from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host

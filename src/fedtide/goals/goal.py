@@ -24,17 +24,17 @@ from fedtide.config import slug
 from fedtide.config.overrides import assign, parsed, seed_list
 from fedtide.config.reading import read_toml, scaled
 from fedtide.core.atomic import write_text
-from fedtide.core.config_types import Distinct, Text, Whole
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds, run_lock
-from fedtide.core.strict import Strict, checked
+from fedtide.fields.strict import Strict, checked
+from fedtide.fields.types import Distinct, Text, Whole
 from fedtide.goals.inspecting import Inspect
 from fedtide.goals.recommending import Recommend
 from fedtide.report.environment import environment_line, is_nano
 from fedtide.report.render import Part, render
 from fedtide.report.tables import Table
-from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs import folder
+from fedtide.runs.request import Output, Request, Scale, recipe
 
 GOAL, FOUND = "goal.toml", "found.jsonl"
 
@@ -107,7 +107,7 @@ def load(root: Path) -> Goal:
 
 def play(root: Path, workers: int | None, output: Output) -> Finished | None:
     """Try what is left, write the report and print it; None if a person stopped it, and what was tried is saved."""
-    from fedtide.terminal import console, print_table, say
+    from fedtide.report.terminal import console, print_table, say
 
     screen = console(output)
     say(f"goal folder: {root}", screen)

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from scipy.stats import binomtest
 
-from fedtide.core.config_types import Count, Distinct
 from fedtide.core.errors import nearest, refused
-from fedtide.core.strict import Strict
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import Count, Distinct
 from fedtide.goals.planted import FOUND, expected, planted, words
 from fedtide.inspection.findings import QUESTIONS, found_in
 from fedtide.report.tables import Table

@@ -17,14 +17,14 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fedtide.config import Experiment, Point, points, read
-from fedtide.core.config_types import Positive
 from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.strict import Strict
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import Positive
 from fedtide.goals.inspecting import verdict
 from fedtide.report.summary import read_study
 from fedtide.report.tables import Table
-from fedtide.request import Output, Request, Scale, recipe
+from fedtide.runs.request import Output, Request, Scale, recipe
 from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning import tournament
 from fedtide.tuning.entering import check_judged

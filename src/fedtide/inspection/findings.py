@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedtide.core.errors import refused
-from fedtide.core.prose import listed
 from fedtide.data.sources.when import YEAR_1973
+from fedtide.draw.prose import listed
 from fedtide.inspection.questions import (
     CYCLES,
     DISTANCE,

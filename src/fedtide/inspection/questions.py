@@ -8,12 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtide.clusters.kmeans import distances, draw_seeds, kmeans
 from fedtide.core.rng import Rng
 from fedtide.inspection import shares
 from fedtide.inspection.linear import Ahead, Explained, ahead, divided, explained, means_by
 from fedtide.inspection.shares import Against, against, apart, counted, times
 from fedtide.inspection.table import Table
-from fedtide.parts.cluster import distances, draw_seeds, kmeans
 
 DISTANCE = 0.08, 0.2
 """Total variation distances from which a difference of shares is mild, and strong."""

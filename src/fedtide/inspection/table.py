@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtide.core.config_types import LARGEST
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.prose import listed
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -34,6 +32,8 @@ from fedtide.data.sources.guesses import (
 )
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.when import spanned
+from fedtide.draw.prose import listed
+from fedtide.fields.types import LARGEST
 from fedtide.inspection.series import series_in
 
 MOST_CATEGORIES = 30

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from fedtide.config import Experiment
 from fedtide.core import codec
+from fedtide.core.base import Payload, Reply, Scores, Slot
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, leaves, same
-from fedtide.core.types import Payload, Reply, Scores, Slot
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.calls import Processes
-from fedtide.fleets.carrier import Response
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.near import NearCarrier
-from fedtide.fleets.node import Node
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import join
 from fedtide.laws.toy import Played, played
+from fedtide.remote.carrier import Response
+from fedtide.remote.near import NearCarrier
+from fedtide.remote.node import Node
 from fedtide.runs.build import host_of
 
 

@@ -18,20 +18,16 @@ from torch import Tensor
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core import codec, sums
+from fedtide.core.base import Answer, Memory, Moment, Payload, Reply, Shard, Slot, Sum, Weights, Work
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, leaves, same, size_in_bytes
-from fedtide.core.types import Answer, Memory, Moment, Payload, Reply, Shard, Slot, Sum, Weights, Work
 from fedtide.data.ragged import Ragged
 from fedtide.evaluate.forgetting import QUESTION as TRAIN
 from fedtide.fleets import scoring, stacked
 from fedtide.fleets.ask import BlockResult
 from fedtide.fleets.host import Host
-from fedtide.fleets.near import memory_at, near_fleet
-from fedtide.fleets.real_clock import RoundClock
-from fedtide.fleets.remote import SIMULATION_ONLY
-from fedtide.fleets.replay import replayed
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import (
@@ -56,6 +52,10 @@ from fedtide.laws.private import private
 from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.models.branched import branch_of
+from fedtide.remote.fleet import SIMULATION_ONLY
+from fedtide.remote.near import memory_at, near_fleet
+from fedtide.remote.real_clock import RoundClock
+from fedtide.remote.replay import replayed
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
 from fedtide.wire.masks import library

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedtide.config import Experiment
+from fedtide.core.base import Reply
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves
-from fedtide.core.types import Reply
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import Host
 from fedtide.fleets.simulated import SimulatedFleet

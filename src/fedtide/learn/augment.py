@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Finite, Fraction, Whole, ingredient
 from fedtide.core.errors import refused
+from fedtide.fields.types import Count, Finite, Fraction, Whole, ingredient
 
 
 @ingredient

@@ -10,9 +10,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedtide.core import codec
+from fedtide.core.base import Weights
 from fedtide.core.checkpoint import newest_state
 from fedtide.core.errors import FedtideError, refused, within
-from fedtide.core.types import Weights
 
 STATE = "state.safetensors"
 

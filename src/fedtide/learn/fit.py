@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Shard
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.types import Shard, Weights
+from fedtide.core.base import Shard, Weights
 from fedtide.learn.device import home
 from fedtide.learn.task import ROWS, Task, joined
 

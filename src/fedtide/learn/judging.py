@@ -13,12 +13,12 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Shard, Weights
 from fedtide.core.trees import leaves
-from fedtide.core.types import Shard, Weights
 from fedtide.learn.device import CPU, home
-from fedtide.learn.known import branch_count, has_wide, known_layers
-from fedtide.learn.layer_stack import LayerStack
-from fedtide.learn.plan import Room
+from fedtide.learn.fast.known import branch_count, has_wide, known_layers
+from fedtide.learn.fast.layer_stack import LayerStack
+from fedtide.learn.fast.plan import Room
 from fedtide.learn.task import Task
 
 SIDE_BY_SIDE_BYTES = 32 * 2**20
@@ -102,3 +102,16 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
 def _state(models: Sequence[Weights], shape: tuple[int, ...]) -> Hashable:
     """Return what is equal for the same tensors with the same numbers, while they are held on to, and such samples."""
     return shape, tuple((id(leaf), leaf._version) for model in models for leaf in model.params.values())
+
+
+def utility(losses: Tensor, trained: int) -> Tensor:
+    """Return Oort's utility of a client (1,): samples that it trains on times the root of their mean squared loss.
+
+    Args:
+        losses: (samples,) cross-entropy of its samples under the model that it received.
+        trained: number of samples that a round uses.
+
+    >>> utility(torch.tensor([3.0, 4.0, 5.0, 5.0]), 2).tolist()
+    [8.660254037844387]
+    """
+    return trained * losses.double().square().mean().sqrt().reshape(1) if len(losses) else torch.zeros(1).double()

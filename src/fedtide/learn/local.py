@@ -9,7 +9,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import (
+from fedtide.core.base import ComputeCost, Moment, Shard, Weights
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, unshare
+from fedtide.core.weights import sub
+from fedtide.fields.types import (
     ForWeights,
     NonNegative,
     OpenFraction,
@@ -19,16 +24,11 @@ from fedtide.core.config_types import (
     Whole,
     ingredient,
 )
-from fedtide.core.errors import refused
-from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, unshare
-from fedtide.core.types import ComputeCost, Moment, Shard, Weights
-from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
 from fedtide.learn.device import read
-from fedtide.learn.loss import Loss
+from fedtide.learn.losses import Loss
 from fedtide.learn.optimizer import LocalOptimizer
-from fedtide.learn.schedule import Constant, Schedule
+from fedtide.learn.schedules import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
 from fedtide.learn.terms import Proximal
 

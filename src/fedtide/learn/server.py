@@ -27,10 +27,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import ForWeights, NonNegative, OpenFraction, Positive, ingredient
+from fedtide.core.base import Facts, Weights
 from fedtide.core.trees import all_finite
-from fedtide.core.types import Facts, Weights
 from fedtide.core.weights import add, zeros_like
+from fedtide.fields.types import ForWeights, NonNegative, OpenFraction, Positive, ingredient
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "KerasAdam",
+    "Server",
+    "Yogi",
+    "step_server",
+]  # fmt: skip
 
 Params = dict[str, Tensor]
 

@@ -15,13 +15,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Answer, Memory, Moment, Payload, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
-from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Weights
 from fedtide.learn.gradients import layer_gradients
 from fedtide.learn.judging import finite_losses, mean_losses, row_losses
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
-from fedtide.learn.loss import Loss
+from fedtide.learn.losses import Loss
 from fedtide.learn.task import Task, joined
 
 T = TypeVar("T")

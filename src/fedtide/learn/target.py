@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.config_types import ingredient
-from fedtide.core.types import Shard
-from fedtide.learn.loss import Columns, CrossEntropy
+from fedtide.core.base import Shard
+from fedtide.fields.types import ingredient
+from fedtide.learn.losses import Columns, CrossEntropy
 
 LOG_SPREAD = 7.0
 """Largest size of the logarithm of a standard deviation that a model says, in standard deviations of the data."""
@@ -79,7 +79,7 @@ class Target(Protocol):
 
     @property
     def loss(self) -> Any:
-        """The loss that training minimizes by default (`fedtide.learn.loss.Loss`)."""
+        """The loss that training minimizes by default (`fedtide.learn.losses.Loss`)."""
         return OfTarget(self)
 
     @abstractmethod

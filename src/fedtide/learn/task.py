@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtide.core.base import Memory, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import run_in_bfloat
 from fedtide.learn.device import CPU, home, read, there
-from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
-from fedtide.learn.passes import ModulePasses
+from fedtide.learn.fast.passes import ModulePasses
+from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.target import CLASSES, Target
 
 ROWS = 2048
@@ -130,7 +130,7 @@ class Task:
     Args:
         build: returns a fresh module with logits (samples, classes), for sequences (samples, steps, classes), of other
             targets with their outputs (samples, width); any `nn.Module` class or function.
-        loss: the loss that local training minimizes: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels)
+        loss: the loss that local training minimizes: a `fedtide.learn.losses.Loss`, or a function of (outputs, labels)
             such as `nn.CrossEntropyLoss(label_smoothing=0.1)`.
         dtype: number type of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
@@ -308,11 +308,11 @@ class Task:
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of a batch, and its gradient by the parameters that the module has now.
 
-        Small networks of known layers need no autograd (`fedtide.learn.passes`); the gradient is then in storage that
-        the next one overwrites.
+        Small networks of known layers need no autograd (`fedtide.learn.fast`); their gradient is in storage that the
+        next one overwrites.
 
         Args:
-            loss: a `fedtide.learn.loss.Loss`.
+            loss: a `fedtide.learn.losses.Loss`.
             x: prepared `inputs`.
             y: labels.
             shared: what the loss has prepared.

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.oort import utility
+from fedtide.core.base import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves, size_in_bytes
-from fedtide.core.types import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
 from fedtide.core.weights import layers_of, squared_lengths
 from fedtide.learn.device import CPU, home
+from fedtide.learn.fast.stack import Fit
+from fedtide.learn.judging import utility
 from fedtide.learn.local import LocalTrainer, Term
-from fedtide.learn.stack import Fit
 from fedtide.learn.steps import Steps, Train, alone
 from fedtide.learn.task import Task
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.learn.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)

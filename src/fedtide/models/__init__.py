@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedtide.core import user_code
-from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError
+from fedtide.fields import user_code
+from fedtide.fields.types import ingredient
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, SmallCNN
 from fedtide.models.mobilenet import MobileNetV2

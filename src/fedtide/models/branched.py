@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedtide.core.config_types import ModelCount
+from fedtide.core.base import Weights
 from fedtide.core.errors import refused, unknown
-from fedtide.core.types import Weights
 from fedtide.core.weights import renamed
+from fedtide.fields.types import ModelCount
 
 BranchCount = Annotated[ModelCount, Field(description="number of branches, K.")]
 

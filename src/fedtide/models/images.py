@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import nn
 
-from fedtide.core.config_types import Count, Flag, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
+from fedtide.fields.types import Count, Flag, OpenFraction, ingredient
 from fedtide.models.init import Init
 
 

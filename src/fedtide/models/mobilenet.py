@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedtide.core.config_types import OpenFraction, ingredient
+from fedtide.fields.types import OpenFraction, ingredient
 from fedtide.models.images import check_picture, dropout, sequence
 from fedtide.models.resnet import Norm, QuietLinear, Residual, two_groups
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
+from fedtide.fields.types import Count, ingredient
 from fedtide.models.images import check_picture, sequence
 
 Norm = Callable[[int], nn.Module]

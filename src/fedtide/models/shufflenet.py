@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.config_types import ingredient
+from fedtide.fields.types import ingredient
 from fedtide.models.images import check_picture, sequence
 from fedtide.models.resnet import Norm, two_groups
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import refused
+from fedtide.fields.types import Count, ingredient
 from fedtide.models.init import Init
 from fedtide.models.lstm import OneBiasLSTM
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtide.core.config_types import Count, OpenFraction, ingredient
 from fedtide.core.errors import refused
+from fedtide.fields.types import Count, OpenFraction, ingredient
 from fedtide.models.images import check_picture, sequence
 from fedtide.models.resnet import QuietLinear
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedtide.config import Experiment
-from fedtide.core.prose import listed
-from fedtide.core.user_code import SESSION
+from fedtide.draw.prose import listed
 from fedtide.evaluate.measure import Measure
+from fedtide.fields.user_code import SESSION
 from fedtide.learn.target import About
 from fedtide.report import dates
 from fedtide.report.alarms import broken

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from fedtide.core.asks import RoundLine, nodes_of, read_asks, state_of
 from fedtide.core.errors import printable
 from fedtide.evaluate.measure import Measure
+from fedtide.remote.asks import RoundLine, nodes_of, read_asks, state_of
 from fedtide.report.figures import STYLE, Drawn, legend_above, svg
 from fedtide.report.measures import bytes_of, seconds
 from fedtide.report.reading import ExperimentRecord

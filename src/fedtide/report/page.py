@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import refused
-from fedtide.core.prose import listed
+from fedtide.draw.prose import listed
 from fedtide.report import figures, gating, narrative, tables
 from fedtide.report.alarms import alarms
 from fedtide.report.contents import VERDICTS, tables_of

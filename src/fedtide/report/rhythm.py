@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtide.parts.rhythm import order_like
+from fedtide.mixtures.rhythm import order_like
 from fedtide.report.reading import RunRecord
 
 

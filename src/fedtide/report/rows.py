@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from fedtide.core.frames import is_cell
 from fedtide.core.record import TRUTH
+from fedtide.draw.frames import is_cell
 from fedtide.evaluate.rows import Row, rows_of_rounds, rows_of_scores
 from fedtide.report.reading import RunRecord
 from fedtide.report.summary import Study

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.core.prose import listed
+from fedtide.draw.prose import listed
 from fedtide.evaluate.measure import UNKNOWN, Clarity, Measure
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Unit, mean_of_last
 from fedtide.evaluate.rounds import rows_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedtide.core.prose import listed
+from fedtide.draw.prose import listed
 from fedtide.report import figures, tables
 from fedtide.report.measures import difference
 from fedtide.report.reading import ExperimentRecord

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtide.config import Experiment, FleetSettings, Local, Workers
+from fedtide.core.base import Moment
 from fedtide.core.loop import begin
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool

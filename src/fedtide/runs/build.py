@@ -19,12 +19,10 @@ from torch import Tensor
 from fedtide.cohorts import Picking
 from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
 from fedtide.config.schema import OwnMetric
-from fedtide.core.config_types import WEIGHTS
+from fedtide.core.base import Algorithm, Scores
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Scores
-from fedtide.core.user_code import call, called_itself, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -33,6 +31,8 @@ from fedtide.data.shift import Shift
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
+from fedtide.fields.types import WEIGHTS
+from fedtide.fields.user_code import call, called_itself, imported, own
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of

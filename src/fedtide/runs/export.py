@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import fedtide
+from fedtide._version import installed
 from fedtide.config import resolved
 from fedtide.core.atomic import replacing
+from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
-from fedtide.core.prose import listed
-from fedtide.core.types import Weights
+from fedtide.draw.prose import listed
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task
 from fedtide.runs.predict import names_of_classes
@@ -148,7 +148,7 @@ def described(trained: Trained, client: int | None, cluster: int | None) -> dict
     run = trained.run
     whose = "server" if client is None and cluster is None else f"client {client}" if cluster is None else ""
     return {
-        "fedtide": fedtide.__version__,
+        "fedtide": installed(),
         "run": run.title,
         "rounds": str(trained.moment.round + 1),
         "whose": whose or f"cluster {cluster}",

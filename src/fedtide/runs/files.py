@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedtide.core.config_types import IsFile
-from fedtide.core.shapes import fields_of, ranges
 from fedtide.data.sources.files import find
+from fedtide.fields.shapes import fields_of, ranges
+from fedtide.fields.types import IsFile
 
 
 def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:

@@ -9,12 +9,12 @@ import torch
 
 from fedtide.cohorts import PickedBy
 from fedtide.config import Experiment, Method, points
+from fedtide.core.base import Moment, Scores
 from fedtide.core.errors import refused, within
 from fedtide.core.memory import MemoryStore
-from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Scores
 from fedtide.data.population import Population
+from fedtide.draw.prose import listed
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for

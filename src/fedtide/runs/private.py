@@ -10,10 +10,10 @@ from pathlib import Path
 from fedtide.cohorts import Uniform
 from fedtide.config import Experiment, Method, points
 from fedtide.config.wire import Privacy
+from fedtide.core.base import Moment
 from fedtide.core.errors import refused, unknown
-from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
-from fedtide.fleets.trial import trial
+from fedtide.remote.trial import trial
 from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.clip import WHOLE

@@ -13,11 +13,11 @@ from torch import Tensor
 from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
 from fedtide.core.atomic import naming
+from fedtide.core.base import Cost, Grouping, Moment, Scores
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, FORGETTING, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
-from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of

@@ -11,12 +11,9 @@ from torch import nn
 
 from fedtide.config import Data, Forgetting, StopAt
 from fedtide.config.schema import as_stop_at
-from fedtide.core.config_types import Count, Spelled, Whole
+from fedtide.core.base import Algorithm, S
 from fedtide.core.errors import refused
-from fedtide.core.frames import Library, frame
 from fedtide.core.memory import MemoryStore
-from fedtide.core.strict import Strict, as_written
-from fedtide.core.types import Algorithm, S
 from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import Partition
@@ -26,9 +23,12 @@ from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.targets import Setting
 from fedtide.data.transforms import Prepare
+from fedtide.draw.frames import Library, frame
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import Metric, metrics_for
 from fedtide.evaluate.rows import rows_of_scores
+from fedtide.fields.strict import Strict, as_written
+from fedtide.fields.types import Count, Spelled, Whole
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from fedtide.config import slug
 from fedtide.core import checkpoint, codec
+from fedtide.core.base import Grouping, Memory, Moment, Payload, Prediction, Weights
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
-from fedtide.core.types import Grouping, Memory, Moment, Payload, Prediction, Weights
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
-from fedtide.fleets.schema import made_up
 from fedtide.fleets.tally import decision_units
 from fedtide.learn.device import CPU, home
 from fedtide.learn.target import CLASSES
@@ -30,6 +29,7 @@ from fedtide.models.branched import unbranched
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
+from fedtide.wire.schema import made_up
 
 ROWS = 256
 """How many rows of clients, and how many made-up ones, tell whether a network predicts as the method does."""

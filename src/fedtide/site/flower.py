@@ -19,9 +19,9 @@ from fedtide.config import Experiment, Method, to_toml
 from fedtide.core.atomic import making
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.deploy.site import AboutSite, Member, Roster, settled, write_roster
-from fedtide.deploy.tickets import SCHEME, Ticket, study_for
 from fedtide.runs.build import host_of
+from fedtide.site.site import AboutSite, Member, Roster, settled, write_roster
+from fedtide.site.tickets import SCHEME, Ticket, study_for
 
 PACKAGE = "fedtide_study"
 """Name of the app's package."""

@@ -11,16 +11,16 @@ from flwr.clientapp import ClientApp
 
 from fedtide.core.errors import FedtideError, refused, unknown, within
 from fedtide.core.memory import MemoryStore
-from fedtide.deploy.files import check_own
-from fedtide.deploy.rows import FileRows
-from fedtide.deploy.seat import algorithm_without_rows, check_size, check_versions
-from fedtide.deploy.site import Site
-from fedtide.deploy.tickets import Ticket
 from fedtide.fleets.client import ClientRows
-from fedtide.fleets.node import Node
+from fedtide.remote.node import Node
 from fedtide.runs.build import host_of
+from fedtide.site.files import check_own
 from fedtide.site.flower import TICKETS
 from fedtide.site.flower_records import ASK, WHO, packed, sealed, unpacked
+from fedtide.site.rows import FileRows
+from fedtide.site.seat import algorithm_without_rows, check_size, check_versions
+from fedtide.site.site import Site
+from fedtide.site.tickets import Ticket
 
 CONFIG = "--node-config"
 """What tells a SuperNode which node of the roster it is."""

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedtide.core.errors import FedtideError
-from fedtide.fleets.messages import from_json
+from fedtide.remote.messages import from_json
 
 WHO, ASK = "query.who", "train.ask"
 """Flower's types of our messages: who a node is, and a question to its clients."""

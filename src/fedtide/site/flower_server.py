@@ -13,15 +13,15 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtide.core.atomic import making
 from fedtide.core.errors import FedtideError
-from fedtide.deploy.log import Log
-from fedtide.deploy.serve import Latest, judge_of, play_rounds
-from fedtide.deploy.site import Site
-from fedtide.fleets.carrier import Question, Response
-from fedtide.fleets.heard import one_line
+from fedtide.remote.carrier import Question, Response
+from fedtide.remote.heard import one_line
 from fedtide.report.page import write_report
 from fedtide.runs import folder as runs
 from fedtide.site.flower import FILES
 from fedtide.site.flower_records import ASK, WHO, packed, sealed, unpacked
+from fedtide.site.log import Log
+from fedtide.site.serve import Latest, judge_of, play_rounds
+from fedtide.site.site import Site
 
 LOOK = 1.0
 """Seconds between two looks at which SuperNodes are there."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedtide.core.errors import FedtideError
-from fedtide.deploy.files import check_secret
-from fedtide.deploy.log import Log
-from fedtide.remote.line import Known, Line
+from fedtide.remote.grpc.line import Known, Line
+from fedtide.site.files import check_secret
+from fedtide.site.log import Log
 from fedtide.site.worker import Worker
 
 try:
@@ -44,7 +44,7 @@ def write(home: Path, told: dict[str, Any], line: dict[str, Any]) -> Path:
 
     Args:
         home: the node's folder.
-        told: what its worker is to hold, see `fedtide.deploy.work`.
+        told: what its worker is to hold, see `fedtide.site.work`.
         line: `address`, `authority` (a file), `run`, `name` and `key` (a file) of its stream; `json`, whether it says
             lines of JSON; and `with_parent`, whether it ends when its input does. With `worker` that command is run in
             place of the worker's.
@@ -78,7 +78,7 @@ def main(path: Path) -> int:
         log.say("process", text)
 
     worker = Worker(
-        [*line.get("worker", [sys.executable, "-P", "-m", "fedtide.deploy.work"]), str(path)],
+        [*line.get("worker", [sys.executable, "-P", "-m", "fedtide.site.work"]), str(path)],
         path.with_name("worker.log"),
         say,
         () if lock is None else (lock.fileno(),),

@@ -19,7 +19,7 @@ from socket import socketpair
 from typing import Any
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.line import Failed
+from fedtide.remote.grpc.line import Failed
 
 STARTING = 300.0
 """Seconds that a worker may take until it has read its rows."""
@@ -241,7 +241,7 @@ def serve(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
         handle: answers them.
         say: writes to the log.
     """
-    from fedtide.fleets import messages
+    from fedtide.remote import messages
 
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     line.send_bytes(b"ready")

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedtide.config import Experiment, resolved
 from fedtide.config.overrides import flat
+from fedtide.config.track import Track, check_installed
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import run_lock
@@ -19,7 +20,6 @@ from fedtide.evaluate.rows import rows_of_rounds, rows_of_scores
 from fedtide.runs.experiment import RunsDisplay
 from fedtide.runs.folder import Planned, check_entries, load, plan
 from fedtide.runs.runner import Progress
-from fedtide.tracking.settings import Track, check_installed
 from fedtide.tracking.trackers import TrackedRun, Tracker, tracker
 
 Say = Callable[[str], None]

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from fedtide.core.config_types import by_kind
 from fedtide.core.errors import nearest
+from fedtide.fields.types import by_kind
 from fedtide.transforms.anchored import Anchored, anchored
 from fedtide.transforms.personalized import WAYS, Personalized, personalized
 from fedtide.transforms.pooled import Pooled, pooled

@@ -21,12 +21,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import ingredient
-from fedtide.core.errors import FedtideError
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean, merge
-from fedtide.core.trees import detached
-from fedtide.core.types import (
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Extended,
@@ -44,12 +39,18 @@ from fedtide.core.types import (
     Weighted,
     Weights,
     Work,
+    mean,
 )
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.sums import merge
+from fedtide.core.trees import detached
+from fedtide.fields.types import ingredient
 from fedtide.learn.local import LocalUpdate, training_cost
 from fedtide.learn.server import Server
 from fedtide.learn.steps import Steps, Stepwise, local_update
 from fedtide.learn.target import CLASSES, Target
-from fedtide.parts.weighting import client_weight
+from fedtide.learn.weighting import client_weight
 from fedtide.transforms.transform import Through, apply, each_slot, made_with, stepwise
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)

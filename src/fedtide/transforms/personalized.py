@@ -1,6 +1,6 @@
 """Personalized: what a client makes of the models it receives before it is evaluated.
 
-Choose one, fine-tune it, average or mix all with a model of its own, or train alone (`fedtide.multi.personal`). Nothing
+Choose one, fine-tune it, average or mix all with a model of its own, or train alone (`fedtide.personal.ways`). Nothing
 of it leaves the client, and training stays as it is. Further ways in `others` are judged beside, each as a method
 of its own, so one training serves several.
 
@@ -17,10 +17,8 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from fedtide.core.config_types import by_kind, ingredient
-from fedtide.core.errors import FedtideError, refused
-from fedtide.core.rng import Rng
-from fedtide.core.types import (
+from fedtide.clusters.rounds import Served
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Holdings,
@@ -31,10 +29,12 @@ from fedtide.core.types import (
     Shard,
     Weights,
 )
-from fedtide.multi.clusters import Served
-from fedtide.multi.expert_nets import Networks
-from fedtide.multi.personal import Choice, Personal, names_of, predict_personal
-from fedtide.multi.personalization import Personalization
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
+from fedtide.fields.types import by_kind, ingredient
+from fedtide.personal.expert_nets import Networks
+from fedtide.personal.personalization import Personalization
+from fedtide.personal.ways import Choice, Personal, names_of, predict_personal
 from fedtide.transforms.anchored import Anchored, Received
 from fedtide.transforms.transform import apply, made_with, unpersonalized
 

@@ -36,11 +36,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import ingredient
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.trees import map_leaves
-from fedtide.core.types import (
+from fedtide.clusters.rounds import mean_of_all
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Extended,
@@ -54,10 +51,13 @@ from fedtide.core.types import (
     Weighted,
     Weights,
     Work,
+    mean,
 )
+from fedtide.core.rng import Rng
+from fedtide.core.trees import map_leaves
 from fedtide.core.weights import layers_of, squared_lengths
+from fedtide.fields.types import ingredient
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import mean_of_all
 from fedtide.transforms.transform import Through, apply, changed_answer, models_in, shares_of
 
 FADE = 0.8

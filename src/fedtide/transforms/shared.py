@@ -20,10 +20,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from fedtide.core.config_types import Distinct, ingredient
-from fedtide.core.errors import unknown
-from fedtide.core.rng import Rng
-from fedtide.core.types import (
+from fedtide.clusters.rounds import mean_of_all
+from fedtide.core.base import (
     Algorithm,
     Answer,
     Extended,
@@ -38,11 +36,13 @@ from fedtide.core.types import (
     Weights,
     with_weights,
 )
+from fedtide.core.errors import unknown
+from fedtide.core.rng import Rng
 from fedtide.core.weights import renamed, united
+from fedtide.fields.types import Distinct, ingredient
 from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import Task
 from fedtide.models.branched import in_layer
-from fedtide.multi.clusters import mean_of_all
 from fedtide.transforms.transform import Through, apply, each_slot, made_with, shares_of, stepwise
 
 TRUNK, ALL = "trunk", "all"

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Sum, Weights, Work
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Sum, Weights, Work
 from fedtide.learn.steps import Steps, Stepwise
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fedtide.config import Experiment, from_dict, to_toml
 from fedtide.core.atomic import write_text
-from fedtide.core.config_types import changed
 from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import changed
 from fedtide.inspection.findings import Findings
 from fedtide.inspection.study import methods
-from fedtide.multi.expert_nets import ALONE as TRAINING_ALONE
+from fedtide.personal.expert_nets import ALONE as TRAINING_ALONE
 from fedtide.runs import folder
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed

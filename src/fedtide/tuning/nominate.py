@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from fedtide.config import Experiment, Method
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.rows import Rows
 from fedtide.inspection.advice import reasons
 from fedtide.inspection.findings import Findings, found_in

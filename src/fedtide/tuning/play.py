@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtide.config import Experiment, from_dict
+from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Scores
 from fedtide.runs.build import rows_of
 from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning.trials import Bounds, Curve, hopeless

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
+from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Scores
 from fedtide.evaluate.metrics import mean_of_last
 
 KNOWN = 4

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedtide.core.atomic import flush, naming
 from fedtide.core.errors import FedtideError
-from fedtide.core.strict import checked
+from fedtide.fields.strict import checked
 from fedtide.wire.accounting import Plan
 from fedtide.wire.banded import coefficients
 

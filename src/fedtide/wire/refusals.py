@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from fedtide.core.base import Algorithm
 from fedtide.core.errors import refused
 from fedtide.core.reveals import SHOWN
-from fedtide.core.types import Algorithm
 from fedtide.wire.clip import Clip
 from fedtide.wire.steps import Wire
 

@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Slotted, Sum, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, children, is_node, leaves, map_leaves, rebuild
-from fedtide.core.types import Slotted, Sum, Weighted
 
 BITS = 34
 """Bits after the point: a number is rounded by 2^-35 at most. Sums have room up to 2^29."""

@@ -13,13 +13,13 @@ from torch import nn
 
 import fedtide
 from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale
+from fedtide.clusters.rounds import Served
 from fedtide.config import from_dict
+from fedtide.core.base import Moment, Prediction, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import Served
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import summarize
 from fedtide.runs import folder
@@ -243,7 +243,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
     with pytest.raises(FedtideError, match=r"way: found 'domain-mixture', allowed: choice, fine-tuned"):
         fedtide.transforms.personalized(
-            aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.shift.DomainMixture()
+            aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.data.shift.DomainMixture()
         )
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):

@@ -14,20 +14,21 @@ from fedtide.algorithms.fedem import Blended, fedem
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import Sent, tshot
+from fedtide.core.base import Moment, Shard, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.tally import BATCH, decision_units
+from fedtide.learn.branched import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
+from fedtide.mixtures.branches import branch_losses, certainty, losses_of
+from fedtide.mixtures.priors import Block, Linear
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
-from fedtide.multi.branches import branch_losses, certainty, logits_and_features, losses_of, with_branches
-from fedtide.parts.prior import Block, Linear
 from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
 from helpers.branchnet import Noted

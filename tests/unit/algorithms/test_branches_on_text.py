@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fedtide.algorithms.minloss import minloss
+from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
-from fedtide.core.types import Weights
+from fedtide.learn.branched import with_branches
 from fedtide.learn.task import Task
-from fedtide.multi.branches import with_branches
 from fedtide.runs.preflight import preflight
 from helpers.studies import A, study
 from helpers.texts import Network, chatter

@@ -8,12 +8,12 @@ from torch import nn
 
 from fedtide.algorithms.feddrift import model_losses
 from fedtide.algorithms.flexcfl import move_clients
+from fedtide.clusters.representation import label_shares
+from fedtide.core.base import Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, size_in_bytes
-from fedtide.core.types import Shard, Weights
 from fedtide.learn.task import Task
-from fedtide.multi.representation import label_shares
 from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.base import Moment, Rng, Shard
+from fedtide.core.base import Moment, Shard
+from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"

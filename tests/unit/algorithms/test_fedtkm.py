@@ -9,15 +9,15 @@ import torch
 
 from fedtide.algorithms.fedtkm import Sent, fedtkm
 from fedtide.cohorts import Arrivals
+from fedtide.core.base import Moment, Shard, Sum
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Shard, Sum
+from fedtide.learn.branched import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import logits_and_features, with_branches
-from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
-from fedtide.parts.step_size import Certainty, Integral, Leaky, PerPeriod
+from fedtide.mixtures.priors import Block, Cosine, EMOnly, Linear, Uniform
+from fedtide.mixtures.step_size import Certainty, Integral, Leaky, PerPeriod
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
 from helpers.toys import played, toy
 

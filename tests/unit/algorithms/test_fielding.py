@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.algorithms.fielding import State, cluster_reports, recluster
+from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.representation import Combined, Embedding, Gradient, Labels, permutation
+from fedtide.clusters.rounds import mix_models, quotas
+from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.laws.case import Watched
 from fedtide.learn.server import Moments
-from fedtide.multi.clusters import mix_models, quotas
-from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
-from fedtide.parts.clusterer import KMeans
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from helpers.toys import TOY, played, toy

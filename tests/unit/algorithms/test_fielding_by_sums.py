@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.clusters.kmeans_by_sums import Groups, judged, split
 from fedtide.core.errors import FedtideError
 from fedtide.laws.case import Case
-from fedtide.multi.kmeans_by_sums import Groups, judged, split
 from helpers.toys import played, toy
 
 BY_SUMS = {"fewest": 2, "clustering": {"kind": "k-means", "k_max": 3, "n_init": 2}}

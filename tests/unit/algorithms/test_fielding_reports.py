@@ -14,19 +14,19 @@ from torch import nn
 
 from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
+from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.drift import Adaptive, FixedFraction, event_of
+from fedtide.clusters.representation import Embedding, Gradient, Labels, Places, hashing
+from fedtide.clusters.rounds import Served
 from fedtide.cohorts import Everyone, Nearest
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
-from fedtide.core.types import Moment, Shard
 from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import Served
-from fedtide.multi.representation import Embedding, Gradient, Labels, Places, hashing
-from fedtide.parts.clusterer import KMeans
-from fedtide.parts.drift import Adaptive, FixedFraction, event_of
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight

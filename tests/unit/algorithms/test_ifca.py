@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
-from fedtide.core.types import Moment, Shard, Weights
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet

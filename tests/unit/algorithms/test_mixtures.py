@@ -15,15 +15,15 @@ from torch import nn
 from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.config import from_dict
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Moment, Shard
+from fedtide.learn.features import principal
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.multi.features import principal
-from fedtide.multi.gmm_init import Random
+from fedtide.mixtures.gmm_init import Random
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from helpers.answering import moving

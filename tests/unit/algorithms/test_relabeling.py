@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Moment
 from helpers.relabeling import branches_relabeled, models_relabeled
 from helpers.toys import played, toy
 

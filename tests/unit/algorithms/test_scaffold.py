@@ -11,17 +11,16 @@ from torch import nn
 from fedtide.algorithms.scaffold import Sent, scaffold
 from fedtide.cohorts import Everyone
 from fedtide.config import from_dict
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, same, size_in_bytes
-from fedtide.core.types import Moment, Shard
 from fedtide.laws.toy import with_rows
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.schedule import Exponential
+from fedtide.learn.losses import WSM, CrossEntropy
+from fedtide.learn.schedules import Exponential
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from golden.test_scaffold import control, start, value

@@ -12,16 +12,16 @@ from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.cohorts import Arrivals
+from fedtide.core.base import Moment, Shard, Sum, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
+from fedtide.learn.branched import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import logits_and_features, with_branches
-from fedtide.parts.prior import Block, EMOnly, Linear
-from fedtide.parts.step_size import Certainty
+from fedtide.mixtures.priors import Block, EMOnly, Linear
+from fedtide.mixtures.step_size import Certainty
 from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, moving, still, task
 from helpers.relabeling import branches_relabeled

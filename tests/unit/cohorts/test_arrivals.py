@@ -9,8 +9,8 @@ import torch
 
 from fedtide.cohorts import Arrivals, Everyone, PickedBy, Uniform
 from fedtide.config import from_dict
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from helpers.handmade import fleet, people
 from helpers.toys import TOY
 

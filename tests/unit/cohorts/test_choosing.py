@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.clusters import rounds as clusters
+from fedtide.clusters.rounds import Served
 from fedtide.cohorts import BySize, InTurn, Nearest, Oort, PowerOfChoice, Uniform
 from fedtide.cohorts.draw import draw_clients
-from fedtide.cohorts.oort import utility
 from fedtide.core import codec
+from fedtide.core.base import Cost, Moment, Reply
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Cost, Moment, Reply
+from fedtide.learn.judging import utility
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.multi import clusters
-from fedtide.multi.clusters import Served
 from helpers.toys import played, toy
 
 KINDS = [

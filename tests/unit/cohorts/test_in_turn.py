@@ -11,9 +11,9 @@ import torch
 
 from fedtide.cohorts import InTurn
 from fedtide.cohorts.in_turn import Lap
+from fedtide.core.base import Cost, Moment, Reply
 from fedtide.core.ids import grown
 from fedtide.core.rng import Rng
-from fedtide.core.types import Cost, Moment, Reply
 from helpers.toys import played, toy
 
 STILL = {"who": {"kind": "always"}}

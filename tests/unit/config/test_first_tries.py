@@ -11,8 +11,8 @@ from fedtide.config.fleet import Kind
 from fedtide.config.keys import Key, places, sections
 from fedtide.config.overrides import seed_list
 from fedtide.core.errors import SYNONYMS, FedtideError, nearest
-from fedtide.core.explain import tags_of
-from fedtide.request import FleetKind
+from fedtide.fields.explain import tags_of
+from fedtide.runs.request import FleetKind
 
 
 def study(**more: Any) -> dict[str, Any]:

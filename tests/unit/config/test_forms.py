@@ -9,7 +9,7 @@ from torch import nn
 import fedtide as ft
 from fedtide.config import from_dict, points, resolved
 from fedtide.core.errors import FedtideError
-from fedtide.learn.wsm import WSM
+from fedtide.learn.losses import WSM
 from fedtide.tuning.plan import stages
 from helpers.toys import TOY
 

@@ -31,17 +31,17 @@ from fedtide.config import (
     slug,
     to_toml,
 )
-from fedtide.core.config_types import HIDDEN
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import IDX, Gaussians
 from fedtide.data.sources import Python as PythonSource
+from fedtide.fields.types import HIDDEN
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.schedule import Exponential
+from fedtide.learn.schedules import Exponential
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
+from fedtide.mixtures.priors import Linear
 from fedtide.models import MLP
-from fedtide.parts.prior import Linear
 from helpers.examples import examples
 from helpers.toys import TOY
 
@@ -187,7 +187,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.core.types import Algorithm
+from fedtide.core.base import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.cohorts import Arrivals, Cohort

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fedtide.core import checkpoint, codec
+from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Mark
 from fedtide.core.trees import same
-from fedtide.core.types import Weights
 
 
 def state(number: float) -> Weights:

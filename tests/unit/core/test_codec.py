@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedtide.core import codec
+from fedtide.core.base import Answer, Moment, Notes, Reply, Slotted, Sum, Weighted, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, Moment, Notes, Reply, Slotted, Sum, Weighted, Weights
 from fedtide.fleets.ask import Ask
 from helpers.examples import examples
 
@@ -122,7 +122,7 @@ NASTY = {
     "an empty key beside a dot": {"": torch.zeros(1), ".": torch.ones(1)},
     "an empty key above another": {"": {"a": torch.zeros(1)}, "a": torch.ones(1)},
     "a list beside int keys": {"x": [torch.zeros(1)], "y": {0: torch.ones(1)}},
-    "a key that looks like a tag": {"array": torch.zeros(1), "class": "fedtide.core.types:Moment", "dict": []},
+    "a key that looks like a tag": {"array": torch.zeros(1), "class": "fedtide.core.base:Moment", "dict": []},
     "a word that looks like a float": ["nan", float("nan"), "inf", float("-inf")],
     "big numbers": [2**100, -(2**64), 5e-324, 1.7976931348623157e308, -0.0, 0.1],
     "nothing at all": [{}, [], (), "", None, torch.zeros(0), torch.zeros(0, 3)],
@@ -202,10 +202,10 @@ def crafted_file(path: Path, name: str, fields: dict[str, Any] | None = None) ->
     "subprocess:Popen",  # loaded, but no dataclass
     "os:system",
     "builtins:eval",
-    "fedtide.core.types:Nothing",
-    "fedtide.core.types:Moment.__init__",
+    "fedtide.core.base:Nothing",
+    "fedtide.core.base:Moment.__init__",
     "fedtide.nowhere:Thing",
-    "fedtide.core.types:",
+    "fedtide.core.base:",
     ":Moment",
     "Moment",
 ])  # fmt: skip
@@ -234,7 +234,7 @@ def test_reading_a_file_never_starts_a_program(monkeypatch, tmp_path):
     """`fedtide.__main__` is a module of this package, and importing it runs the command line."""
     path = crafted_file(tmp_path / "crafted.safetensors", "fedtide.__main__:main")
     started = []
-    monkeypatch.setattr("fedtide.cli.main", lambda: started.append(True))
+    monkeypatch.setattr("fedtide.cli.commands.main", lambda: started.append(True))
     monkeypatch.delitem(sys.modules, "fedtide.__main__", raising=False)
     with pytest.raises(FedtideError):
         codec.from_file(path)
@@ -243,7 +243,7 @@ def test_reading_a_file_never_starts_a_program(monkeypatch, tmp_path):
 
 def test_a_class_that_has_changed_since_is_one_clear_line(tmp_path):
     fields = {"round": 0, "rounds": 1, "century": 19}
-    path = crafted_file(tmp_path / "old.safetensors", "fedtide.core.types:Moment", fields)
+    path = crafted_file(tmp_path / "old.safetensors", "fedtide.core.base:Moment", fields)
     with pytest.raises(FedtideError, match=r"old.safetensors: damaged or not a file of this program \(.*century"):
         codec.from_file(path)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.draw import no_reports
+from fedtide.core.base import Weights
 from fedtide.core.ids import grown, per_client
 from fedtide.core.trees import same
-from fedtide.core.types import Weights
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from fedtide.core.base import Algorithm, Moment
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Moment
 
 
 class Clockwork:

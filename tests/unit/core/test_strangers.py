@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from fedtide.core.base import Slotted, Weighted, Weights
 from fedtide.core.codec import NAMES, to_bytes
 from fedtide.core.errors import FedtideError
 from fedtide.core.strangers import HEADER, decode, parse
 from fedtide.core.trees import same
-from fedtide.core.types import Slotted, Weighted, Weights
 
 TREES = [
     None, 3, -0.0, float("nan"), float("-inf"), "é\u2028/#%.", torch.zeros(0, 3), torch.tensor(1.0), [], (), {},
@@ -126,11 +126,11 @@ REFUSED = {
     "a class of this module": to_bytes(Own(1)),
     "a class without a name": message({"class": None, "fields": {}}),
     "a class that is a list": message({"class": [], "fields": {}}),
-    "fields that lack": message({"class": "fedtide.core.types:Weighted", "fields": {"value": 1}}),
-    "fields too many": message({"class": "fedtide.core.types:Weighted", "fields": {"value": 1, "weight": 1, "x": 1}}),
-    "fields that are a list": message({"class": "fedtide.core.types:Weighted", "fields": ["value", "weight"]}),
-    "no fields": message({"class": "fedtide.core.types:Weighted"}),
-    "fields by another name": message({"class": "fedtide.core.types:Weighted", "f": {"value": 1, "weight": 1}}),
+    "fields that lack": message({"class": "fedtide.core.base:Weighted", "fields": {"value": 1}}),
+    "fields too many": message({"class": "fedtide.core.base:Weighted", "fields": {"value": 1, "weight": 1, "x": 1}}),
+    "fields that are a list": message({"class": "fedtide.core.base:Weighted", "fields": ["value", "weight"]}),
+    "no fields": message({"class": "fedtide.core.base:Weighted"}),
+    "fields by another name": message({"class": "fedtide.core.base:Weighted", "f": {"value": 1, "weight": 1}}),
     "a file": save({"a": torch.ones(1)}),
 }
 
@@ -160,7 +160,7 @@ def test_classes_that_are_expected_are_built():
         raw(b'{"arrays":{},"tree":[' + b"[]," * 100_000 + b"[]]}"),
         raw(b'{"arrays":{},"tree":1,"a":[' + b"{}," * 100_000 + b"{}]}"),
         raw(b'{"a":[' + b'{"":0},' * 100_000 + b"{}]}"),
-        message({"class": "fedtide.core.types:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}}),
+        message({"class": "fedtide.core.base:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}}),
         message({"U8": [2**20]}, bytes(2**20), U8=2**20),
         message({"U8": ["a", 2**28]}, bytes(1), U8=1),
         message({"U8": [[0], 2**24]}, bytes(1), U8=1),

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import sums
+from fedtide.core.base import Slotted, Sum, Weighted, Weights
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Slotted, Sum, Weighted, Weights
 from helpers.examples import examples
 
 law = examples(80)

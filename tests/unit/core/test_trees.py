@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Sum, Weights
 from fedtide.core.trees import (
     all_finite,
     children,
@@ -21,7 +22,6 @@ from fedtide.core.trees import (
     same,
     size_in_bytes,
 )
-from fedtide.core.types import Sum, Weights
 from fedtide.core.weights import add, sub
 from helpers.examples import examples
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.core.base import Weights
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Weights
 from fedtide.core.weights import placed
 
 

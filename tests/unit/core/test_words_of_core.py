@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from fedtide.core.config_types import by_kind
+from fedtide.core.base import Scores, Shard, shared_weights
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.types import Scores, Shard, shared_weights
-from fedtide.core.user_code import imported
+from fedtide.fields.types import by_kind
+from fedtide.fields.user_code import imported
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 

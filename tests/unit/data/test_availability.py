@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import checkpoint, codec
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain
 from fedtide.data.partition import IID, Natural

@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, Split
 from fedtide.data.partition import (

@@ -10,8 +10,8 @@ import torch
 
 from fedtide import Task, algorithms, simulate
 from fedtide.config import read
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import IID

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.shift import Shift
 from fedtide.data.shift.chain import KEPT, MOST, Chain, check_events
 from fedtide.data.shift.how import LabelSwaps

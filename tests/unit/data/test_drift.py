@@ -12,10 +12,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fedtide.clusters.representation import Embedding
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
@@ -29,7 +30,6 @@ from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.evaluate.judge import Judge, views
-from fedtide.multi.representation import Embedding
 from fedtide.runs import runner
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight

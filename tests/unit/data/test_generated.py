@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural

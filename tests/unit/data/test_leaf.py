@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedtide.config import from_dict
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural

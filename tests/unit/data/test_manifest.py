@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from fedtide.config import from_dict
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.sources import Domains, Manifest, manifest
 from fedtide.runs.digest import digest_of

@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from fedtide.config import from_dict, resolved
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
-from fedtide.core.types import Moment
-from fedtide.data.shift import Shift
+from fedtide.data.shift import Python, Shift
 from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.build import cohort_size, host_of, population_of, task_of
 from fedtide.runs.experiment import execute
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
-from fedtide.shift import Python
 from helpers.toys import toy
 
 MINE = """

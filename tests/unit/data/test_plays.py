@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtide.core.types import Moment
+from fedtide.core.base import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, Split
 from fedtide.data.partition import Natural

@@ -10,8 +10,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.config import from_dict
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Dirichlet, Natural, Resample, Rotation

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain
 from fedtide.data.partition import IID, Natural

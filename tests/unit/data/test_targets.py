@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import fedtide as ft
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.partition import IID, Dirichlet
 from fedtide.data.rows import Rows, with_target

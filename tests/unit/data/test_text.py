@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural, Resample

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.config import from_dict
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Rotation, Saved

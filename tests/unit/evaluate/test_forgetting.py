@@ -14,12 +14,11 @@ from torch import nn
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Everyone
 from fedtide.config.schema import Forgetting
+from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Weighted, Weights, mean, shared_weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import plain
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Moment, Prediction, Weighted, Weights, shared_weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -28,7 +27,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.runs.simulate import simulate
 from helpers.fednova import fednova

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.core.types import Scores
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.runs.build import host_of, population_of
 from helpers.handmade import people

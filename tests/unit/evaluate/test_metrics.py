@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.core.types import Scores
+from fedtide.core.base import Scores
 from fedtide.evaluate.metrics import (
     METRICS,
     client_accuracies,

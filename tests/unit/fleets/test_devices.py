@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedtide.core import checkpoint, codec
+from fedtide.core.base import Answer, Moment, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Answer, Moment, Weighted
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask

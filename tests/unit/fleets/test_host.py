@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.core.base import Answer, Notes, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Answer, Notes, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.tally import Tally, concat_scores
 from fedtide.learn.local import LocalTrainer

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs.preflight import preflight
 from helpers.quadratics import TASK, at

@@ -125,7 +125,7 @@ def test_a_worker_has_one_thread_and_ignores_the_keyboard(pool):
 
 def test_an_error_that_a_person_can_mend_comes_back_as_its_line(pool):
     with pytest.raises(FedtideError, match=r"^.*found 'no name', allowed: module:function$"):
-        list(pool.map("fedtide.core.user_code:imported", ["no name"]))
+        list(pool.map("fedtide.fields.user_code:imported", ["no name"]))
     assert list(pool.map(ECHO, [1])) == [1]
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from fedtide.cli import main
+from fedtide.cli.commands import main
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedtide.core.base import Notes, Slotted, Weights
 from fedtide.core.trees import same
-from fedtide.core.types import Notes, Slotted, Weights
 from fedtide.fleets import shared
 from fedtide.fleets.ask import BlockResult
 from helpers.examples import examples

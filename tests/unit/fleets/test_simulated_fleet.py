@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import codec
+from fedtide.core.base import Answer, Cost, Moment, Notes, Slotted, Sum, Weighted, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, Cost, Moment, Notes, Slotted, Sum, Weighted, Weights
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask, BlockResult, Query

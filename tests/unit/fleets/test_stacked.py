@@ -12,18 +12,18 @@ from torch import nn
 
 from fedtide.config import from_dict, resolved
 from fedtide.core import codec, sums
+from fedtide.core.base import Moment, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same, size_in_bytes
-from fedtide.core.types import Moment, Shard
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked as engines
 from fedtide.fleets import together
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.toy import with_rows
-from fedtide.learn import func_stack, stack
-from fedtide.learn.func_stack import FuncStack
+from fedtide.learn.fast import func_stack, stack
+from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedtide.config import from_dict
+from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine

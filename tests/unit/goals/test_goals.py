@@ -13,7 +13,7 @@ from fedtide.goals import goal, inspecting, recommending
 from fedtide.goals.inspecting import Inspect
 from fedtide.goals.planted import FOUND
 from fedtide.goals.recommending import Recommend, cost_of
-from fedtide.request import goals
+from fedtide.runs.request import goals
 from helpers.shell import done, refused
 from helpers.studies import MOMENTUM, A, study
 

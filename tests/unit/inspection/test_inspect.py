@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 import fedtide as ft
 from fedtide.api import Request, prepare
 from fedtide.config import read as read_experiment
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Moment
 from fedtide.data.sources.files import bare
 from fedtide.goals.planted import planted
 from fedtide.inspection import pictures

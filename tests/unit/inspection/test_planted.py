@@ -8,7 +8,7 @@ import pytest
 
 from fedtide.goals.planted import expected, planted, words
 from fedtide.inspection.findings import found_in
-from fedtide.request import recipe
+from fedtide.runs.request import recipe
 
 SEEDS = 10
 WORLDS = tomllib.loads(recipe("inspect-planted").read_text(encoding="utf-8"))["goal"]["worlds"]

@@ -10,15 +10,15 @@ import fedtide as ft
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.scaffold import scaffold
 from fedtide.config import from_dict
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Moment, Shard
 from fedtide.data.transforms import Normalize
 from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.prior import Linear
+from fedtide.mixtures.priors import Linear
 from fedtide.runs.preflight import preflight
 from helpers.studies import A
 from helpers.toys import played

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import save_file
 
 from fedtide.algorithms import REGISTRY
+from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Weights
-from fedtide.multi.branches import branch_of
+from fedtide.mixtures.branches import branch_of
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight

@@ -7,18 +7,18 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Moment, Shard
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.learn import bfloat
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.branched import branched
-from fedtide.multi.expert_nets import Networks
+from fedtide.personal.expert_nets import Networks
 from fedtide.runs.build import spec_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.disk import needed

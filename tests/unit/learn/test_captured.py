@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Moment, Shard, Weights
 from fedtide.fleets.stacked import StackedEngine
-from fedtide.learn import captured, stack
-from fedtide.learn.captured import CapturedStack, Graphs
+from fedtide.learn.branched import with_branches
 from fedtide.learn.device import find_device, home
-from fedtide.learn.known import known_layers
-from fedtide.learn.layer_stack import LayerStack
+from fedtide.learn.fast import captured, stack
+from fedtide.learn.fast.captured import CapturedStack, Graphs
+from fedtide.learn.fast.known import known_layers
+from fedtide.learn.fast.layer_stack import LayerStack
+from fedtide.learn.fast.plan import Room
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.plan import Room
-from fedtide.learn.schedule import Exponential
+from fedtide.learn.losses import WSM, CrossEntropy
+from fedtide.learn.schedules import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
-from fedtide.learn.wsm import WSM
-from fedtide.multi.branches import BranchLoss, with_branches
+from fedtide.mixtures.branches import BranchLoss
 from helpers.tape import Recorder
 from helpers.toys import played, toy
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from fedtide.algorithms import REGISTRY
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.core.types import Moment, Shard
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -29,16 +29,18 @@ from fedtide.data.shift.how import Reading, Rotation
 from fedtide.data.transforms import Normalize
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.every import judged
-from fedtide.learn import device, loss, stack
+from fedtide.learn import device
+from fedtide.learn import losses as loss
 from fedtide.learn import task as tasks
+from fedtide.learn.branched import with_branches
+from fedtide.learn.fast import stack
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.losses import WSM, CrossEntropy
+from fedtide.learn.mixture_loss import Blended
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
+from fedtide.mixtures.branches import BranchLoss, predict_by_certainty
 from fedtide.models.text import LSTM
-from fedtide.multi.branches import BranchLoss, predict_by_certainty, with_branches
-from fedtide.multi.mixture_loss import Blended
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
 from helpers.toys import played, toy

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.learn.features import PCA, Frozen, Network, principal
 from fedtide.learn.task import Task
-from fedtide.multi.features import PCA, Frozen, Network, principal
 
 
 def net():

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
-from fedtide.core.types import Shard
 from fedtide.learn import gradients
 from fedtide.learn.gradients import layer_gradients
+from fedtide.learn.losses import WSM
 from fedtide.learn.target import NumberTarget
 from fedtide.learn.task import ROWS, Task
-from fedtide.learn.wsm import WSM
 
 SIZES = (5, 1, 9, 2)
 """Rows of the clients; the second has one, and the last one class."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
-from fedtide.core.types import Shard
 from fedtide.learn import judging
 from fedtide.learn.judging import mean_losses
 from fedtide.learn.steps import Losses

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Shard
-from fedtide.learn.func_stack import FuncStack
-from fedtide.learn.known import known_layers
-from fedtide.learn.layer_stack import LayerStack
+from fedtide.learn.branched import with_branches
+from fedtide.learn.fast.func_stack import FuncStack
+from fedtide.learn.fast.known import known_layers
+from fedtide.learn.fast.layer_stack import LayerStack
+from fedtide.learn.fast.plan import Room
+from fedtide.learn.fast.stack import stack_of, train_stacked
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy, as_loss
-from fedtide.learn.plan import Room
-from fedtide.learn.stack import stack_of, train_stacked
+from fedtide.learn.losses import WSM, CrossEntropy, as_loss
+from fedtide.learn.mixture_loss import Blended
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
-from fedtide.learn.wsm import WSM
-from fedtide.multi.branches import BranchLoss, with_branches
-from fedtide.multi.mixture_loss import Blended
+from fedtide.mixtures.branches import BranchLoss
 
 NOW = Moment(0, 1)
 SHAPE = (2, 13, 11)

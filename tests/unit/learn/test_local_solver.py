@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalTrainer, clip
-from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.schedule import Exponential
+from fedtide.learn.losses import CrossEntropy
+from fedtide.learn.schedules import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from helpers.examples import examples

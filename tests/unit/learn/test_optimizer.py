@@ -50,7 +50,8 @@ def test_steps_are_those_of_torch_to_the_bit(name, dtype):
 TRAINED = """
 import sys, torch
 import fedtide as ft
-from fedtide.base import Moment, Rng, Shard
+from fedtide.core.base import Moment, Shard
+from fedtide.core.rng import Rng
 task = ft.Task(lambda: torch.nn.Linear(3, 2))
 shard = Shard(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
 for local in (ft.LocalTrainer(momentum=0.9), ft.LocalTrainer(optimizer="adamw")):

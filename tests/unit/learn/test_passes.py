@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Shard
-from fedtide.learn import passes
+from fedtide.learn.branched import with_branches
+from fedtide.learn.fast import passes
+from fedtide.learn.fast.passes import ModulePasses
+from fedtide.learn.fast.plan import NOTHING
+from fedtide.learn.fast.stack import unstackable
 from fedtide.learn.judging import row_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy, as_loss
-from fedtide.learn.passes import ModulePasses
-from fedtide.learn.plan import NOTHING
-from fedtide.learn.stack import unstackable
+from fedtide.learn.losses import WSM, CrossEntropy, as_loss
+from fedtide.learn.mixture_loss import Blended, weighs_rows
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
+from fedtide.mixtures.branches import BranchLoss
 from fedtide.models.branched import Averaged, branched
-from fedtide.multi.branches import BranchLoss, with_branches
-from fedtide.multi.mixture_loss import Blended, weighs_rows
 from unit.learn.test_layers import MODELS, SHAPE, Squared
 
 

@@ -13,10 +13,10 @@ from torch import nn
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment, Prediction, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment, Prediction, Shard
 from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
@@ -25,19 +25,13 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
+from fedtide.learn.branched import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy, label_count
+from fedtide.learn.losses import CrossEntropy, label_count
 from fedtide.learn.target import row_losses
 from fedtide.learn.task import Task
+from fedtide.mixtures.branches import blend_branches, losses_of, most_certain, predict_chosen
 from fedtide.models.text import LSTM
-from fedtide.multi.branches import (
-    blend_branches,
-    logits_and_features,
-    losses_of,
-    most_certain,
-    predict_chosen,
-    with_branches,
-)
 from fedtide.runs.simulate import simulate
 from helpers.texts import Network, tiny
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.core.base import Cost, Moment, Reply, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Cost, Moment, Reply, Shard
 from fedtide.learn.task import Task
-from fedtide.multi.gmm_init import (
+from fedtide.mixtures.gmm_init import (
     SEEN,
     Collected,
     GaussianSetup,

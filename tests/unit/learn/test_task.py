@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
-from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.schedule import Constant, Cosine, Exponential, Steps
+from fedtide.learn.losses import CrossEntropy
+from fedtide.learn.schedules import Constant, Cosine, Exponential, Steps
 from fedtide.learn.target import row_losses
 from fedtide.learn.task import ROWS, Task
 

@@ -14,16 +14,16 @@ from torch import nn
 import fedtide as ft
 from fedtide.algorithms.fedem import Blended, fedem
 from fedtide.config import from_dict
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Moment, Shard
+from fedtide.learn.branched import with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.loss import CrossEntropy, Plain
+from fedtide.learn.losses import WSM, CrossEntropy, Plain
 from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
+from fedtide.mixtures.branches import BranchLoss, losses_of
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import BranchLoss, losses_of, with_branches
 from helpers.examples import examples
 from helpers.studies import A, raw
 from helpers.toys import normed

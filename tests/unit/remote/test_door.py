@@ -16,8 +16,8 @@ pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote import door
-from fedtide.remote.server import GrpcCarrier
+from fedtide.remote.grpc import door
+from fedtide.remote.grpc.server import GrpcCarrier
 from helpers.callers import CONTINUATION, DATA, call_of, frame, left_open, near, plain, secure, small
 from helpers.federation import RUN, until
 

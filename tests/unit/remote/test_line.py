@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedtide.core.errors import FedtideError
-from fedtide.deploy import certificates
-from fedtide.remote import line as lines
-from fedtide.remote import proof
-from fedtide.remote.line import CAUSES, Failed, Line, look_at, meaning
-from fedtide.remote.pieces import HEADER, MOST, Message, next_message
+from fedtide.remote.grpc import line as lines
+from fedtide.remote.grpc import proof
+from fedtide.remote.grpc.line import CAUSES, Failed, Line, look_at, meaning
+from fedtide.remote.grpc.pieces import HEADER, MOST, Message, next_message
+from fedtide.site import certificates
 from helpers.between import Between, listening, serving
 from helpers.callers import Near, echo, elsewhere, near, run
 from helpers.federation import Federation, until

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fedtide.deploy import certificates
-from fedtide.remote import proof
+from fedtide.remote.grpc import proof
+from fedtide.site import certificates
 from helpers.examples import examples
 
 SAID = {"run": "r", "authority": b"-----BEGIN\nAAAA\n", "name": "oslo", "asked": "a" * 64, "own": "b" * 64}

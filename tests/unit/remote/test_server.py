@@ -24,11 +24,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtide.core.errors import FedtideError
-from fedtide.deploy import certificates
-from fedtide.remote import door, proof, server
-from fedtide.remote.line import channel_to
-from fedtide.remote.pieces import HEADER, METHOD, PIECE, Message
-from fedtide.remote.server import GrpcCarrier
+from fedtide.remote.grpc import door, proof, server
+from fedtide.remote.grpc.line import channel_to
+from fedtide.remote.grpc.pieces import HEADER, METHOD, PIECE, Message
+from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.site import certificates
 from helpers.callers import (
     DATA,
     PING,

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedtide.core.asks import nodes_of, read_asks, state_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
+from fedtide.remote.asks import nodes_of, read_asks, state_of
 from fedtide.report.nodes import are_real, nodes_over_rounds, nodes_table
 
 

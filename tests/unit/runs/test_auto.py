@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from fedtide.cli import main
+from fedtide.cli.commands import main
 from fedtide.config import to_toml
 from fedtide.runs import auto, folder
 from fedtide.runs.digest import digest_of

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedtide.config import from_dict, points, resolved
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment
 from fedtide.learn.fit import check_fit
 from fedtide.runs import build
 from fedtide.runs.build import cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_in, task_of

@@ -18,9 +18,9 @@ import fedtide as ft
 from fedtide.config import from_dict, resolved
 from fedtide.config.code import named
 from fedtide.core.errors import FedtideError
-from fedtide.core.user_code import imported
+from fedtide.data.shift import AwakeBy
+from fedtide.fields.user_code import imported
 from fedtide.runs.build import as_json
-from fedtide.shift import AwakeBy
 from helpers import notebook as cells
 
 TASK = ft.Task(lambda: nn.Linear(3, 2))

@@ -12,10 +12,10 @@ import torch
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
 from fedtide.core import record as records
+from fedtide.core.base import Cost, Moment, Notes
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.core.types import Cost, Moment, Notes
 from fedtide.evaluate.rounds import losses
 from fedtide.fleets.ask import Ask, Query
 from fedtide.runs import runner

@@ -13,7 +13,7 @@ from socket import socketpair
 
 import pytest
 
-from fedtide.remote.line import Failed
+from fedtide.remote.grpc.line import Failed
 from fedtide.site import worker as workers
 from fedtide.site.worker import Worker, serve, write_log
 from helpers.federation import until

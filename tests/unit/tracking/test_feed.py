@@ -8,12 +8,12 @@ import pytest
 
 import fedtide as ft
 from fedtide.config import from_dict, resolved
+from fedtide.config.track import TensorBoard, WandB, spelled
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.runs.experiment import RunsDisplay
 from fedtide.tracking import feed
 from fedtide.tracking.feed import Tracked, Tracking, values_of
-from fedtide.tracking.settings import TensorBoard, WandB, spelled
 from helpers.toys import toy
 
 
@@ -38,7 +38,7 @@ class Kept:
 def kept(monkeypatch):
     Kept.runs = {}
     monkeypatch.setattr(feed, "tracker", Kept)
-    monkeypatch.setattr("fedtide.tracking.settings.find_spec", lambda name: object())
+    monkeypatch.setattr("fedtide.config.track.find_spec", lambda name: object())
     return Kept.runs
 
 
@@ -133,7 +133,7 @@ def test_settings_are_told_by_key(kept, tmp_path, monkeypatch):
 
 
 def test_a_missing_library_is_one_line_before_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtide.tracking.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtide.config.track.find_spec", lambda name: None)
     with pytest.raises(
         FedtideError, match=r'track.kind: "tensorboard" needs its library; pip install "fedtide\[track\]"'
     ):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import fedtide as ft
-from fedtide.cli import main
+from fedtide.cli.commands import main
 from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
-from fedtide.report.recommendation import earlier, write_recommendation
 from fedtide.runs import folder
 from fedtide.tuning import ladder, tournament
 from fedtide.tuning.ladder import Ladder, value_at
+from fedtide.tuning.recommendation import earlier, write_recommendation
 from fedtide.tuning.tournament import Candidate, curve_of, execute, first_line, played_by, read_tournament
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 

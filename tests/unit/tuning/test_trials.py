@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
+from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Scores
 from fedtide.tuning.ladder import value_at
 from fedtide.tuning.trials import Curve, Trial, best_of, bounds, hopeless, late, read_trial
 

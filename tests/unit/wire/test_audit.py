@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.special import betaincinv
 
-from fedtide.core.types import Slotted, Weighted
+from fedtide.core.base import Slotted, Weighted
 from fedtide.wire.accounting import Plan
 from fedtide.wire.banded import coefficients
 from fedtide.wire.clip import Clip

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Slotted, Weighted
 from fedtide.wire.clip import HALF, Adaptive, adapted, beyond, clipped, with_bounds
 from fedtide.wire.noise import Group, deviations, groups_of, noised
 from fedtide.wire.vector import Form, Leaf, as_total, as_vector, form_of, opened, quantized

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtide.algorithms.scaffold import Sent
-from fedtide.core.types import Answer, Weighted
+from fedtide.core.base import Answer, Weighted
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.laws.toy import played, toy

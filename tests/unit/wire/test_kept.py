@@ -23,8 +23,8 @@ from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
-from fedtide.fleets.near import near_fleet
 from fedtide.laws.toy import toy
+from fedtide.remote.near import near_fleet
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Run

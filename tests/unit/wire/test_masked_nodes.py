@@ -17,16 +17,16 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.fleets.carrier import Response
-from fedtide.fleets.masked import masked, objection
-from fedtide.fleets.messages import KeyHeader, question_of
-from fedtide.fleets.near import NearCarrier, near_fleet
-from fedtide.fleets.node import REFUSED
-from fedtide.fleets.opening import Opened
-from fedtide.fleets.presence import Present
-from fedtide.fleets.real_clock import RoundClock
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
+from fedtide.remote.carrier import Response
+from fedtide.remote.masked import masked, objection
+from fedtide.remote.messages import KeyHeader, question_of
+from fedtide.remote.near import NearCarrier, near_fleet
+from fedtide.remote.node import REFUSED
+from fedtide.remote.opening import Opened
+from fedtide.remote.presence import Present
+from fedtide.remote.real_clock import RoundClock
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
 from fedtide.wire import masks

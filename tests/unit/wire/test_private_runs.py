@@ -14,18 +14,18 @@ import torch
 
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
+from fedtide.core.base import Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
-from fedtide.core.types import Weighted
 from fedtide.core.weights import flat
-from fedtide.fleets.near import near_fleet
 from fedtide.fleets.vectors import Vectors
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws import private as every_private
 from fedtide.laws.case import Broken, Case, InAnyOrder
 from fedtide.laws.toy import played, toy
 from fedtide.laws.variants import variants_of
+from fedtide.remote.near import near_fleet
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed, plan_of, server_wire

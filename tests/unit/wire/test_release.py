@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Slotted, Weighted
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.banded import coefficients
 from fedtide.wire.ledger import Ledger, Line, read

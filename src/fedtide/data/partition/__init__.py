@@ -12,7 +12,6 @@ import numpy as np
 from pydantic import Field
 
 from fedtide.core.rng import Rng
-from fedtide.core.user_code import Python
 from fedtide.data.partition.by_group import ByGroup
 from fedtide.data.partition.classes import LabelShards, Majority
 from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
@@ -22,6 +21,7 @@ from fedtide.data.partition.own import DealtBy
 from fedtide.data.partition.pachinko import Pachinko
 from fedtide.data.ragged import Ragged
 from fedtide.data.saved import Saved
+from fedtide.fields.user_code import Python
 
 Partition = Annotated[
     IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority | Resample | Natural | Rotation | ByGroup

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.errors import refused
 from fedtide.data.partition.classes import LabelShards, Majority
 from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
 from fedtide.data.partition.draws import Dealing
 from fedtide.data.partition.even import IID
 from fedtide.data.partition.pachinko import Pachinko
+from fedtide.fields.types import Spelled, ingredient
 
 OnePartition = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
 """Partitions that deal each row of a group to one client."""

@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.core.config_types import Count, Fraction, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.partition.draws import Dealing, assign_owners, check_enough, draw_counts
 from fedtide.data.ragged import Ragged
+from fedtide.fields.types import Count, Fraction, ingredient
 
 
 @ingredient

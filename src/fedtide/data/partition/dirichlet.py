@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.partition.draws import Dealing, assign_owners, check_enough, draw_counts
 from fedtide.data.ragged import Ragged
+from fedtide.fields.types import Count, Positive, Whole, ingredient
 
 
 @ingredient

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.partition.draws import Dealing, check_enough
 from fedtide.data.ragged import Ragged
+from fedtide.fields.types import Count, ingredient
 
 
 @ingredient

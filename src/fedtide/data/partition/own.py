@@ -10,8 +10,8 @@ import numpy as np
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.user_code import call
 from fedtide.data.ragged import Ragged
+from fedtide.fields.user_code import call
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedtide.core.config_types import Count, Positive, Whole, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.partition.draws import Dealing, assign_owners, check_enough, draw_counts
 from fedtide.data.ragged import Ragged
+from fedtide.fields.types import Count, Positive, Whole, explained, ingredient
 
 CIFAR_100 = (
     (4, 30, 55, 72, 95), (1, 32, 67, 73, 91), (54, 62, 70, 82, 92), (9, 10, 16, 28, 61), (0, 51, 53, 57, 83),

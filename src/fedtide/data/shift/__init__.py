@@ -1,6 +1,10 @@
 """Shift = who, what, how: the available clients, the rows that they hold, and the meaning of these rows over time.
 
 The three parts are independent, compose freely, and each is a pure function of (clients, moment, seed).
+
+>>> import fedtide as ft
+>>> ft.Shift(who=ft.shift.Periodic(period=8), how=ft.shift.Rotation(angles=(0, 90))).period
+8.0
 """
 
 from __future__ import annotations
@@ -9,11 +13,25 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fedtide.core.config_types import Spelled, ingredient
-from fedtide.core.types import Moment
-from fedtide.data.shift.how import How, Identity
-from fedtide.data.shift.what import Rhythm, Static, What
-from fedtide.data.shift.who import Always, Who
+from fedtide.core.base import Moment
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
+from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
+from fedtide.data.shift.python import Python
+from fedtide.data.shift.replay import Replay
+from fedtide.data.shift.what import Calendar, ChangePoints, ClusterDrift, DomainMixture, Rhythm, Static, Stream, What
+from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
+from fedtide.data.shift.what.cluster_drift import MassEvents
+from fedtide.data.shift.what.stream import Labels, Order, Time
+from fedtide.data.shift.who import Always, BlockCyclic, Data, Periodic, Who
+from fedtide.fields.types import Spelled, ingredient
+
+__all__ = [
+    "Always", "Availability", "AwakeBy", "BlockCyclic", "Calendar", "ChangePoints", "ClusterDrift", "Data",
+    "DomainMixture", "Domains", "Drawn", "File", "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels",
+    "MassEvents", "Order", "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static",
+    "Stream", "Time", "What", "Who",
+]  # fmt: skip
 
 
 @ingredient

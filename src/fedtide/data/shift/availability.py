@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import DataFile, OpenFraction, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.shift.arriving import Arriving
 from fedtide.data.shift.what.plan import PopulationView
 from fedtide.data.sources.cells import number, places, read_table
 from fedtide.data.sources.files import find, reading
+from fedtide.fields.types import DataFile, OpenFraction, Positive, ingredient
 
 COLUMNS = ("client", "start", "end")
 CLOSE = 1e-9

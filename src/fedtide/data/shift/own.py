@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
-from fedtide.core.user_code import call
 from fedtide.data.shift.arriving import Arriving
 from fedtide.data.shift.how.row_transform import Reading
 from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView
+from fedtide.fields.user_code import call
 
 
 @dataclass(frozen=True)

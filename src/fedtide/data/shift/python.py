@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar
 
-from fedtide.core import user_code
-from fedtide.core.config_types import ingredient
+from fedtide.fields import user_code
+from fedtide.fields.types import ingredient
 
 
 @ingredient

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import DataFile, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.saved import content_of
 from fedtide.data.shift.arriving import Arriving
+from fedtide.fields.types import DataFile, OpenFraction, ingredient
 
 
 @ingredient

@@ -14,16 +14,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Finite, OpenFraction, Positive, ingredient
 from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import refused
-from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.data.shift.arriving import Arriving, first_of
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.python import Python
 from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what.plan import Rhythm
+from fedtide.draw.prose import listed
+from fedtide.fields.types import Finite, OpenFraction, Positive, ingredient
 
 
 @ingredient

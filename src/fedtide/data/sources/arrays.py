@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core import user_code
-from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.rows import Fit, Rows, known_rows, with_learned
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.data.sources.when import seconds_of
+from fedtide.fields import user_code
+from fedtide.fields.types import Flag, ingredient
 
 Column = Literal["x", "y", "client", "domain", "time", "held_out"]
 SPARSE_CLASSES = 1000

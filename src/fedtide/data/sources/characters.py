@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading
+from fedtide.fields.types import ingredient
 
 
 @ingredient

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading, folder_of, reading
+from fedtide.fields.types import ingredient
 
 PIXELS = 3 * 32 * 32
 FILES = {

@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Spelled, explained, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
@@ -26,6 +25,7 @@ from fedtide.data.sources.images import Images
 from fedtide.data.sources.leaf import LEAF
 from fedtide.data.sources.manifest import Manifest
 from fedtide.data.sources.table import CSV
+from fedtide.fields.types import Spelled, explained, ingredient
 
 OneSource = Annotated[
     DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Python | Gaussians,

@@ -11,9 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.core.prose import listed
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
@@ -30,6 +28,8 @@ from fedtide.data.sources.guesses import (
 from fedtide.data.sources.table import Columns
 from fedtide.data.sources.when import spanned
 from fedtide.data.targets import Number, Setting
+from fedtide.draw.prose import listed
+from fedtide.fields.types import Spelled, ingredient
 from fedtide.learn.target import CLASSES
 
 MISSING = ("error", "drop", "mean")

@@ -10,12 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays, standardize
 from fedtide.data.sources.cells import number
 from fedtide.data.sources.files import Loading, folder_of, reading
+from fedtide.fields.types import Flag, ingredient
 
 GASES = ("ethanol", "ethylene", "ammonia", "acetaldehyde", "acetone", "toluene")
 """Classes in the order of their published numbers 1 to 6."""

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import ClassCount, Count, NonNegative, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading
+from fedtide.fields.types import ClassCount, Count, NonNegative, Positive, Whole, ingredient
 
 
 @ingredient

@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import ClassCount, Count, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.sources.files import Loading
+from fedtide.fields.types import ClassCount, Count, NonNegative, Positive, ingredient
 
 LARGEST = 10_000_000
 """Maximum size of the features of one client, or of the centers of all classes, in numbers."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.core.config_types import LARGEST
 from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import NotANumber, is_number, numeric_columns, read_cells
 from fedtide.data.sources.column import Column
 from fedtide.data.sources.when import is_epoch, seconds_of
+from fedtide.fields.types import LARGEST
 
 MOST_CLASSES = 100
 """Different whole numbers up to which a label is a class; more are a measure."""

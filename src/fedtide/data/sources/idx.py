@@ -12,11 +12,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import Flag, Whole, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import classes_of, whole_numbers
 from fedtide.data.sources.files import Loading, folder_of, reading
+from fedtide.fields.types import Flag, Whole, ingredient
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

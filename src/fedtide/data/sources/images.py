@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import check_unpacked, find, opened, reading
 from fedtide.data.sources.idx import read_idx
 from fedtide.data.sources.pictures import Arrays, Cached, pillow, pixels, same_size
+from fedtide.fields.types import ingredient
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import ClassCount, Count, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import check_filled
 from fedtide.data.sources.files import Loading, find, reading
+from fedtide.fields.types import ClassCount, Count, ingredient
 
 
 @ingredient

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
@@ -17,6 +16,7 @@ from fedtide.data.sources.files import find
 from fedtide.data.sources.pictures import Cached, pillow, pixels, same_size
 from fedtide.data.sources.table import Where, labels_of, names_of
 from fedtide.data.sources.when import all_seconds
+from fedtide.fields.types import Count, ingredient
 
 NEEDED = ("path", "label")
 COLUMNS = (*NEEDED, "client", "time", "domain", "split")

@@ -7,10 +7,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Literal
 
-from fedtide.core.config_types import Count, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading
 from fedtide.data.sources.text import Text
+from fedtide.fields.types import Count, ingredient
 
 
 @ingredient

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedtide.core.config_types import Finite, Flag, Positive, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Fit, Rows, earliest, known_rows, with_learned
 from fedtide.data.sources.arrays import check_filled, from_arrays
@@ -34,6 +33,7 @@ from fedtide.data.sources.cells import (
 from fedtide.data.sources.encoding import Encoder
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.when import all_seconds, dates, spanned
+from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
 """A label that is a whole number from 0."""

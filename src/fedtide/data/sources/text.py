@@ -17,12 +17,12 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, OpenFraction, explained, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows, earliest
 from fedtide.data.sources.cells import places
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.when import seconds
+from fedtide.fields.types import Count, OpenFraction, explained, ingredient
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 """First token ids; UNKNOWN may have several, and the words of the vocabulary follow."""

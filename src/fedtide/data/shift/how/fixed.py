@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import Whole, ingredient
 from fedtide.core.errors import refused
-from fedtide.core.prose import listed
 from fedtide.data.shift.how.row_transform import ByGroup, Reading, RowTransform, check_exchangeable
 from fedtide.data.shift.what.plan import PopulationView
+from fedtide.draw.prose import listed
+from fedtide.fields.types import Whole, ingredient
 
 
 @ingredient

@@ -13,13 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Flag, Fraction, Positive, ingredient
 from fedtide.core.errors import refused
-from fedtide.core.prose import share_of
 from fedtide.core.rng import Rng
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.how.row_transform import Reading, RowTransform, check_exchangeable
 from fedtide.data.shift.what.plan import PopulationView
+from fedtide.draw.prose import share_of
+from fedtide.fields.types import Flag, Fraction, Positive, ingredient
 
 
 @ingredient

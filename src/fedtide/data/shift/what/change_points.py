@@ -19,16 +19,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import Count, DataFile, Fraction, Positive, Spelled, Whole, ingredient
+from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown, unknown
-from fedtide.core.prose import share_of
-from fedtide.core.types import Moment
 from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 from fedtide.data.sources.cells import number, places, read_table
 from fedtide.data.sources.files import find
+from fedtide.draw.prose import share_of
+from fedtide.fields.types import Count, DataFile, Fraction, Positive, Spelled, Whole, ingredient
 
 COLUMNS = ("client", "round", "concept")
 CLOSE = 1e-6

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from fedtide.core.config_types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
-from fedtide.core.prose import listed, share_of
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.data.shift.what.drawn import Amounts, check_apart
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.draw.prose import listed, share_of
+from fedtide.fields.types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
 
 LABELS = explained("a whole number of 1 or more, or for each group a list of its labels")
 

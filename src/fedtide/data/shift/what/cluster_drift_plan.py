@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.change_points import COLUMNS, write_rows
 from fedtide.data.shift.what.drawn import Domain, Pools

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Positive, Whole, ingredient
+from fedtide.core.base import Moment
 from fedtide.core.errors import refused
-from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView, Rhythm
+from fedtide.draw.prose import listed
+from fedtide.fields.types import Count, Positive, Whole, ingredient
 
 JUDGED = "val", "test"
 """Parts on which clients are judged."""

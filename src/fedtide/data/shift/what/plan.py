@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
 Rhythm = dict[str, float]
-"""Values that a method may know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty without a rhythm."""
+"""Values that a method may know of a rhythm, by name (`fedtide.fields.types.OfShift`); empty without a rhythm."""
 
 
 @dataclass(frozen=True)

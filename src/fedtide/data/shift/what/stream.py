@@ -16,11 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Positive, Spelled, ingredient
+from fedtide.core.base import PARTS, Moment
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.types import PARTS, Moment
 from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.fields.types import Count, Positive, Spelled, ingredient
 
 CELLS = 20_000_000
 """Maximum number of stored row counts, one for each client and interval."""

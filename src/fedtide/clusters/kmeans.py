@@ -1,0 +1,149 @@
+"""Clustering of plain arrays: k-means, nearest centers, and halves by cosine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.clusters.distance import unit
+from fedtide.core.rng import Rng
+
+Points = np.ndarray
+"""(rows, d) float64."""
+
+STARTS = 10
+"""Number of k-means starts; the best is taken."""
+
+Linkage = Literal["single", "complete"]
+"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
+
+
+def distances(x: Points, centers: Points) -> Points:
+    """Return squared Euclidean distances (rows, K)."""
+    square = (x * x).sum(1)[:, None] - 2 * x @ centers.T + (centers * centers).sum(1)
+    return np.maximum(square, 0.0)
+
+
+def draw_seeds(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> Points:
+    """Draw k-means++ seeds (k, d), each in proportion to the squared distance to the seeds before it.
+
+    Arthur and Vassilvitskii 2007. If every row is a seed already, the rest are drawn uniformly.
+
+    Args:
+        x: (rows, d).
+        k: number of seeds.
+        rng: the key of the draw.
+        weights: (rows,) weight of each row; None means 1.
+    """
+    draw = rng.numpy()
+    first = draw.integers(len(x)) if weights is None else draw.choice(len(x), p=weights / weights.sum())
+    seeds = [x[first]]
+    while len(seeds) < k:
+        far = distances(x, np.stack(seeds)).min(1) * (1.0 if weights is None else weights)
+        seeds.append(x[draw.choice(len(x), p=far / far.sum() if far.sum() > 0 else None)])
+    return np.stack(seeds)
+
+
+def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
+    """Summarize rows by at most k centers: centers (k, d), rows of each (k,), and variances around them (k, d).
+
+    k-means++ and ten Lloyd iterations. With fewer than k rows the last centers are empty, so that all summaries have
+    the same shape.
+
+    >>> centers, counts, variances = summary(np.array([[0.0], [2.0], [9.0]]), 4, Rng(0))
+    >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
+    ([0.0, 2.0, 9.0], 3)
+    """
+    found, member = kmeans(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
+    centers, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
+    centers[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
+    for j in np.unique(member):
+        variances[j] = x[member == j].var(0)
+    return centers, counts, variances
+
+
+def farthest_first(x: Points, k: int, first: int) -> Points:
+    """Pick k rows, each the farthest from those before it, beginning with row `first` (Gonzalez 1985).
+
+    >>> farthest_first(np.array([[0.0], [1.0], [5.0]]), 2, first=1).tolist()
+    [[1.0], [5.0]]
+    """
+    picked = [first]
+    while len(picked) < k:
+        picked.append(int(distances(x, x[picked]).min(1).argmax()))
+    return x[picked]
+
+
+def kmeans(
+    x: Points, seeds: Points, *, weights: np.ndarray | None = None, iterations: int = 100
+) -> tuple[Points, np.ndarray]:
+    """Run Lloyd's algorithm from given seeds; return centers (K, d) and the cluster of each row.
+
+    A center without members stays where it is.
+
+    >>> centers, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
+    >>> centers.tolist(), member.tolist()
+    ([[1.0], [9.0]], [0, 0, 1])
+    """
+    weights = np.ones(len(x)) if weights is None else weights
+    centers, member = seeds.astype(np.float64), np.full(len(x), -1)
+    for _ in range(iterations):
+        now = distances(x, centers).argmin(1)
+        if (now == member).all():
+            break
+        member = now
+        for k in range(len(centers)):
+            mass = weights * (member == k)
+            if mass.sum() > 0:
+                centers[k] = mass @ x / mass.sum()
+    return centers, distances(x, centers).argmin(1)
+
+
+def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> tuple[Points, np.ndarray]:
+    """Run k-means from ten k-means++ starts; return centers (K, d) and clusters of the cheapest; ties: the first.
+
+    >>> best_kmeans(np.array([[0.0], [9.0], [1.0]]), 2, Rng(0))[1].tolist() in ([0, 1, 0], [1, 0, 1])
+    True
+    """
+    mass = np.ones(len(x)) if weights is None else weights
+    found = [kmeans(x, draw_seeds(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)]
+    costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in found]
+    # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
+    return found[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]
+
+
+def nearest(x: Tensor, centers: Tensor) -> Tensor:
+    """Return the index of each row's nearest center (rows,); ties: the first."""
+    return torch.cdist(x.double(), centers.double()).argmin(1)
+
+
+def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """Return cosines (rows, rows of y) of all pairs of rows (y defaults to x), float64; 0 for rows of zeros.
+
+    >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    left, right = (unit(z.double()) for z in (x, x if y is None else y))
+    return (left @ right.T).clamp(-1.0, 1.0)
+
+
+def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
+    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
+
+    Single linkage minimizes the largest similarity between the two halves.
+
+    >>> halves(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
+    [False, True, False]
+    """
+    # SciPy is slow to import, and only this function needs it.
+    from scipy.cluster.hierarchy import linkage as tree
+    from scipy.cluster.hierarchy import to_tree
+    from scipy.spatial.distance import squareform
+
+    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
+    second = np.zeros(len(similarity), dtype=bool)
+    second[root.get_right().pre_order()] = True
+    return ~second if second[0] else second

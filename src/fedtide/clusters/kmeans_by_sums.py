@@ -1,0 +1,320 @@
+"""k-means over clients of whose vectors the server sees sums alone.
+
+Lloyd's algorithm needs of the members of a cluster their sum and their number, and both are sums over clients who find
+their nearest center themselves. So a server that asks for sums over its clusters runs the same iterations as one that
+holds all vectors. How it begins, how it chooses K and what it asks first is our own:
+
+| symbol | meaning |
+| --- | --- |
+| `r_i` | vector of client i, which it keeps to itself |
+| `c_k`, `n_k` | mean and number of the members of cluster k |
+| `m` | `fewest` clients whose sum may be asked for |
+
+    sizes     n_k first: a center with n_k < m is dropped, and its members go to their next nearest
+    sums      then sum of r_i and of r_i^2 over the members of each cluster
+    begin     from the mean of all, each center becomes two, c_k +- s e, along the number e that varies most among its
+              members, by its standard deviation s (Linde, Buzo, Gray 1980), until there are twice as many as k_max
+    each K    k-means of these cells' means, which the server does alone, and then Lloyd steps by sums
+    judge     a_i = distance to the mean of the other members, b_i = distance to the nearest other center;
+              K of the largest mean of (b_i - a_i) / max(a_i, b_i)
+
+The silhouette of distances to centers (Hruschka, de Castro, Campello 2004) chooses nearly as that of all pairs does,
+and is about a quarter larger. A client leaves itself out of its cluster's mean, (n c - r) / (n - 1), else many small
+clusters would look tight. Cells have `m` clients or more: where clients are few, so are clusters.
+
+What this does not hide: two sums, asked one after the other, may differ by one client, whose vector is then their
+difference; only noise hides it. And clients may vanish between the two questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.clusters.clusterer import TIE, KMeans, kmeans_for_each
+from fedtide.clusters.distance import Distance, Joint, between, unit
+from fedtide.core.base import Answer, Fleet, Memory, Moment, Shard, Weighted, Work
+from fedtide.core.rng import Rng
+
+STEPS = 10
+"""Largest number of Lloyd steps: each costs two questions, and from such a beginning most end after four."""
+TINY = 1e-12
+"""Variance below which all members of a cell are taken for equal."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Sums over the members of clusters, divided by their numbers.
+
+    centers: (K, d) the means; sizes: (K,) float64 the numbers of members; variance: (K, d) of their vectors, about the
+    mean.
+    """
+
+    centers: Tensor
+    sizes: Tensor
+    variance: Tensor
+
+
+@dataclass(frozen=True)
+class FoundBySums:
+    """A clustering found by sums.
+
+    groups: the clusters; distance: the distance used; silhouette: that of each K that was tried; spread: mean distance
+    of clients from the other members' mean; spread_now: the same for the clusters before, by their nearest centers.
+    """
+
+    groups: Groups
+    distance: Distance
+    spread: float
+    spread_now: float
+    silhouette: dict[int, float] = field(default_factory=dict)
+
+
+def nearest(vector: Tensor, centers: Tensor, distance: Distance, allowed: Tensor | None = None) -> int:
+    """Return the nearest of the centers (K, d), or of those allowed (K,); ties: the first.
+
+    >>> nearest(torch.tensor([3.0]), torch.tensor([[2.0], [9.0]]), "l1", torch.tensor([False, True]))
+    1
+    """
+    if len(centers) == 1:
+        return 0
+    far = between(vector[None], centers.to(vector.dtype), distance)[0]
+    return int((far if allowed is None else far.where(allowed, torch.inf)).argmin())
+
+
+def summed(vector: Tensor, k: int, count: int, distance: Distance) -> dict[str, Tensor]:
+    """Return what a client adds to the sums of `count` clusters: its number and its vector in row k, zeros elsewhere.
+
+    So its message has one shape whatever its cluster. Under the cosine distance the vector is made one long.
+    """
+    own = F.one_hot(torch.tensor(k), count).to(vector.dtype)
+    row = unit(vector[None])[0] if distance == "cosine" else vector
+    return {"size": own, "sum": own[:, None] * row}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Sets of centers about which clients are asked, and the number of members of each center."""
+
+    centers: Sequence[Tensor]
+    distance: Distance
+    sizes: Sequence[Tensor] = field(default_factory=list)
+
+
+def group_questions() -> dict[str, Work]:
+    """Build the questions "sizes", "sums" and "judge" about sets of centers; a client without a report abstains.
+
+    The client's memory has "reported".
+    """
+
+    def sizes(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if memory is None:
+            return None
+        vector, distance = memory["reported"], payload.distance
+        own = [F.one_hot(torch.tensor(nearest(vector, centers, distance)), len(centers)).double()
+               for centers in payload.centers]  # fmt: skip
+        return Answer({"sizes": Weighted(own)})
+
+    def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if memory is None:
+            return None
+        vector, distance, made = memory["reported"], payload.distance, []
+        for centers in payload.centers:
+            part = summed(vector, nearest(vector, centers, distance), len(centers), distance)
+            made.append({**part, "square": part["sum"].square()})
+        return Answer({"groups": Weighted(made)})
+
+    def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if memory is None:
+            return None
+        vector, sets = memory["reported"], zip(payload.centers, payload.sizes, strict=True)
+        return Answer({"judged": Weighted([judged(vector, *each, distance=payload.distance) for each in sets])})
+
+    return {"sizes": sizes, "sums": sums, "judge": judge}
+
+
+def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -> Tensor:
+    """Return how far a client is from the other members' mean, and its silhouette (2,); zeros if it is alone.
+
+    >>> centers, sizes = torch.tensor([[1.0], [5.0]], dtype=torch.float64), torch.tensor([2.0, 4.0])
+    >>> judged(torch.tensor([0.0], dtype=torch.float64), centers, sizes, "l1").tolist()
+    [2.0, 0.6]
+    """
+    k = nearest(vector, centers, distance)
+    count, row = float(sizes[k]), unit(vector[None])[0] if distance == "cosine" else vector
+    if count < 2:
+        return torch.zeros(2, dtype=torch.float64)
+    others = (count * centers[k] - row) / (count - 1)
+    others = others.where(others.abs() > TINY, 0.0)  # by rounding a share may be below zero
+    own = float(between(vector[None], others[None], distance))
+    far = between(vector[None], centers.to(vector.dtype), distance)[0]
+    far[k] = torch.inf
+    other = float(far.min())
+    larger = max(own, other)
+    score = (other - own) / larger if len(centers) > 1 and larger > 0 else 0.0
+    return torch.tensor([own, score], dtype=torch.float64)
+
+
+def group(
+    fleet: Fleet, clients: Tensor, sets: Sequence[Tensor], distance: Distance, fewest: int
+) -> list[Groups] | None:
+    """Ask for the sums of clusters around several sets of centers: of sizes first, of vectors where there are `fewest`.
+
+    Args:
+        fleet: the clients.
+        clients: those to ask.
+        sets: each (K, d).
+        distance: the distance.
+        fewest: m; a center with fewer members is dropped, unless there is no other.
+
+    Returns:
+        The clusters of each set; None if fewer than m clients answer in all.
+    """
+    reply = fleet.ask("sizes", clients, Sets(sets, distance))
+    if reply.total is None or reply.total["sizes"].weight < fewest:
+        return None
+    enough = [size >= fewest for size in reply.total["sizes"].value]
+    left = [one[some] if some.any() else one[:1] for one, some in zip(sets, enough, strict=True)]
+    reply = fleet.ask("sums", clients, Sets(left, distance))
+    if reply.total is None:
+        return None
+    return [_divided(one, **got) for one, got in zip(left, reply.total["groups"].value, strict=True)]
+
+
+def _divided(before: Tensor, size: Tensor, sum: Tensor, square: Tensor) -> Groups:
+    """Divide sums by sizes; a cluster whose members have all vanished keeps its center."""
+    count = size.clamp(min=1)[:, None]
+    centers = torch.where(size[:, None] > 0, sum / count, before)
+    return Groups(centers, size, (square / count - centers.square()).clamp(min=0))
+
+
+def cluster_by_sums(
+    fleet: Fleet,
+    clients: Tensor,
+    clustering: KMeans,
+    distance: Distance,
+    fewest: int,
+    rng: Rng,
+    now: Groups | None = None,
+) -> FoundBySums | None:
+    """Cluster clients by sums; None if there are fewer than `fewest`.
+
+    Args:
+        fleet: the clients, which keep "reported".
+        clients: those to ask.
+        clustering: the range of K, starts, and the smallest silhouette.
+        distance: the distance; the scales of a joint one are set anew.
+        fewest: m.
+        rng: the key of all draws.
+        now: the clusters so far, whose spread is compared.
+    """
+    found = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest)
+    if found is None:
+        return None
+    (whole,) = found
+    distance, cells = scaled_by_sums(distance, whole), whole
+    while (
+        clustering.k_max > 1
+        and len(cells.centers) < 2 * clustering.k_max
+        and (parts := split(cells, fewest)) is not None
+    ):
+        found = group(fleet, clients, [parts], distance, fewest)
+        if found is None or len(found[0].centers) <= len(cells.centers):
+            break
+        (cells,) = found
+    sets = [whole, *_lloyd(fleet, clients, _begin(cells, clustering, distance, rng), distance, fewest)]
+    sets = [now or whole, *sets]
+    asked = Sets([one.centers for one in sets], distance, [one.sizes for one in sets])
+    reply = fleet.ask("judge", clients, asked)
+    if reply.total is None:
+        return None
+    leaf = reply.total["judged"]
+    spreads, scores = (torch.stack(leaf.value) / leaf.weight).T.tolist()
+    best, silhouette = 1, dict[int, float]()
+    for i in range(2, len(sets)):
+        k = len(sets[i].centers)
+        if k > 1:
+            silhouette[k] = max(scores[i], silhouette.get(k, -1.0))
+            if scores[i] >= clustering.min_silhouette and (best == 1 or scores[i] > scores[best] + TIE):
+                best = i
+    return FoundBySums(sets[best], distance, spreads[best], spreads[0], silhouette)
+
+
+def split(cells: Groups, fewest: int) -> Tensor | None:
+    """Return the centers of cells, those of 2 m members or more in two; None if none can be split.
+
+    >>> cells = Groups(torch.tensor([[1.0, 5.0]]), torch.tensor([6.0]), torch.tensor([[4.0, 1.0]]))
+    >>> split(cells, 3).tolist(), split(cells, 4)
+    ([[-1.0, 5.0], [3.0, 5.0]], None)
+    """
+    widest = cells.variance.max(1).values
+    may = (cells.sizes >= 2 * fewest) & (widest > TINY)
+    if not may.any():
+        return None
+    # The first of those that vary equally but for rounding, as shares of two classes do.
+    along = (cells.variance >= (1 - TIE) * widest[:, None]).int().argmax(1)
+    step = F.one_hot(along, cells.centers.shape[1]) * widest.sqrt()[:, None]
+    return torch.cat([
+        torch.stack([center - way, center + way]) if two else center[None]
+        for center, way, two in zip(cells.centers, step, may, strict=True)
+    ])  # fmt: skip
+
+
+def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> list[Tensor]:
+    """Return the first centers for each K: those of k-means of the cells, each mean by the number of its members."""
+    most = min(clustering.k_max, len(cells.centers))
+    if most < 2:
+        return []
+    rows = unit(cells.centers) if distance == "cosine" else cells.centers
+    ks = range(min(clustering.k_min, most), most + 1)
+    labels = kmeans_for_each(rows, ks, distance, rng.at("starts"), n_init=clustering.n_init)
+    return [_joined(cells, label) for label in labels]
+
+
+def _joined(cells: Groups, label: Tensor) -> Tensor:
+    """Return the mean of all clients in the cells of each label, in the order of their first cells."""
+    numbers = {k: number for number, k in enumerate(dict.fromkeys(label.tolist()))}
+    share = F.one_hot(torch.tensor([numbers[k] for k in label.tolist()])).to(cells.centers.dtype) * cells.sizes[:, None]
+    return share.T @ cells.centers / share.sum(0)[:, None]
+
+
+def _lloyd(fleet: Fleet, clients: Tensor, sets: list[Tensor], distance: Distance, fewest: int) -> list[Groups]:
+    """Run Lloyd steps of several sets of centers at once, until none of them moves."""
+    found: list[Groups] = []
+    for _ in range(STEPS if sets else 0):
+        made = group(fleet, clients, sets, distance, fewest)
+        if made is None:
+            break
+        found, before, sets = made, sets, [one.centers for one in made]
+        if all(torch.equal(one, other) for one, other in zip(sets, before, strict=True)):
+            break
+    return found
+
+
+def scaled_by_sums(distance: Distance, whole: Groups) -> Distance:
+    """Set the scales of a joint distance to about the mean of each part between two clients; others unchanged.
+
+    From mean and variance of each number: exact for squared distances, for the others as of normal numbers (the
+    divergence by its second-order term).
+
+    >>> whole = Groups(torch.zeros(1, 2), torch.tensor([2.0]), torch.tensor([[1.0, 9.0]]))
+    >>> scaled_by_sums(Joint(("sq-l2", "sq-l2"), (1, 1), (1.0, 1.0)), whole).scales
+    (4.0, 36.0)
+    """
+    if not isinstance(distance, Joint):
+        return distance
+    size, scales = float(whole.sizes[0]), []
+    for columns, kind in zip(distance.columns, distance.kinds, strict=True):
+        pairs = 2 * whole.variance[0, columns] * size / max(size - 1, 1)  # mean (x - y)^2
+        middle = whole.centers[0, columns].clamp(min=TINY)
+        scale = {
+            "sq-l2": pairs.sum(), "l2": pairs.sum().sqrt(), "l1": (pairs * 2 / torch.pi).sqrt().sum(),
+            "js": (pairs / middle).sum().div(8).sqrt(),
+        }[kind]  # fmt: skip
+        scales.append(float(scale) if scale > TINY else 1.0)
+    return replace(distance, scales=tuple(scales))

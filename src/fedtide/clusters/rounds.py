@@ -1,0 +1,421 @@
+"""K whole models of one task: a training round in clusters, model selection by clients, and prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedtide.cohorts import Cohort
+from fedtide.cohorts.participation import ask_to_train
+from fedtide.cohorts.protocol import Serve
+from fedtide.core.base import (
+    Answer,
+    Facts,
+    Fleet,
+    Holdings,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Reply,
+    Shard,
+    Slot,
+    Sum,
+    Weighted,
+    Weights,
+    Work,
+    mean,
+)
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
+from fedtide.core.trees import map_leaves
+from fedtide.learn.judging import mean_losses
+from fedtide.learn.server import Server
+from fedtide.learn.steps import Losses, Steps, Stepwise
+from fedtide.learn.target import CLASSES
+from fedtide.learn.task import Task
+
+ChooseOn = Literal["val", "train"]
+"""Labeled samples on which a client chooses its model before evaluation."""
+
+NOT_POOLED = {"pooled": "its models begin with different weights, so their updates cannot be compared"}
+"""Why models that begin apart are not pooled."""
+
+Divisor = Literal["members", "participants"]
+"""Divisor of a model's update: the weight of the clients that trained it, or of all that answered."""
+UNPRIVATE = {
+    "members": "",
+    "participants": "a client has its whole weight in each model that it trains; normalize_by = 'members' allows it",
+}
+"""Why a client that trains several models cannot be private, by this divisor."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """Models that a client is served, of which it takes one.
+
+    numbers: by which the server calls them; None for their places. usual: place of that for a client that finds none.
+    count: of all models of the method; None if these are all. places: what a client finds its own by, if the method
+    has a way of its own.
+    """
+
+    models: Sequence[Weights]
+    numbers: Tensor | None = None
+    usual: int | Tensor | None = None
+    count: int | None = None
+    places: Any = None
+
+
+S = TypeVar("S", bound=Any)
+"""State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""
+
+
+def train_clusters(
+    fleet: Fleet,
+    state: S,
+    clients: Tensor,
+    cluster: Tensor,
+    server: Server,
+    cohort: Cohort,
+    *,
+    reveal: Sequence[str] = (),
+    totals: Callable[[Any], Any] | None = None,
+    sizes: Tensor | None = None,
+) -> tuple[S, Reply, Facts]:
+    """Run federated averaging inside each cluster: a round of "train", and a server step of every trained model.
+
+    Args:
+        fleet: the clients.
+        state: the state, with a model for each cluster.
+        clients: the participants (clients,).
+        cluster: the cluster of each participant (clients,).
+        server: the optimizer.
+        cohort: the cohort that picked `clients`; it learns from the reply.
+        reveal: further values revealed per client.
+        totals: transforms a cluster's sums (None if it has none) before their mean is taken.
+        sizes: (K,) number of clients in each cluster, for transforms; None: participants count for themselves.
+
+    Returns:
+        The new state, the reply, and the facts "loss" and "members" (number of clients that trained each model). If no
+        client answered, the models are unchanged and there are no facts.
+    """
+    slots = len(state.weights)
+    models = list(state.weights)
+    bounds = {"slot": cluster, "slots": slots, "sizes": sizes}
+    state, reply = ask_to_train(cohort, fleet, state, clients, models, reveal=reveal, **bounds)
+    if reply.total is None:
+        return state, reply, {}
+    made = reply.total if totals is None else [totals(total) for total in reply.total]
+    sums = [None if total is None else total["delta"] for total in made]
+    trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
+    facts: dict[str, Any] = {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
+    return step_models(state, server, sums), reply, facts
+
+
+def init_models(task: Task, rng: Rng, count: int, noise: float | None = None) -> tuple[Weights, ...]:
+    """Initialize K models, the first like FedAvg's.
+
+    Args:
+        task: model and loss.
+        rng: the key of the first model.
+        count: K.
+        noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
+    """
+    first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
+    return (first, *(task.init(key) if noise is None else perturb(first, noise, key) for key in keys))
+
+
+def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
+    """Add normal noise to every parameter."""
+    draw = rng.numpy()
+    params = {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()}
+    return Weights(params, weights.buffers)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Sets of models, of which one is to be the start."""
+
+    sets: list[tuple[Weights, ...]]
+
+
+def fit_question(task: Task) -> Work:
+    """Build the question "fit": a client's lowest mean loss among the models of each of several sets."""
+
+    @Stepwise
+    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        if not len(shard):
+            return None
+        least = []
+        for models in payload.sets:
+            least.append((yield Losses(task, models, shard)).min())
+        return Answer({"losses": Weighted(torch.stack(least).clamp(max=1e6), len(shard))})
+
+    return fit
+
+
+def best_set(fleet: Fleet, pick: Callable[[], Tensor], sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
+    """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
+    got = mean(fleet.ask("fit", pick(), Starts(list(sets))).total) if len(sets) > 1 else None
+    return sets[0 if got is None else int(got["losses"].argmin())]
+
+
+def refuse_equal_start(task: Task, models: int, otherwise: str = "") -> None:
+    """Refuse given initial weights if several models would begin equal and stay so.
+
+    Args:
+        task: the task, with or without initial weights.
+        models: number of models.
+        otherwise: alternative that would tell them apart, for the message.
+    """
+    if task.begin is not None and models > 1:
+        raise FedtideError(
+            f"init_from: found weights, with which {models} models would stay equal; allowed: none{otherwise}"
+        )
+
+
+def pick_per_cluster(
+    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, cluster: Tensor, count: int
+) -> Tensor:
+    """Pick equally many participants from each cluster (clients,), sorted; for one cluster those of the cohort.
+
+    Args:
+        cohort: the selection of participants.
+        memo: the cohort's memo.
+        fleet: the clients.
+        rng: the round's key.
+        serve: models that clients would be evaluated with now.
+        cluster: (registered,) the cluster of each client.
+        count: number of clusters.
+    """
+    reachable = fleet.reachable
+    each = [reachable[cluster[reachable] == k] for k in range(count)]
+    wanted = cohort.asked(len(reachable))
+    picked = [
+        cohort.pick(memo, fleet, rng, serve, among, m)
+        for among, m in zip(each, quotas([len(among) for among in each], wanted), strict=True)
+    ]
+    return torch.cat(picked).sort().values
+
+
+def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
+    """Divide participants among clusters: equally, the rest to the largest; others fill the gap of a small cluster.
+
+    >>> quotas([10, 2, 0, 5], 9)
+    [4, 2, 0, 3]
+    """
+    out = [0] * len(sizes)
+    order = sorted((k for k, size in enumerate(sizes) if size), key=lambda k: (-sizes[k], k))
+    for place, k in enumerate(order):
+        out[k] = min(wanted // len(order) + (place < wanted % len(order)), sizes[k])
+    while (room := [k for k in order if out[k] < sizes[k]]) and sum(out) < wanted:
+        for k in room[: wanted - sum(out)]:
+            out[k] += 1
+    return out
+
+
+def accuracy_question(task: Task) -> Work:
+    """Build the question "val": accuracy of a client's model on its validation samples."""
+
+    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        rows = shard.val if len(shard) else None
+        if rows is None or not len(rows.labels):
+            return None
+        right = 1 - errors_of(task, payload, rows)
+        return Answer({"right": Weighted(float(right.mean()), right.numel())})
+
+    return val
+
+
+def errors_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """Return 1 for each label that counts and that a model does not predict, else 0 (labels,), float64.
+
+    Of other targets return the plain losses of the rows, which of numbers is about 1 for a model that says the mean.
+    """
+    if task.target != CLASSES:
+        return task.losses(weights, shard).double()
+    wrong = (task.logits(weights, task.inputs(shard.x)).argmax(-1) != shard.y).double()
+    return wrong if shard.mask is None else wrong[shard.mask]
+
+
+def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
+    """Build the `check` of methods with a given number of clusters: there must be as many clients."""
+
+    def check(held: Holdings) -> None:
+        if clusters > held.registered:
+            allowed = f"at most {held.registered}, the registered clients (data.partition.clients)"
+            raise refused("clusters", clusters, allowed)
+
+    return check
+
+
+def mean_over_slots(totals: Sequence[Any] | None, name: str) -> float:
+    """Return the mean of a leaf, such as "loss", over all slots with an answer; NaN without any.
+
+    >>> mean_over_slots([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}], "loss")
+    2.0
+    """
+    found = [total[name] for total in totals or () if total is not None]
+    weight = sum(each.weight for each in found)
+    return sum(float(each.value) for each in found) / weight if weight else math.nan
+
+
+def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
+    """Return the mean of several trees, such as models, weighted by shares (K,) of any sum.
+
+    Leaves without a mean, such as step counts of an optimizer, come from the tree of largest share; ties: the first.
+
+    >>> trees = [{"w": torch.tensor(1.0), "steps": 9}, {"w": torch.tensor(5.0), "steps": 2}]
+    >>> mix_models(trees, torch.tensor([1.0, 3.0]))
+    {'w': tensor(4.), 'steps': 2}
+    """
+    parts = share.double() / share.sum()
+    largest = int(parts.argmax())
+
+    def mean_of(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor) or not leaves[0].is_floating_point():
+            return leaves[largest]
+        total = sum(part * leaf.double() for part, leaf in zip(parts, leaves, strict=True) if part > 0)
+        return total.to(leaves[0].dtype)
+
+    return map_leaves(mean_of, *trees)
+
+
+def mix_clusters(state: S, share: Tensor) -> S:
+    """Make the models of new clusters: means of the old ones, as clients bring them along.
+
+    Args:
+        state: the state, with K models.
+        share: (new clusters, K) share of its members that each new cluster has from an old one.
+    """
+    weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
+    return replace(state, weights=weights, server=server)
+
+
+def replace_at(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
+    """Return a tuple with another value at position k.
+
+    >>> replace_at((1, 2, 3), 1, 9)
+    (1, 9, 3)
+    """
+    return (*held[:k], value, *held[k + 1 :])
+
+
+def step_models(
+    state: S,
+    server: Server,
+    sums: Sequence[Sum | None],
+    normalize_by: Divisor = "members",
+    everyone: float | None = None,
+) -> S:
+    """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
+
+    Args:
+        state: the state, with K models.
+        server: the optimizer.
+        sums: sums of the updates of each model's members; None if there are none.
+        normalize_by: divide a model's update by the weights of its members, or by those of all participants.
+        everyone: total weight of all participants; None if each has trained one model, so that it is that of all
+            members.
+    """
+    if everyone is None:
+        everyone = sum(total.weight for total in sums if total is not None)
+    steps = [
+        (model, memo)
+        if total is None or not total.weight
+        else server.step(model, memo, mean(total if normalize_by == "members" else replace(total, weight=everyone)))
+        for model, memo, total in zip(state.weights, state.server, sums, strict=True)
+    ]
+    weights, memos = zip(*steps, strict=True)
+    return replace(state, weights=weights, server=memos)
+
+
+def mean_of_all(sums: Sequence[Sum | None], share: Tensor) -> Weights:
+    """Return the mean update over all models, each with its share (K,).
+
+    >>> sums = [Sum(Weights({"w": torch.tensor(2.0)}), 1.0), None, Sum(Weights({"w": torch.tensor(12.0)}), 2.0)]
+    >>> mean_of_all(sums, torch.tensor([6.0, 0.0, 2.0])).params
+    {'w': tensor(3.)}
+    """
+    there = [k for k in range(len(sums)) if share[k] > 0]
+    return mix_models([mean(sums[k]) for k in there], share[there])
+
+
+def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
+    """Return the samples for decisions: validation samples if wanted and available, else training samples."""
+    val = shard.val if on == "val" else None
+    return val if val is not None and len(val) else shard
+
+
+def serve_clusters(
+    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor | None = None, places: Any = None
+) -> tuple[list[Payload], Slot]:
+    """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
+
+    Args:
+        models: K models.
+        model: (registered,) the model of each client; -1 if unknown.
+        clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
+            model by themselves (by `find_model`, or the method's own way).
+        among: (n,) the models that they may find; None means all. Who finds none gets the model that most clients are
+            known to have, the "usual" one.
+        places: what clients of the last slot find their model by; None for `find_model`.
+
+    >>> models = [Weights({"w": torch.tensor(k)}) for k in (0.0, 1.0)]
+    >>> served, slot = serve_clusters(models, torch.tensor([1, -1, -1]), torch.tensor([0, 1, 9]))
+    >>> slot.tolist(), served[2].usual
+    ([1, 2, 2], 1)
+    """
+    served = [Served((weights,), torch.tensor([k]), usual=0) for k, weights in enumerate(models)]
+    among = torch.arange(len(models)) if among is None else among
+    usual = int(torch.bincount(model[model >= 0], minlength=len(models))[among].argmax())
+    known = clients < len(model)
+    slot = torch.full_like(clients, -1)
+    slot[known] = model[clients[known]]
+    everything = Served(tuple(models[k] for k in among.tolist()), among, usual, places=places)
+    return [*served, everything], torch.where(slot < 0, len(models), slot)
+
+
+def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+    """Return what a client would have been served that was asked in the slot of its cluster; see `Algorithm`."""
+    return Served((payload,), usual=0), None
+
+
+def find_model(task: Task) -> Work:
+    """Build the `adapt` of methods whose clients take the model with the lowest loss on their validation samples.
+
+    A client without validation samples judges on its training samples. The memory gets the place of the one "found".
+    """
+
+    def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        rows = decision_rows(shard, "val")
+        if len(payload.models) == 1 or not len(rows):
+            return None
+        return Answer({}, memory={"found": mean_losses(task, payload.models, rows).argmin()})
+
+    return adapt
+
+
+def predict_by_cluster(task: Task) -> Any:
+    """Build the `predict` for `find_model`: by the model that a client has "found", else by the usual one."""
+
+    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        found = [payload.usual if memory is None else memory.get("found", payload.usual) for memory in memories]
+        own = torch.tensor([int(k) for k in found])[owner]
+        told: Tensor | None = None
+        for k in own.unique().tolist():
+            rows = own == k
+            made = task.told(payload.models[k], x[rows])
+            told = made.new_empty(len(x), *made.shape[1:]) if told is None else told
+            told[rows] = made
+        assert told is not None
+        return Prediction(told, own if payload.numbers is None else payload.numbers[own])
+
+    return predict

@@ -1,0 +1,172 @@
+"""Participation: answers of an algorithm's clients to the questions of its cohort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedtide.cohorts.protocol import Picking
+from fedtide.core.base import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.learn.judging import utility
+from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.target import Target
+from fedtide.learn.task import Task, classes_of, label_shares
+from fedtide.learn.training import Training, training_loss
+
+P = TypeVar("P", bound=Any)
+"""State of an algorithm with a cohort: a dataclass with the memo of `cohort`."""
+
+Serving = Callable[[P, Tensor], tuple[Payload, Slot | None]]
+"""The `serve` of an algorithm with such a state."""
+
+
+def with_cohort(
+    algorithm: Algorithm[S],
+    cohort: Picking,
+    task: Task,
+    local: LocalTrainer,
+    *,
+    forward: Mapping[str, float] | None = None,
+    trained: Callable[[Tensor], Tensor] | None = None,
+    adapt: bool = True,
+    asks: Sequence[str] | None = None,
+) -> Algorithm[S]:
+    """Let an algorithm's clients also answer the questions of its cohort; every algorithm with a `cohort` ends so.
+
+    Args:
+        algorithm: an algorithm whose `round` selects clients by the cohort.
+        cohort: the selection of participants.
+        task: model and loss.
+        local: local training, for the number of samples used in a round.
+        forward: passes without gradients of the algorithm's questions, for the clock; see `training_cost`.
+        trained: samples held -> samples that "train" trains on, for the clock; None means those of `local`.
+        adapt: whether clients adapt before they tell a loss. Where the server knows which model a client has they do
+            not: that would train a client without one, or try all models.
+        asks: questions of the cohort that the algorithm asks; None for all.
+
+    Raises:
+        FedtideError: the cohort asks for label fractions, and the task does not know the number of classes.
+    """
+    works, train = dict(algorithm.works), algorithm.works["train"]
+    asks = cohort.asks if asks is None else asks
+    passes = {"train": train.forward_passes} if isinstance(train, Training) else {}
+    base = algorithm.traits.compute_cost or training_cost(local, {**passes, **(forward or {})}, trained)
+    if "count" in asks:
+        works["count"] = count_question(local.distinct)
+    if "labels" in asks:
+        works["labels"] = label_question(classes_of(task))
+    if "loss" in asks:
+        works["loss"] = loss_question(algorithm if adapt else replace(algorithm, adapt=None), task.target)
+    if "utility" in cohort.reveals:
+        works["train"] = replace(train, utility=True) if isinstance(train, Training) else with_utility(train, local)
+    looked = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
+
+    def cost(question: str, rows: Tensor) -> Tensor:
+        if question in asks and question != "loss":
+            return rows * 0.0
+        return base(question, rows) + rows * looked / 3 if question == "train" else base(question, rows)
+
+    shown = algorithm.traits.reveals
+    reveals = (*shown, *(name for name in (*asks, *cohort.reveals) if name not in shown))
+    first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
+    deadline = None if cohort.deadline == math.inf else cohort.deadline
+    traits = replace(algorithm.traits, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
+    return replace(algorithm, works=works, traits=traits, task=task)
+
+
+def take_part(
+    cohort: Picking, fleet: Fleet, state: P, rng: Rng, serve: Serving, payload: Payload, *, reveal: Sequence[str] = ()
+) -> tuple[P, Reply]:
+    """Pick a round's participants, ask them to train, and let the cohort learn; return the state and the reply.
+
+    Args:
+        cohort: the selection of participants.
+        fleet: the clients.
+        state: the state, with the memo of `cohort`.
+        rng: the round's key.
+        serve: of the algorithm, for cohorts that ask for losses.
+        payload: what every participant receives.
+        reveal: further values revealed per client.
+    """
+    clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+    return ask_to_train(cohort, fleet, state, clients, payload, reveal=reveal)
+
+
+def ask_to_train(
+    cohort: Picking,
+    fleet: Fleet,
+    state: P,
+    clients: Tensor,
+    payload: Payload,
+    *,
+    reveal: Sequence[str] = (),
+    **bounds: Any,
+) -> tuple[P, Reply]:
+    """Ask given clients to train, and let the cohort learn; `bounds` are further arguments of `fleet.ask`."""
+    reply = fleet.ask("train", clients, payload, reveal=(*reveal, *cohort.reveals), **bounds)
+    return replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment)), reply
+
+
+def count_question(trained: Callable[[Tensor], Tensor]) -> Work:
+    """Build the question "count": a client's samples, and how many of them a round uses; no answer without samples.
+
+    Args:
+        trained: samples held -> samples that local training uses.
+    """
+
+    def count(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        rows = torch.tensor([len(shard)])
+        return Answer({}, {"count": torch.cat([rows, trained(rows)]).double()})
+
+    return count
+
+
+def label_question(classes: int) -> Work:
+    """Build the question "labels": the fraction of each of `classes` classes among a client's labels that count."""
+
+    def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        return Answer({}, {"labels": label_shares(shard, classes)}) if len(shard.labels) else None
+
+    return labels
+
+
+def loss_question(algorithm: Algorithm, target: Target) -> Work:
+    """Build the question "loss": mean plain loss of the algorithm's predictions on a client's training samples."""
+
+    def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard.labels):
+            return None
+        made = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
+        kept = memory if made is None or made.memory is None else made.memory
+        owner = torch.zeros(len(shard), dtype=torch.int64)
+        losses = target.losses(algorithm.predict(payload, [kept], shard.x, owner).told, shard.y).double()
+        losses = losses if shard.mask is None else losses[shard.mask]
+        return Answer({}, {"loss": losses.mean().reshape(1)})
+
+    return loss
+
+
+def with_utility(train: Work, local: LocalTrainer) -> Work:
+    """Add Oort's utility, computed from the mean training loss, to a "train" question that does more than train."""
+
+    def work(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        answer = train(payload, memory, shard, moment, rng)
+        if answer is None:
+            return None
+        found = training_loss(answer)
+        if found is None:
+            raise FedtideError("cohort: 'oort' learns from losses, and the answers to 'train' have no leaf 'loss'")
+        worth = utility(found.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
+        return replace(answer, rows={**answer.rows, "utility": worth})
+
+    return work

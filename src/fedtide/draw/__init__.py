@@ -1,0 +1,1 @@
+"""Pictures, tables and pages made of numbers; nothing here knows a run."""

@@ -1,0 +1,203 @@
+"""Configured values: their ranges, and the short spelling of a choice."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Hashable
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+
+import pydantic.dataclasses
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+
+from fedtide.core.errors import FedtideError, shown
+from fedtide.fields.explain import of_python
+
+T = TypeVar("T")
+
+Flag = Annotated[bool, Field(strict=True)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
+OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+ModelCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
+"""A number of models, branches, components or clusters, each of which takes the memory of a model or more."""
+ClassCount = Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
+StepCount = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+"""A number of passes, steps or restarts, during which a run says nothing and cannot be stopped."""
+Whole = Annotated[int, Field(strict=True, ge=0)]
+
+
+def _held_by_weights(value: float) -> float:
+    if abs(value) > LARGEST:
+        raise ValueError(f"found {value:g}, allowed: at most {LARGEST:g}, as weights hold no larger number")
+    return value
+
+
+LARGEST = 3.4e38
+"""About the largest number that weights, and models, compute with: above it they have infinity."""
+ForWeights = AfterValidator(_held_by_weights)
+"""Mark of a number that weights are multiplied by."""
+
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff\ue000-\uf8ff\ud800-\udfff]"
+)
+"""Characters that a terminal obeys, that turn the direction of what follows, or that cannot be seen."""
+
+
+def _visible(text: str) -> str:
+    if found := HIDDEN.search(text):
+        raise ValueError(f"found the control character {found[0]!a}, allowed: text without any")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_visible)]
+"""Text that is shown to people: in a terminal, on a page."""
+
+
+def _different(values: Any) -> Any:
+    known, tables = set[Any](), list[Any]()
+    for value in values:
+        hashable = isinstance(value, Hashable)
+        if value in (known if hashable else tables):
+            raise ValueError(f"found {shown(value)} twice, allowed: each once")
+        known.add(value) if hashable else tables.append(value)
+    return values
+
+
+def _distinct(values: Any) -> Any:
+    if not values:
+        raise ValueError("found [], allowed: one value or more")
+    return _different(values)
+
+
+Different = AfterValidator(_different)
+"""Mark of a list without repetition."""
+
+Distinct = AfterValidator(_distinct)
+"""Mark of a list of one value or more, without repetition."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OfShift:
+    """Marks a value that an experiment takes from its shift where it is None.
+
+    Args:
+        what: of a periodic shift the "period"; a round at which the first group "peak"s; the round at which its turn
+            "start"s, which for a block-cyclic shift is half a turn earlier; the period in whole "rounds". Of a mixture
+            the rounds in which all domains are "seen" alike.
+    """
+
+    what: Literal["period", "peak", "start", "rounds", "seen"]
+
+
+@dataclasses.dataclass(frozen=True)
+class IsFile:
+    """Marks a value that names a file; its content decides numbers.
+
+    Args:
+        hint: what to do where there is no such file, for the error.
+    """
+
+    hint: str
+
+
+DataFile = Annotated[str, IsFile("set data.directory or FEDTIDE_DATA")]
+WEIGHTS = IsFile("allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA")
+WeightsFile = Annotated[str, WEIGHTS]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def ingredient(made: type[T]) -> type[T]:
+    """A frozen dataclass whose values are checked, in a file or from Python; unknown keys are errors.
+
+    >>> @ingredient
+    ... class Toy:
+    ...     rate: Positive = 0.1
+    >>> Toy(rate=0)
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: Toy.rate: found 0, allowed: greater than 0.0
+    """
+    checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
+    init = checked.__init__
+
+    @functools.wraps(init)
+    def from_python(self: Any, *given: Any, **named: Any) -> None:
+        try:
+            init(self, *given, **named)
+        except ValidationError as error:
+            names = [field.name for field in dataclasses.fields(checked) if field.init]
+            values = dict(zip(names, given, strict=False)) | named
+            raise FedtideError(of_python(error, checked, values)) from None
+
+    checked.__init__ = from_python  # tables of a file are read without it
+    return cast("type[T]", checked)
+
+
+def explained(allowed: str) -> WrapValidator:
+    """Return a validator with a single message for a union of types, for which pydantic would give several."""
+
+    def check(value: Any, parsed: Callable[[Any], Any]) -> Any:
+        try:
+            return parsed(value)
+        except ValidationError:
+            raise ValueError(f"found {shown(value)}, allowed: {allowed}") from None
+
+    return WrapValidator(check)
+
+
+def by_kind(value: Any) -> Any:
+    """Read `"name"` as `{kind = "name"}`, and `"name:path"` as `{kind = "name", path = "path"}`.
+
+    >>> by_kind("iid"), by_kind("idx:mnist"), by_kind("python:mine:load")
+    ({'kind': 'iid'}, {'kind': 'idx', 'path': 'mnist'}, {'kind': 'python', 'function': 'mine:load'})
+    """
+    if not isinstance(value, str):
+        return value
+    kind, _, path = value.partition(":")
+    return {"kind": kind, "function" if kind == "python" else "path": path} if path else {"kind": kind}
+
+
+def by_name(value: Any) -> Any:
+    """Read `"name"` as `{kind = "name"}`, and `"module:function"` as code of a person's own; of kinds without a path.
+
+    >>> by_name("auc"), by_name("mine:cost") == by_name("python:mine:cost")
+    ({'kind': 'auc'}, True)
+    """
+    own = isinstance(value, str) and ":" in value
+    return {"kind": "python", "function": value.removeprefix("python:")} if own else by_kind(value)
+
+
+def changed(made: Any) -> dict[str, Any]:
+    """An ingredient as a file would say it: its kind, and the values that are not the defaults of that kind.
+
+    >>> from fedtide.learn.server import SGD
+    >>> changed(SGD(momentum=0.9)), changed(SGD())
+    ({'momentum': 0.9, 'kind': 'sgd'}, {'kind': 'sgd'})
+    """
+    out = {}
+    for field in dataclasses.fields(made):
+        made_by, value = field.default_factory, getattr(made, field.name)
+        usual = field.default if made_by is dataclasses.MISSING else made_by()
+        if field.name == "kind" or value != usual:
+            out[field.name] = value
+    return out
+
+
+def on_default(default: Any, value: Any) -> Any:
+    """A table that names no kind as one that changes the default; anything else as it is.
+
+    >>> from fedtide.learn.server import SGD
+    >>> on_default(SGD(momentum=0.9), {"lr": 0.5})
+    {'momentum': 0.9, 'kind': 'sgd', 'lr': 0.5}
+    """
+    partly = isinstance(value, dict) and "kind" not in value and dataclasses.is_dataclass(default)
+    return changed(default) | value if partly else value
+
+
+Spelled = BeforeValidator(by_kind)
+"""Lets a choice among ingredients be written as a string."""

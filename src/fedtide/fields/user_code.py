@@ -1,0 +1,215 @@
+"""The user's own code, named `module:function` in a configuration."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import secrets
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from difflib import get_close_matches
+from functools import cache
+from itertools import count
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_serializer
+
+from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import explained, ingredient
+
+SESSION = "session_"
+"""What names of modules begin with that are not of a file."""
+
+FUNCTION = (
+    "of a module that can be imported from where the command runs; a class will do, and in Python the function itself."
+)
+
+
+@ingredient
+class Python:
+    """Your own kind: what your `module:function`, called with `options`, returns stands in its place."""
+
+    function: Annotated[str | Callable[..., Any], explained("module:function"), Field(description=FUNCTION)]
+    options: Annotated[dict[str, Any], Field(description="keyword arguments for it.")] = field(default_factory=dict)
+    kind: Literal["python"] = "python"
+
+    @field_serializer("function")
+    def _written(self, function: Any) -> str:
+        return function if isinstance(function, str) else name_of(function, "function")
+
+    @property
+    def name(self) -> str:
+        """Name in a configuration."""
+        made = self.function
+        return made if isinstance(made, str) else f"{made.__module__}:{getattr(made, '__qualname__', made)}"
+
+    def find(self, key: str) -> Callable[..., Any]:
+        """Return the function, imported if it is named; `key` is where it stands, for messages."""
+        found = imported(self.function, f"{key}.function") if isinstance(self.function, str) else self.function
+        if not callable(found):
+            raise refused(f"{key}.function", self.name, "a function or class")
+        return found
+
+
+def called_itself(part: Any, key: str) -> Callable[..., Any] | None:
+    """Return a person's function of two arguments, which is itself the part; None if it makes the part from options."""
+    if not isinstance(part, Python) or part.options or inspect.isclass(function := part.find(key)):
+        return None
+    return function if _takes(function, 2) and not _takes(function, 0) else None
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError):  # of what is built in the signature may not be known
+        return False
+    return True
+
+
+def own(part: Any, key: str, needs: Sequence[str]) -> Any:
+    """Return a part of a configuration, or for a `Python` kind what the user's function makes of its options.
+
+    Args:
+        part: any kind, `Python` among them.
+        key: where it stands, for messages.
+        needs: names that what is made has to have.
+
+    Raises:
+        FedtideError: the module, the function or what it returns will not do.
+
+    >>> own(Python("collections:Counter", {"a": 2}), "data.partition", ("most_common",))
+    Counter({'a': 2})
+    """
+    if not isinstance(part, Python):
+        return part
+    made = call(part.find(key), f"{key}.options", **part.options)
+    missing = next((name for name in needs if not hasattr(made, name)), None)
+    if missing is not None:
+        raise FedtideError(
+            f"{key}.function: '{part.name}' returned {type(made).__name__} without '{missing}', allowed: an object "
+            f"with {', '.join(needs)}"
+        )
+    return made
+
+
+def imported(name: str, key: str) -> Any:
+    """The object `module:name`, importable from the current folder or wherever Python looks.
+
+    Args:
+        name: as written in the configuration; configurations may name code, data and checkpoints never do.
+        key: where it was written, for messages.
+
+    >>> imported("math:sqrt", "data.source.function")(4.0)
+    2.0
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise refused(key, name, "module:function")
+    if module.startswith(SESSION) and module not in sys.modules:
+        raise FedtideError(
+            f"{key}: '{attribute}' was code of a Python session that has ended; allowed: 'module:{attribute}', with "
+            f"{attribute} in a file, in a new run"
+        )
+    if module.endswith(".py"):
+        raise refused(key, name, f"'{module.removesuffix('.py')}:{attribute}', as it is imported")
+    if (here := current_folder()) not in (None, *sys.path):
+        sys.path.append(str(here))  # last: no file of that folder may stand in for a module of Python's or of ours
+    found: Any = None
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's module raises while it is loaded
+        close = get_close_matches(attribute, dir(found), n=1) if inspect.ismodule(found) else []
+        hint = "".join(f"; did you mean '{module}:{meant}'?" for meant in close)
+        raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error}){hint}") from None
+    return found
+
+
+@cache
+def _session() -> ModuleType:
+    """Return the module in which code of this Python session is found, whatever becomes of the names in it."""
+    made = ModuleType(f"{SESSION}{secrets.token_hex(4)}", "Code of a Python session.")
+    sys.modules[made.__name__] = made
+    return made
+
+
+def name_of(code: Any, called: str) -> str:
+    """Return the `module:name` under which `imported` finds code: where it stands, else in this session's module.
+
+    Args:
+        code: a function, a class, or any other object.
+        called: its name in the session where it has none of its own.
+
+    >>> from collections import Counter
+    >>> name_of(Counter, "count"), name_of(lambda: 3, "three").partition(":")[2]
+    ('collections:Counter', 'three')
+    """
+    module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", called)
+    if module not in (None, "__main__") and _found(module, name) is code:
+        return f"{module}:{name}"
+    session = _session()
+    known = next((name for name, thing in vars(session).items() if thing is code), None)
+    if known is None:
+        plain = getattr(code, "__name__", called)
+        plain = called if plain == "<lambda>" else plain
+        free = (plain if number == 1 else f"{plain}_{number}" for number in count(1))
+        known = next(name for name in free if not hasattr(session, name))
+        setattr(session, known, code)
+    return f"{session.__name__}:{known}"
+
+
+def _found(module: str, name: str) -> Any:
+    """Return what has this name in a module that was imported; None without it."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def session_code(text: str) -> list[str]:
+    """Return the names of code of Python sessions that stand in a text.
+
+    >>> session_code('{"algorithm": "session_0a1b2c3d:ditto", "loss": "mine:focal"}')
+    ['ditto']
+    """
+    return list(dict.fromkeys(re.findall(rf"\b{SESSION}[0-9a-f]{{8}}:(\w+)", text)))
+
+
+def current_folder() -> str | None:
+    """Return the current folder; None if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def call(function: Any, key: str, *given: Any, **options: Any) -> Any:
+    """Call the user's function; options that it does not take are named.
+
+    >>> call(dict, "model.options", a=1)
+    {'a': 1}
+    """
+    if not callable(function):
+        raise refused(key, function, "a function")
+    try:
+        inspect.signature(function).bind(*given, **options)
+    except TypeError as error:
+        raise FedtideError(f"{key}: {getattr(function, '__name__', function)}() {error}") from None
+    except ValueError:  # built in, without a signature
+        pass
+    try:
+        return function(*given, **options)
+    except FedtideError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's code raises: where it did, in one line
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise FedtideError(
+            f"{key.rpartition('.')[0]}: {getattr(function, '__name__', function)}() failed with "
+            f"{type(error).__name__}: {' '.join(str(error).split())} ({at.filename}, line {at.lineno})"
+        ) from error

@@ -1,0 +1,178 @@
+"""Copies of a small network that are trained, or judged, side by side: one for each of several clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedtide.core.base import Weights
+from fedtide.core.trees import Tree, leaves, map_leaves
+from fedtide.learn.fast.known import branch_count, turned
+from fedtide.learn.fast.layers import Product
+from fedtide.learn.fast.plan import NOTHING, Input, Layer, Plan, Purpose, Room, do_all
+from fedtide.models.branched import Branches, Feature
+
+if TYPE_CHECKING:
+    from fedtide.learn.task import Task
+
+T = TypeVar("T")
+
+PLANS = 64
+"""Largest number of plans of a network: one for each shape of rows."""
+
+
+def feature_of(task: Task) -> Feature:
+    """Return where the features of a branched task come from."""
+    return next(part.feature for part in task.scratch.module.modules() if isinstance(part, Branches))
+
+
+def side_by_side(each: Sequence[Any], made: Callable[[Any], Tree]) -> Any:
+    """Return trees (clients, ...) of what is made of each client's; a view of one where all have the same.
+
+    >>> side_by_side("aba", lambda letter: [torch.tensor(float(letter == "b"))])
+    [tensor([0., 1., 0.])]
+    """
+    one_of = {id(one): made(one) for one in {id(one): one for one in each}.values()}
+    if len(one_of) == 1:
+        return map_leaves(lambda leaf: leaf.expand(len(each), *leaf.shape), one_of[id(each[0])])
+    return map_leaves(lambda *same: torch.stack(same), *(one_of[id(one)] for one in each))
+
+
+class LayerStack:
+    """Several copies of a network of known layers; what `fedtide.learn.fast.stack.train_stacked` trains.
+
+    Args:
+        task: the model.
+        layers: the layers of its model.
+        room: where their numbers are.
+        loss: a loss with `graded`.
+    """
+
+    moves, fuses = False, True
+
+    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, loss: Any) -> None:
+        self.task, self.loss, self.device = task, loss, room.device
+        self.layers, self.room, self.branches = layers, room, branch_count(layers)
+        self.products = [layer for layer in layers if isinstance(layer, Product)]
+        self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
+        self.plans: dict[Hashable, Plan] = {}
+        self.fitted: Plan | None = None
+        self.busy = False  # in a pass, whose storage no other may use
+        self.planned = room.grown  # how often storage had been taken anew
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held, but for the clients."""
+        return [each for parts in self._by_layer(params) for each in parts]
+
+    def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
+        named = dict(zip(self.task.scratch.names, params, strict=True))
+        return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
+
+    def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
+        """Return what each client begins with (clients, ...), by layers, as it is held."""
+        names = self.task.scratch.names
+        return side_by_side(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
+
+    def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
+        pairs = zip(self.products, starts, strict=True)
+        return [held for layer, parts in pairs for held in layer.load(parts, self.room)], []
+
+    def read(self, starts: Sequence[list[Tensor]]) -> None:
+        """Take what copies begin with as it is, for passes that train nothing."""
+        self.plans = {}
+        for layer, parts in zip(self.products, starts, strict=True):
+            layer.weights = parts
+
+    def fit(self, x: Tensor, purpose: Purpose) -> Plan:
+        """Return the plan for rows (clients, rows, ...), ready for its next pass."""
+        alike = len(x) > 1 and x.stride(0) == 0
+        key = x.shape, alike, purpose
+        plan = self.plans.get(key) if self.room.grown == self.planned else None
+        if plan is None:
+            plan = Plan(self.layers, Input(turned(self.layers, x).shape, alike), purpose, self.room)
+            if self.room.grown != self.planned or len(self.plans) >= PLANS:
+                self.plans, self.planned = {}, self.room.grown
+            self.plans[key] = plan
+        if plan is not self.fitted:
+            self.fitted = None  # until all are done
+            do_all(plan.fills)
+            self.fitted = plan
+        return plan
+
+    def run(self, x: Tensor, purpose: Purpose, judge: Callable[[Plan], T]) -> T:
+        """Pass rows (clients, rows, ...) forward, and back where a gradient or a step is wanted.
+
+        Args:
+            x: the rows.
+            purpose: what the passes are for.
+            judge: reads the outputs, in storage that the next pass overwrites, and writes the gradient by them to
+                `plan.dy`. What it returns is returned; after None there is no pass back.
+        """
+        plan = self.fit(x, purpose)
+        plan.rows.now, self.busy = turned(self.layers, x), True
+        try:
+            do_all(plan.forward)
+            judged = judge(plan)
+            if judged is not None:
+                do_all(plan.backward)
+            return judged
+        finally:
+            plan.rows.now, self.busy = NOTHING, False
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""
+        return self.run(x, "outputs", lambda plan: plan.made[-1])
+
+    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
+        """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
+        shared = feature_of(self.task) == "shared"
+        return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
+
+    def gradient(
+        self,
+        params: list[Tensor],
+        held: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        counted: Tensor | None,
+        shared: Any = None,
+        /,
+        *,
+        rate: float | None = None,
+    ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+        """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient.
+
+        The gradient is in storage that the next pass overwrites.
+        """
+
+        def judge(plan: Plan) -> tuple[Plan, Tensor]:
+            made, weight = plan.made[-1], share
+            logits = made if self.branches is None else made.unflatten(-1, (self.branches, -1))
+            each, dy = self.loss.graded(logits, y, shared)
+            if counted is not None:
+                each, weight = each.masked_fill_(~counted, 0.0), share * counted
+            torch.mul(dy.reshape(made.shape), weight[..., None], out=plan.dy)
+            plan.rate = rate or 0.0
+            return plan, (each * weight).sum(1)
+
+        plan, value = self.run(x, "gradient" if rate is None else "descent", judge)
+        return plan.gradient, value, []
+
+    def difference(self, like: Weights, starts: Tree, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
+        named = self.named([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
+        return Weights({name: named[name] for name in like.params}, {})
+
+    def named(self, held: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the parameters of all layers (clients, ...) by their names, from what is held."""
+        left = iter(held)
+        named: dict[str, Tensor] = {}
+        for layer in self.products:
+            parts = layer.split([next(left) for _ in layer.weights])
+            named |= dict(zip(layer.names, parts, strict=True))
+        return named

@@ -1,0 +1,150 @@
+"""Passes of a task's own module by its layers: losses and gradients of a client's batches without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.learn.fast.known import has_wide, known_layers
+from fedtide.learn.fast.layer_stack import LayerStack, feature_of
+from fedtide.learn.fast.plan import Layer, Plan, Room
+from fedtide.learn.losses import known_part
+from fedtide.models.branched import Branched, Branches
+
+if TYPE_CHECKING:
+    from fedtide.learn.task import Task
+
+MOST_BYTES = 32 * 2**20
+"""Bytes of what a pass makes of its rows, up to which it is faster than autograd: more leave a processor's caches."""
+COPY = "model.copies.{}."
+"""What names begin with in a copy of a model that is repeated as a whole."""
+
+
+class ModulePasses:
+    """Losses and gradients of a task's own module without autograd, but for the loss itself.
+
+    Args:
+        task: the model, on the CPU.
+        layers: its layers, which read and write the module's parameters where they are.
+        room: where their numbers are.
+        copies: how often the model is repeated as a whole; 0 if it is not, or in a layer alone.
+    """
+
+    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, copies: int) -> None:
+        self.stack, self.names, self.copies = LayerStack(task, layers, room, None), task.scratch.names, copies
+        self.params = task.scratch.params
+        self.feature = feature_of(task) if copies or self.stack.branches is not None else None
+        values = dict(zip(self.names, task.scratch.values, strict=True))
+        self.copied = [
+            pair
+            for layer in self.stack.products
+            for pair in layer.bind([[values[self._of(n, k)] for n in layer.names] for k in range(copies or 1)], room)
+        ]
+        self.most = MOST_BYTES // (self.stack.row_bytes * (copies or 1))  # rows of a batch
+        self.last: Plan | None = None
+        self.gradient: list[Tensor] = []
+
+    @classmethod
+    def of(cls, task: Task, shape: tuple[int, ...]) -> ModulePasses | None:
+        """Return passes for rows of a shape; None where the module needs autograd, or a library is faster."""
+        room, model = Room(task.dtype, torch.device(task.device)), getattr(task.scratch.module, "model", None)
+        copies = 0
+        if isinstance(task.scratch.module, Branched) and isinstance(model, Branches):
+            copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
+        within = COPY.format(0)[:-1] if copies else ""
+        layers = known_layers(task, shape, room, within=within)
+        return None if layers is None or has_wide(layers) else cls(task, layers, room, copies)
+
+    def _of(self, name: str, copy: int) -> str:
+        return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
+
+    def __call__(
+        self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Return the loss of a batch, and its gradient in storage that the next pass overwrites.
+
+        None if the loss has a gradient by more than the outputs: by parameters, or a branched model's features. Each
+        batch decides it for itself, as a run that is resumed knows of no earlier one; such a loss is called twice.
+        """
+        if x.requires_grad:
+            x = x.detach()
+        for into, param in self.copied:
+            into.copy_(param)
+
+        def judge(plan: Plan) -> tuple[Plan, Tensor] | None:
+            value = self._graded(plan, loss, y, shared, columns)
+            if value is None:
+                value = self._differentiated(plan, loss, x, y, shared, columns)
+            return None if value is None else (plan, value)
+
+        judged = self.stack.run(x.expand(self.copies or 1, *x.shape), "gradient", judge)
+        if judged is None:
+            return None
+        plan, value = judged
+        if plan is not self.last:
+            named = self.stack.named(plan.gradient)
+            parts = {self._of(name, k): each[k] for name, each in named.items() for k in range(len(each))}
+            self.last, self.gradient = plan, [parts[name] for name in self.names]
+        return value, self.gradient
+
+    def _logits(self, made: Tensor) -> Tensor:
+        """Return a view of outputs as the module returns them: (rows, outputs), of branches (K, rows, outputs)."""
+        if self.copies:
+            return made
+        branches = self.stack.branches
+        return made[0] if branches is None else made[0].unflatten(-1, (branches, -1)).transpose(0, 1)
+
+    def _features(self, plan: Plan, x: Tensor) -> Tensor | None:
+        """Return the features of a branched model for a batch, as the module returns them."""
+        if self.feature is None:
+            return None
+        if self.feature == "branches":
+            return plan.made[-1].transpose(0, 1).flatten(1)  # type: ignore[no-any-return]
+        return x if self.copies else plan.last_input()[0]
+
+    def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
+        """Write the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
+        graded = known_part(loss, "graded")
+        if (
+            graded is None
+            or y.dim() != 1
+            or y.dtype != torch.int64
+            or any(each.dtype == torch.bool for each in columns)
+        ):
+            return None  # a mask is for steps of sequences
+        prepared, share = loss.stacked([shared]), 1 / len(y)
+        if columns:
+            prepared = (prepared, *(column[None] for column in columns))
+        logits, dy = self._logits(plan.made[-1]), self._logits(plan.dy)
+        many = logits.dim() > 2
+        try:
+            each, gradient = graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
+        except RuntimeError:  # of labels that are no classes, torch leaves some out, and tells of others
+            return None
+        torch.mul(gradient[0].transpose(0, 1) if many else gradient[0], share, out=dy)
+        return each.sum() * share  # type: ignore[no-any-return]
+
+    def _differentiated(
+        self, plan: Plan, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """Write the gradient by the outputs and return the loss; None if it has one by something else.
+
+        Raises:
+            FedtideError: the loss gives other weights to the module, whose passes are not over.
+        """
+        logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan, x)
+        before = [each._version for each in self.params]
+        read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
+        given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
+        value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
+        if [each._version for each in self.params] != before:
+            raise FedtideError("loss: it loads weights into the task that is trained; allowed: a Task of its own")
+        by_logits, *beside = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
+        if any(each is not None for each in beside):
+            return None
+        dy.zero_() if by_logits is None else dy.copy_(by_logits)
+        return value.detach()  # type: ignore[no-any-return]

@@ -1,0 +1,411 @@
+"""Training of several clients at once: their models are stacked, and one torch step trains all of them.
+
+The steps equal those of local training: same shuffles from the same keys, same smaller last batches, same optimizers.
+Only the order of summation in matrix products differs, and with it the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtide.core.base import Moment, Shard, Weights
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, leaves, map_leaves, unshare
+from fedtide.core.weights import add
+from fedtide.learn.device import home
+from fedtide.learn.fast.captured import CapturedStack, Graphs
+from fedtide.learn.fast.func_stack import FuncStack
+from fedtide.learn.fast.known import known_layers
+from fedtide.learn.fast.layer_stack import LayerStack
+from fedtide.learn.fast.plan import Room
+from fedtide.learn.local import LocalTrainer, Term
+from fedtide.learn.losses import Columns, Loss, is_stacked, known_part
+from fedtide.learn.optimizer import LocalOptimizer
+from fedtide.learn.task import Task, joined
+
+CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
+"""What torch raises where several copies of a model cannot be trained at once."""
+
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+"""Modules that draw random numbers in training."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The result of training several clients, clients along the first dimension.
+
+    Args:
+        delta: update (new - old) of params and buffers (clients, ...), in storage that the next training overwrites.
+        loss: (clients,) mean training loss over all samples seen, in float64.
+        steps: (clients,) number of steps.
+        features: (rows, d) of each client's samples after training, where they were asked for; else None.
+    """
+
+    delta: Weights
+    loss: Tensor
+    steps: Tensor
+    features: Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class FittedPart:
+    """What `fedtide.learn.local.Fitted` is, of one of several clients that were trained at once.
+
+    `delta` is in storage that the next training overwrites.
+    """
+
+    loss: float
+    steps: int
+    lr_sum: float
+    delta: Weights
+    received: Weights
+    features: Tensor | None
+
+    @property
+    def weights(self) -> Weights:
+        """Weights after local training."""
+        return add(self.received, self.delta)
+
+
+def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[FittedPart]:
+    """Return what came of each client, trained from the weights that it received at a learning rate."""
+    losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(home, fit.delta)
+    deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
+    parts = zip(losses, steps, deltas, received, fit.features, strict=True)
+    return [FittedPart(loss, taken, taken * rate, delta, began, z) for loss, taken, delta, began, z in parts]
+
+
+def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
+    """Return the reason why clients cannot be trained at once, by a loss or the task's; None if they can."""
+    if not is_stacked(loss or task.loss):
+        return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
+    if term is not None and not hasattr(term, "stacked"):
+        return "its gradient term is not known to work on several clients at once"
+    if task.bfloat:
+        return "its passes are in bfloat16 (precision)"
+    if local.augment:
+        return "it changes pictures at random (local.augment)"
+    modules = list(task.scratch.module.modules())
+    drawing = next((type(m).__name__ for m in modules if isinstance(m, RANDOM) and getattr(m, "p", True)), None)
+    if drawing is not None or any(isinstance(m, nn.RNNBase) and m.dropout for m in modules):
+        return f"its model draws at random in training ({drawing or 'dropout'})"
+    return None
+
+
+def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
+    """Return the batch size of each step, and the sample positions of all steps, concatenated.
+
+    >>> plan_steps(LocalTrainer(batch_size=2), 3, torch.Generator().manual_seed(0), 1)
+    ([2, 1], tensor([2, 0, 1]))
+    """
+    sizes: list[int] = []
+    orders = [torch.empty(0, dtype=torch.int64)]
+    batch = local.batch_size or rows
+    epoch = [min(batch, rows - start) for start in range(0, rows, max(batch, 1))]
+    epoch = [size for size in epoch if size >= smallest]
+    wanted = local.local_steps or (local.epochs or 1) * len(epoch)
+    while epoch and len(sizes) < wanted:
+        taken = epoch[: wanted - len(sizes)]
+        orders.append(torch.randperm(rows, generator=generator)[: sum(taken)])
+        sizes += taken
+    return sizes, orders[-1] if len(orders) < 3 else torch.cat(orders)
+
+
+class Copies(Protocol):
+    """Several copies of a model that are trained at once: what `train_stacked` drives."""
+
+    @property
+    def task(self) -> Task:
+        """The model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the copies are."""
+
+    @property
+    def loss(self) -> Any:
+        """The loss, or one that is alike."""
+
+    @property
+    def fuses(self) -> bool:
+        """Whether `gradient` can take a step of plain SGD in place of a gradient."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a step takes for each row of a client; 0 where that is not known."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether a forward pass changes what is not trained, such as running statistics."""
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held, but for the clients."""
+
+    def starts(self, received: Sequence[Weights], /) -> Tree:
+        """Return what each client begins with (clients, ...): the params, as they are held, and all else that is read.
+
+        It is a view of one where all have received the same object.
+        """
+
+    def load(self, starts: Any, /) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy what clients begin with; return the params, and all else that a forward pass reads."""
+
+    def gradient(
+        self,
+        params: list[Tensor],
+        held: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        counted: Tensor | None,
+        shared: Any = None,
+        /,
+        *,
+        rate: float | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
+
+    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor, /) -> Tensor:
+        """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
+
+    def difference(self, like: Weights, starts: Any, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
+
+
+def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
+    """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
+    loss, room = loss or task.loss, Room(task.dtype, device)
+    graded = known_part(loss, "graded") is not None  # layers need the gradient of the loss
+    layers = known_layers(task, shape, room) if graded else None
+    if layers is None:
+        return FuncStack(task, device, loss)
+    given = task, layers, room, loss
+    return CapturedStack(*given, Graphs()) if device.type == "cuda" else LayerStack(*given)
+
+
+def why_untrainable(trial: Callable[[], object]) -> str | None:
+    """Return what torch says where several copies of a model cannot be trained at once; None where a trial works.
+
+    That memory is short is no such reason: it is raised.
+
+    >>> why_untrainable(lambda: torch.zeros(2) @ torch.zeros(3)) is None
+    False
+    """
+    try:
+        trial()
+    except CANNOT as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in said:
+            raise
+        return said[:200]
+    return None
+
+
+def train_pair(
+    stack: Copies,
+    local: LocalTrainer,
+    term: Term | None,
+    received: Weights,
+    shard: Shard,
+    loss: Any = None,
+    *,
+    features: bool = False,
+) -> Fit:
+    """Train two copies for a step on the same samples, as a trial; arguments are those of `train_stacked`."""
+    short = replace(local, epochs=None, local_steps=1, batch_size=0)
+    terms, losses = (None if each is None else [each] * 2 for each in (term, loss))
+    keys = [Rng(0), Rng(1)]
+    both = [received] * 2
+    return train_stacked(stack, short, terms, both, [shard] * 2, Moment(0, 1), keys, losses, features=features)
+
+
+def train_stacked(
+    stack: Copies,
+    local: LocalTrainer,
+    terms: Sequence[Any] | None,
+    received: Sequence[Weights],
+    shards: Sequence[Shard],
+    moment: Moment,
+    rngs: Sequence[Rng],
+    losses: Sequence[Any] | None = None,
+    *,
+    features: bool = False,
+) -> Fit:
+    """Train several clients from what each received, on its own samples.
+
+    Args:
+        stack: stacked models of the task.
+        local: local training.
+        terms: the gradient term of each client, all of one kind, with `stacked`; None for none.
+        received: the clients' initial weights; those of the same model may be one object, which is then read once.
+        shards: the clients' samples in descending order of size; each has enough for a step.
+        moment: the time, for the schedule.
+        rngs: the clients' keys.
+        losses: the loss of each client, all alike; None for that of the task.
+        features: also return the features of the clients' samples after training, of a branched task.
+    """
+    task, scratch = stack.task, stack.task.scratch
+    local.check(scratch, tuple(shards[0].x.shape[1:]))
+    scratch.set_mode(True)
+    pairs = zip(losses or [task.loss] * len(shards), shards, strict=True)
+    prepared, columns = zip(*(loss.prepare(shard) for loss, shard in pairs), strict=True)
+    steps = _Steps(task, local, shards, rngs, stack.device, columns)
+    starts = stack.starts(received)
+    params, held = stack.load(starts)
+    shared = map_leaves(lambda each: None if each is None else each.to(stack.device), stack.loss.stacked(prepared))
+    added = local.terms(None if terms is None else terms[0].stacked(terms, stack.layout))
+    rate = local.lr * local.lr_schedule(moment)
+    update = LocalOptimizer(local, rate, params)
+    plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
+    fused = rate if plain and stack.fuses else None
+    values = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
+    cut, views = 0, (params, held, shared)
+    for number, active in enumerate(steps.active):
+        gradient: list[Tensor] = []
+        if active != cut:  # views, which see what later steps write
+            cut, views = active, _some((params, held, shared), active, None)
+        now = views[0]
+        begun = [each[:active] for each in leaves(starts)[: len(now)]] if added else []
+        extra = [term(now, begun) for term in added]
+        # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
+        # go together.
+        for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
+            these, beside, context = views if who is None else _some((params, held, shared), active, who)
+            rows, beside_rows = steps.rows(number, active, who)
+            context = (context, *beside_rows) if beside_rows else context
+            part, value, moved = stack.gradient(these, beside, *rows, context, rate=fused)
+            where: Any = slice(active) if who is None else who
+            values[number, where] = value
+            for old, new in zip(held, moved, strict=True):
+                if new is not old:
+                    old[where] = new
+            if who is None:
+                gradient = part
+            else:
+                gradient = gradient or [torch.zeros_like(value[:active]) for value in params]
+                for into, each in zip(gradient, part, strict=True):
+                    into[who] = each
+        if fused is not None:  # the step is taken
+            for each in extra:
+                torch._foreach_add_(now, each, alpha=-rate)
+            continue
+        if extra or local.weight_decay:
+            gradient = unshare(gradient)
+        for each in extra:
+            torch._foreach_add_(gradient, each)
+        if local.max_grad_norm is not None:
+            gradient = _clip(gradient, local.max_grad_norm)
+        update(now, gradient, number)
+    labels = steps.labels.to(stack.device)
+    loss = (values.double() * labels).sum(0) / labels.sum(0)
+    taken = torch.from_numpy((steps.sizes > 0).sum(0))
+    after: Sequence[Tensor | None] = [None] * len(shards)
+    if features:
+        passes = [stack.features(params, held, x) for x in steps.in_order()]
+        after = [z[: len(shard)] for z, shard in zip(home(torch.cat(passes, 1)), shards, strict=True)]
+    return Fit(stack.difference(received[0], starts, params, held), home(loss), taken, after)
+
+
+def _some(values: Tree, active: int, who: Tensor | None) -> Any:
+    return map_leaves(lambda each: None if each is None else each[:active] if who is None else each[who], values)
+
+
+class _Steps:
+    """The samples of every step of several clients, padded to equal batch sizes.
+
+    active: number of clients, from the first on, that take each step. labels: (steps, clients) float64, number of
+    labels in the mean.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        local: LocalTrainer,
+        shards: Sequence[Shard],
+        rngs: Sequence[Rng],
+        device: torch.device,
+        columns: Sequence[Columns],
+    ) -> None:
+        smallest = 2 if task.scratch.needs_pairs else 1
+        draw = torch.Generator()
+        plans = [
+            plan_steps(local, len(shard), draw.manual_seed(rng.at("shuffle").number), smallest)
+            for shard, rng in zip(shards, rngs, strict=True)
+        ]
+        self.counts = [len(shard) for shard in shards]
+        starts = np.cumsum([0, *self.counts])[:-1]
+        self.starts = starts.tolist()
+        long, wide = max(len(sizes) for sizes, _ in plans), max(max(sizes) for sizes, _ in plans)
+        self.sizes = np.zeros((long, len(shards)), dtype=np.int64)
+        place = np.zeros((len(shards), long, wide), dtype=np.int64)
+        for client, (sizes, _) in enumerate(plans):
+            self.sizes[: len(sizes), client] = sizes
+        there = np.arange(wide) < self.sizes.T[:, :, None]
+        place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts, strict=True)])
+        # Batches are padded with their own first sample: one of another client may be non-finite.
+        place = np.where(there, place, place[:, :, :1])
+        self.active = (self.sizes > 0).sum(1).tolist()
+        self.widths = self.sizes.max(1).tolist()
+        self.even = ((self.sizes == 0) | (self.sizes == self.sizes.max(1, keepdims=True))).all(1).tolist()
+        self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
+        self.x, y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
+        if self.x.is_floating_point():
+            self.x = self.x.to(task.dtype)
+        own = ([each for each in some if each is not shard.mask] for some, shard in zip(columns, shards, strict=True))
+        beside = [y, *(joined(parts).to(device) for parts in zip(*own, strict=True))]
+        masks = [shard.mask for shard in shards]
+        self.mask = None if masks[0] is None else joined([mask for mask in masks if mask is not None]).to(device)
+        counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
+        if self.mask is not None:
+            counted = counted[..., None] & self.mask[self.place]
+        self.labels = counted.flatten(2).sum(2).double()
+        inner = (1,) * (counted.dim() - 2)
+        self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
+        beside = [each.index_select(0, self.place.flatten()).unflatten(0, self.place.shape) for each in beside]
+        self.steps = [*zip(*(each.unbind() for each in (self.place, self.share, counted, *beside)), strict=True)]
+        self.into = self.x.new_empty(wide * len(shards), *self.x.shape[1:])  # what a step reads, in warm caches
+
+    def in_order(self) -> Iterator[Tensor]:
+        """Yield all samples (clients, rows, ...) in order, as many at a time as a step has."""
+        wide = self.place.shape[2]
+        for first in range(0, max(self.counts), wide):
+            rows = torch.arange(first, first + wide)
+            place = torch.stack(
+                [start + rows.where(rows < n, 0) for start, n in zip(self.starts, self.counts, strict=True)]
+            )
+            yield self.x.index_select(0, place.flatten().to(self.x.device)).unflatten(0, place.shape)
+
+    def alike(self, number: int) -> list[Tensor | None]:
+        """Group the clients of a step by batch size; [None] if all batch sizes are equal."""
+        sizes = self.sizes[number, : self.active[number]]
+        different = np.unique(sizes)
+        return [None] if len(different) == 1 else [torch.from_numpy(np.nonzero(sizes == n)[0]) for n in different]
+
+    def rows(
+        self, number: int, active: int, who: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
+        """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do); and columns."""
+        wide = self.widths[number] if who is None else int(self.sizes[number, who[0]])
+        place, share, counted, y, *columns = (
+            each
+            if who is None and each.shape[:2] == (active, wide)
+            else (each[:active] if who is None else each[who])[:, :wide]
+            for each in self.steps[number]
+        )
+        into = self.into[: place.numel()]
+        x = torch.index_select(self.x, 0, place.flatten(), out=into).unflatten(0, place.shape)
+        whole = self.mask is None and (who is not None or self.even[number])
+        return (x, y, share, None if whole else counted), columns
+
+
+def _clip(gradient: list[Tensor], largest: float) -> list[Tensor]:
+    """Scale the gradient of each client so that its norm is at most `largest`."""
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient])
+    factor = torch.clamp(largest / torch.linalg.vector_norm(norms, dim=0), max=1.0)
+    return [g * factor.reshape(-1, *(1,) * (g.dim() - 1)) for g in gradient]

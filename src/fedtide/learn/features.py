@@ -1,0 +1,204 @@
+"""Features for Gaussian mixtures: one vector per row, in one space for all clients and models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.base import Weights
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
+from fedtide.learn.begin import weights_of
+from fedtide.learn.branched import join_models, logits_and_features, width, with_branches
+from fedtide.learn.device import home
+from fedtide.learn.task import Task
+
+__all__ = [
+    "PCA",
+    "Features",
+    "Frozen",
+    "Network",
+]  # fmt: skip
+
+Extract = Callable[[Weights, Tensor], Tensor]
+"""Feature extractor: (current first model, rows) -> features (rows, d), float64."""
+
+
+@ingredient
+class PCA:
+    """Principal components of the public samples (`data.public_samples`), frozen: the space never moves.
+
+    It adds no communication.
+
+    Args:
+        width: number of components.
+    """
+
+    width: Count = 16
+    kind: Literal["pca"] = "pca"
+    moves: ClassVar[bool] = False
+
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        public = _public(task, f"{key}.kind: 'pca'", "features = 'network'")
+        return _projected(lambda model, x: home(x).flatten(1).double(), public, self.width, key)
+
+
+@ingredient
+class FrozenInputs:
+    """Inputs of a layer of a network that is never trained: the task's initial network, or one from a file.
+
+    Args:
+        layer: the layer, in a network of the task's architecture.
+        weights: a safetensors file with the network's weights by name; None draws random ones.
+        seed: seed of random weights, without a file.
+        width: number of principal components of the public samples' features to keep; None keeps the features.
+    """
+
+    layer: str = "head"
+    weights: WeightsFile | None = None
+    seed: Whole = 0
+    width: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.seed:
+            raise ValueError(f"found seed {self.seed} and weights, allowed: one of the two")
+
+    def extractor(self, task: Task, key: str) -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        begin = task.init_random(Rng(self.seed).at("frozen features"))
+        model = begin if self.weights is None else weights_of(Path(self.weights), begin, f"{key}.weights")
+        inputs = _inputs_of(task, self.layer, key)
+
+        def extract(first: Weights, x: Tensor) -> Tensor:
+            return inputs(model, x)
+
+        if self.width is None:
+            return extract
+        return _projected(extract, _public(task, f"{key}.width: {self.width}", "no width"), self.width, key)
+
+
+@ingredient
+class Frozen(FrozenInputs):
+    """Inputs of a layer of a network that is never trained: the task's initial network, or one from a file."""
+
+    kind: Literal["frozen"] = "frozen"
+    moves: ClassVar[bool] = False
+
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        return self.extractor(task, key)
+
+
+@ingredient
+class Network:
+    """Inputs of a layer of the current first model; the trunk, if the models share all layers before it.
+
+    The space moves with training, and the Gaussians with it. If whole models differ it is that of the first, so their
+    order matters.
+
+    Args:
+        layer: the layer.
+    """
+
+    layer: str = "head"
+    kind: Literal["network"] = "network"
+    moves: ClassVar[bool] = True
+
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        return _inputs_of(task, self.layer, key)
+
+
+Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
+
+
+def _inputs_of(task: Task, layer: str, key: str) -> Extract:
+    """Return the extractor of the inputs of a layer, given a network."""
+    feature_width(task, layer, key)  # raises for a layer whose inputs are not vectors
+    one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
+
+    def extract(model: Weights, x: Tensor) -> Tensor:
+        return logits_and_features(one, join_models([model], layer), x)[1].double()
+
+    return extract
+
+
+def feature_width(task: Task, layer: str, key: str) -> int:
+    """Return the width of the inputs of a layer of the task's network; `key` is where the layer stands, for errors."""
+    one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
+    return width(one, join_models([task.init_random(Rng(0))], layer), f"{key}.layer")
+
+
+def _public(task: Task, what: str, instead: str) -> Tensor:
+    """Return the public samples; raise that `what` needs them and `instead` does not if there are none."""
+    if task.public is None or len(task.public) < 2:
+        raise FedtideError(
+            f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: "
+            f"data.public_samples of 2 or more, in Python Task(..., public=x), or {instead}"
+        )
+    if not task.public.is_floating_point():
+        raise FedtideError(f"{what} is not defined for text; allowed: {instead}")
+    return task.public
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Features projected on the principal components of the public samples' features.
+
+    The components are computed at first use, since algorithms are also constructed without being run.
+    """
+
+    extract: Extract
+    public: Tensor
+    wide: int
+
+    @cached_property
+    def basis(self) -> tuple[Tensor, Tensor]:
+        """Mean and components; the space is frozen, so no model is needed."""
+        return principal(self.extract(Weights({}), self.public), self.wide)
+
+    def __call__(self, first: Weights, x: Tensor) -> Tensor:
+        """Return the features (rows, wide)."""
+        center, components = self.basis
+        return (self.extract(first, x) - center) @ components
+
+
+def _projected(extract: Extract, public: Tensor, wide: int, key: str) -> Extract:
+    """Project features on principal components; raise if there are more than the public samples determine."""
+    numbers = extract(Weights({}), public[:1]).shape[1]
+    most = min(len(public) - 1, numbers)
+    if wide > most:
+        allowed = f"at most {most}, with {len(public)} public rows of {numbers} numbers"
+        raise refused(f"{key}.width", wide, allowed)
+    return Projected(extract, public, wide)
+
+
+def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
+    """Return the mean (d,) of rows (rows, d) and their first principal components (d, wide), float64.
+
+    Signs are normalized: a component's first entry that is not small relative to its largest is positive. Every process
+    computes the components itself, so the last bits, which depend on the number of threads, are rounded off.
+
+    >>> center, components = principal(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]), 1)
+    >>> center.tolist(), components.flatten().tolist()
+    ([2.0, 1.0], [1.0, 0.0])
+    """
+    values = x.double().numpy()
+    center = values.mean(0)
+    _, _, rows = np.linalg.svd(values - center, full_matrices=False)
+    kept = rows[:wide]
+    size = np.abs(kept)
+    telling = (size >= size.max(1, keepdims=True) / 2).argmax(1)
+    kept = kept * np.sign(kept[np.arange(len(kept)), telling])[:, None]
+    mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (center, kept.T))
+    return mean, components

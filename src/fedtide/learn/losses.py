@@ -1,0 +1,338 @@
+"""Losses that clients minimize.
+
+A loss has `prepare(shard) -> (shared, columns)`, called once per client: a value shared by all of its samples (class
+fractions), and a tuple of tensors with an entry for each sample (posteriors, masks). `value(outputs, y, shared,
+columns)` is the mean over a batch, given the batch's part of each column. A loss that is defined per label also has
+`each(outputs, y, shared, eps)` with label smoothing, for methods that weight samples, idle branches, and clients that
+are trained together; one whose gradient is known in closed form has `graded(outputs, y, shared, eps)`, for small
+networks that are. Decisions (best model, posteriors, utilities) use plain cross-entropy, whatever the training loss;
+those of numbers are in `fedtide.learn.target`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.base import Shard
+from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import Flag, Fraction, ingredient
+from fedtide.learn.device import CPU
+
+__all__ = [
+    "WSM",
+    "CrossEntropy",
+    "Loss",
+]  # fmt: skip
+
+Columns = tuple[Tensor, ...]
+"""Tensors with one entry for each sample, split and shuffled along with the samples."""
+
+
+def label_count(y: Tensor, mask: Tensor | None) -> int:
+    """Count the labels in a batch's mean: its samples, or the steps that count."""
+    return len(y) if mask is None else int(mask.sum())
+
+
+def mask_of(shard: Shard) -> Columns:
+    """Return the mask of steps that count in a client's sequences as a column; no column without a mask."""
+    return () if shard.mask is None else (shard.mask,)
+
+
+IGNORED = -100
+"""Label that a mean cross-entropy of torch leaves out."""
+
+
+def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return outputs (labels, classes) and labels (labels,) of a batch, restricted to the mask if there is one.
+
+    On another device, which would be waited for to count them, all labels are returned, with `IGNORED` for those that
+    do not count. Values that are no classes stay as they are.
+    """
+    if y.is_floating_point():
+        return outputs, y
+    if not columns:
+        return outputs.flatten(0, -2), y.flatten()
+    (mask,) = columns
+    if y.device.type != CPU:
+        return outputs.flatten(0, -2), y.masked_fill(~mask, IGNORED).flatten()
+    return outputs[mask], y[mask]
+
+
+def mean_of_each(
+    loss: StackedLoss, outputs: Tensor, y: Tensor, columns: Sequence[Tensor], shared: Any, eps: float
+) -> Tensor:
+    """Return the mean of `loss.each` over a batch, restricted to the mask if there is one."""
+    if y.device.type == CPU or not columns:
+        return loss.each(*keep_counted(outputs, y, columns), shared, eps).mean()
+    (mask,) = columns
+    # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
+    return loss.each(outputs, y, shared, eps).masked_fill(~mask, 0.0).sum() / mask.sum()
+
+
+class Loss(Protocol):
+    """A loss that clients minimize."""
+
+    def prepare(self, shard: Shard) -> tuple[Any, Columns]:
+        """Return what the loss needs of the client's samples: one shared value, and columns with one entry each."""
+
+    def value(self, outputs: Any, y: Tensor, shared: Any, columns: Columns) -> Tensor:
+        """Return the mean loss of a batch, a differentiable scalar."""
+
+
+@runtime_checkable
+class StackedLoss(Loss, Protocol):
+    """A loss for training several clients at once: the mean of `each` over all labels that count.
+
+    Where `prepare` has columns beside the mask, `shared` is a tuple of what is shared and those columns of the batch.
+    """
+
+    def each(self, outputs: Any, y: Tensor, shared: Any, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, with label smoothing `eps` (of idle branches)."""
+
+    def stacked(self, shared: Sequence[Any]) -> Tensor | tuple[Any, ...] | None:
+        """Stack the shared values of several clients along the first dimension; None if there are none."""
+
+
+@ingredient
+class CrossEntropy:
+    """Mean cross-entropy of logits (samples, classes) against labels (samples,).
+
+    For sequences, logits (samples, steps, classes) and labels (samples, steps): the mean over all steps that count.
+
+    >>> import torch
+    >>> loss = CrossEntropy()
+    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, ())), 6)
+    0.693147
+    """
+
+    kind: Literal["cross-entropy"] = "cross-entropy"
+
+    def prepare(self, shard: Shard) -> tuple[None, Columns]:
+        """Return the mask of sequences as the only column; no column otherwise."""
+        return None, mask_of(shard)
+
+    def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
+        """Return the mean over samples, or over the steps that count."""
+        if y.is_floating_point():
+            raise refused("loss", "cross-entropy", "Task(..., target=population.target), as rows have no classes")
+        return F.cross_entropy(*keep_counted(outputs, y, columns))
+
+    def each(self, outputs: Tensor, y: Tensor, shared: None, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, with label smoothing `eps`."""
+        return each(outputs, y, eps)
+
+    def graded(self, outputs: Tensor, y: Tensor, shared: None, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the loss of every label, in the shape of `y`, and its gradient by the outputs.
+
+        Args:
+            outputs: logits (..., classes).
+            y: labels (...).
+            shared: nothing.
+            eps: label smoothing of each label, in a shape that fits `y`; None for none.
+        """
+        logp, y = F.log_softmax(outputs, -1), y[..., None]
+        found = -logp.gather(-1, y)[..., 0]
+        if eps is not None:
+            found = torch.lerp(found, -logp.mean(-1), eps.expand(found.shape))
+        gradient = logp.exp_()
+        if eps is None:
+            off = gradient.new_full((1,) * y.dim(), -1.0)
+        else:
+            off, gradient = (eps - 1)[..., None], gradient.sub_((eps / gradient.shape[-1])[..., None])
+        return found, gradient.scatter_add_(-1, y, off.expand(y.shape))
+
+    def stacked(self, shared: Sequence[None]) -> None:
+        """Return None, as nothing is prepared."""
+
+
+def each(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
+    """Return the cross-entropy of logits (..., classes) with every label, in the shape of `y`, smoothed by `eps`.
+
+    >>> import torch
+    >>> [round(value, 6) for value in each(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
+    [0.693147, 0.693147]
+    """
+    found = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", label_smoothing=eps)
+    return found.reshape(y.shape)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A loss made of a function of (outputs, labels), such as any torch loss that returns the mean of a batch.
+
+    >>> import torch
+    >>> loss = Plain(torch.nn.CrossEntropyLoss())
+    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, ())), 6)
+    0.693147
+    """
+
+    function: Callable[[Any, Tensor], Tensor]
+
+    def prepare(self, shard: Shard) -> tuple[None, Columns]:
+        """Return nothing, as the function needs only outputs and labels."""
+        return None, ()
+
+    def value(self, outputs: Any, y: Tensor, shared: None, columns: Columns) -> Tensor:
+        """Return the value of the function.
+
+        Raises:
+            FedtideError: the function does not fit the model's outputs, for example by its class weights.
+        """
+        try:
+            return self.function(outputs, y)
+        except RuntimeError as error:
+            raise FedtideError(f"loss: it does not fit the model's outputs: {' '.join(str(error).split())}") from None
+
+
+def known_part(loss: Any, name: str) -> Any:
+    """Return what tells a loss in another way, such as `graded`; None if there is none, or it is of another loss.
+
+    A class that says anew what the `value` is, or the loss of `each` label, has inherited what it does not say.
+
+    >>> class Doubled(CrossEntropy):
+    ...     def value(self, outputs, y, shared, columns):
+    ...         return 2 * super().value(outputs, y, shared, columns)
+    >>> known_part(CrossEntropy(), "graded") is None, known_part(Doubled(), "graded") is None
+    (False, True)
+    """
+    for each in type(loss).__mro__:
+        if name in vars(each):
+            return getattr(loss, name)
+        if "value" in vars(each) or "each" in vars(each):
+            return None
+    return getattr(loss, name, None)
+
+
+def is_stacked(loss: Any) -> TypeGuard[StackedLoss]:
+    """Tell whether a loss is defined per label, by the class that says what its `value` is."""
+    return isinstance(loss, StackedLoss) and known_part(loss, "each") is not None
+
+
+def as_loss(loss: Any) -> Any:
+    """Return a loss unchanged, or wrap a plain function as a loss."""
+    return loss if hasattr(loss, "prepare") else Plain(loss)
+
+
+# -- the re-weighted softmax ----------------------------------------------------------------------------------------
+
+SAFE_BLEND = 0.3
+"""Blend in the safe form of a method (docs/never-worse.md)."""
+
+
+@ingredient
+class WSM:
+    """The re-weighted softmax (WSM): each class is weighted in the softmax by its fraction of the client's samples.
+
+    Equation 15 of Legate's thesis (2022), `-(z_y - log sum_c a_c exp(z_c))` with `a_c` the fraction of class c among
+    the samples that the client trains on, plus `-log(a_y)`, as in the released code: the gradients are the same, the
+    value is never negative, and it equals cross-entropy for a client with equally many samples of each class. With
+    `blend = 0`, the thesis, a class that a client does not hold gets no gradient, so training does not push it out of
+    the model; with plain SGD a client of one class changes only running statistics. Weight decay, a proximal or control
+    term and `blend` reach all classes. By default the gradient is that of the thesis; `safe = true` in a method stands
+    for `blend = 0.3`
+    (docs/never-worse.md).
+    Evaluation and decisions between models use plain cross-entropy; q-FedAvg weights clients by this loss, so with
+    `blend = 0` clients of one class count next to nothing there.
+
+    When to use it: clients hold few of the classes, and few clients participate in a round. It adds no communication.
+    The thesis found that at most rates it helps with BatchNorm, or BatchNorm and GroupNorm mixed, and hurts with
+    GroupNorm alone.
+
+    For sequences, fractions and loss are over the steps that count. Without `blend` a label that is not among the
+    prepared samples has infinite loss.
+
+    Args:
+        blend: the part b of equal fractions in `a_c = (1 - b) n_c / n + b / C` of C classes; 0 is the thesis, 1 is
+            cross-entropy.
+        val: also count the client's validation samples, as in the released code. The thesis can be read either way.
+
+    Raises:
+        FedtideError: a label exceeds the model's outputs.
+
+    >>> y = torch.tensor([0, 0, 0, 1])
+    >>> shared, columns = WSM(blend=0.0).prepare(Shard(torch.zeros(4, 1), y, torch.arange(4)))
+    >>> logits = torch.zeros(4, 3, requires_grad=True)
+    >>> value = WSM(blend=0.0).value(logits, y, shared, columns)
+    >>> round(value.item(), 4)  # -(3/4) log(3/4) - (1/4) log(1/4)
+    0.5623
+    >>> torch.autograd.grad(value, logits)[0].sum(0).tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    blend: Fraction = 0.0
+    val: Flag = False
+    kind: Literal["wsm"] = "wsm"
+
+    def prepare(self, shard: Shard) -> tuple[Tensor, Columns]:
+        """Return the number of samples (or steps) of each class, up to the largest label; and the mask column."""
+        counts = _counts(shard)
+        if self.val and shard.val is not None:
+            beside = _counts(shard.val)
+            longest = max(len(counts), len(beside))
+            counts = _padded(counts, longest) + _padded(beside, longest)
+        return counts, mask_of(shard)
+
+    def value(self, outputs: Tensor, y: Tensor, shared: Tensor, columns: Columns) -> Tensor:
+        """Return the mean over samples, or over the steps that count."""
+        outputs, y = keep_counted(outputs, y, columns)
+        return F.cross_entropy(outputs + self._shift(shared, outputs), y)
+
+    def each(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, smoothed over only the classes that the client has."""
+        shift = self._shift(shared, outputs)
+        if not eps:
+            return each(outputs + shift, y)
+        logp, has = F.log_softmax(outputs + shift, -1), shift.isfinite()
+        found = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
+        others = -logp.masked_fill(~has, 0.0).sum(-1)  # as in torch, so that equal fractions give the same bits
+        return (1 - eps) * found + others * (eps / has.sum().double())
+
+    def graded(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the loss of every label of several clients, and its gradient by the outputs.
+
+        Args:
+            outputs: logits (clients, ..., classes).
+            y: labels (clients, ...).
+            shared: counts of the clients (clients, classes), up to the largest label of all.
+            eps: label smoothing of each label over only the classes that its client has, in a shape that fits `y`.
+        """
+        shift = self._shift(shared, outputs).view(len(shared), *(1,) * (y.dim() - 1), -1)
+        if eps is None:
+            return CrossEntropy().graded(outputs + shift, y, None)
+        has, at = shift.isfinite(), y[..., None]
+        logp = F.log_softmax(outputs + shift, -1)
+        found, others = -logp.gather(-1, at)[..., 0], logp.masked_fill(~has, 0.0).sum(-1) / has.sum(-1)
+        gradient = logp.exp_().sub_(eps[..., None] * has / has.sum(-1, keepdim=True))
+        off = (eps - 1)[..., None].expand(at.shape)
+        return (1 - eps) * found - eps * others, gradient.scatter_add_(-1, at, off)
+
+    def stacked(self, shared: Sequence[Tensor]) -> Tensor:
+        """Stack the counts of several clients (clients, classes), up to the largest label of all."""
+        longest = max(len(counts) for counts in shared)
+        return torch.stack([_padded(counts, longest) for counts in shared])
+
+    def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
+        """Return the logarithm of the fractions (..., classes), minus that of the largest.
+
+        A constant for all logits changes nothing, and with this one the shift of equal fractions is exactly zero. For a
+        class without samples it is minus infinity: its probability and its gradient are exactly zero.
+        """
+        classes = outputs.shape[-1]
+        if counts.shape[-1] > classes:
+            raise refused("loss: 'wsm': label", counts.shape[-1] - 1, f"0 to {classes - 1}, the model's")
+        held = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum(-1, keepdim=True) / classes
+        return (held / held.amax(-1, keepdim=True)).log().to(outputs.dtype)
+
+
+def _counts(shard: Shard) -> Tensor:
+    return torch.bincount(shard.labels).double()
+
+
+def _padded(counts: Tensor, length: int) -> Tensor:
+    return F.pad(counts, (0, length - counts.shape[-1]))

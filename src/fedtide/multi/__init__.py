@@ -1,1 +1,0 @@
-"""Training of several models (clusters, branches, mixtures), and their personalization by clients."""

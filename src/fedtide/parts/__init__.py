@@ -1,1 +1,0 @@
-"""Ingredients shared by several algorithms."""

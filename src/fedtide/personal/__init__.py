@@ -1,0 +1,14 @@
+"""Models that clients make for themselves from those that they receive.
+
+>>> import fedtide as ft
+>>> ft.personal.Choice().kind
+'choice'
+"""
+
+from fedtide.personal.mixture import Mixture
+from fedtide.personal.stacking import Stacking
+from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned, Personal, by_own_weights
+
+__all__ = [
+    "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "Stacking", "by_own_weights",
+]  # fmt: skip

@@ -1,0 +1,119 @@
+"""Networks of clients besides the federated model: a local expert, a gate, and both merged with other experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtide.core.base import Moment, Shard, Weights
+from fedtide.core.errors import FedtideError, within
+from fedtide.core.rng import Rng
+from fedtide.learn.bfloat import to_float32
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.losses import CrossEntropy
+from fedtide.learn.target import CLASSES
+from fedtide.learn.task import Task, example_of
+from fedtide.models import Model
+from fedtide.models.init import initialize
+from fedtide.personal.early_stopping import train_early_stopping
+
+ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
+"""Training of a model from scratch on one client's samples."""
+
+TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
+"""Fine-tuning of a received model on one client's samples."""
+
+
+class Networks:
+    """Networks of clients besides the federated model, for the same samples; each is built once.
+
+    Args:
+        task: the federated task.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._made: dict[str, Task] = {}
+
+    def of(self, model: Model | None, classes: int | None = None) -> Task:
+        """Return a task on another network; without a name the federated task itself.
+
+        Raises:
+            FedtideError: the network does not fit the samples, or the task has no example.
+        """
+        if model is None:
+            return self.task
+        key = f"{model} {classes}"
+        if key not in self._made:
+            self._made[key] = self._built(model, classes)
+        return self._made[key]
+
+    def _built(self, model: Model, classes: int | None) -> Task:
+        task = self.task
+        example = example_of(task, "networks of a client's own")
+        shape = tuple(example.shape[1:])
+        outputs = task.logits(task.init(Rng(0)), example).shape[-1] if classes is None else classes
+        init: Any = getattr(model, "init", "torch")
+        made = Task(
+            lambda: model.build(shape, outputs), task.loss if classes is None else CrossEntropy(), task.dtype,
+            task.channels_last, example, init_layers=partial(initialize, init=init), bfloat=task.bfloat,
+            target=task.target if classes is None else CLASSES, device=task.device,
+        )  # fmt: skip
+        with within("personal"):  # a network refuses rows as the federation's model
+            try:
+                made.logits(made.init(Rng(0)), example)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
+        return made
+
+    def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:
+        """Build a network and check that its solver fits it.
+
+        Raises:
+            FedtideError: the network or its solver does not fit.
+        """
+        made, example = self.of(model, classes), self.task.example
+        if example is not None:
+            solver.check(made.scratch, tuple(example.shape[1:]), key)
+
+    def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
+        """Return gate, local expert and K other experts as one task with loss -log p(y|x), whatever the task's loss."""
+        key = f"{gate} {model} {models} models"
+        if key not in self._made:
+            task, gated, own = self.task, self.of(gate, models + 1), self.of(model)
+            self._made[key] = Task(
+                lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
+                CrossEntropy(), task.dtype, task.channels_last, task.example, bfloat=task.bfloat, device=task.device,
+            )  # fmt: skip
+        return self._made[key]
+
+
+class Experts(nn.Module):
+    """A gate and experts as one network with log-probabilities as output."""
+
+    def __init__(self, gate: nn.Module, experts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.gate, self.experts = gate, nn.ModuleList(experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map inputs (rows, ...) to log-probabilities (rows, classes)."""
+        logp = torch.stack([F.log_softmax(to_float32(expert(x)), -1) for expert in self.experts], 1)
+        return torch.logsumexp(F.log_softmax(to_float32(self.gate(x)), -1)[:, :, None] + logp, 1)
+
+
+def local_expert(own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
+    """Train a model from scratch on a client's samples, with early stopping on its validation samples."""
+    return local_experts(own, solver, shard, moment, rng, whole=False)[0]
+
+
+def local_experts(
+    own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, *, whole: bool
+) -> tuple[Weights, Weights]:
+    """Return the `local_expert`, and its last weights: if `whole` those of a client without validation samples."""
+    start = own.init(rng.at("own"))
+    return train_early_stopping(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)

@@ -1,0 +1,135 @@
+"""What a record says of the nodes of real clients: `asks.jsonl`, a line for each round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from fedtide.core.record import ASKS, read_rounds
+from fedtide.fields.strict import checked
+
+WORDS = ("answered", "abstained", "at work", "late", "refused")
+"""What becomes of an answer, the best first."""
+
+
+REASONS, OTHER = 20, "other reasons"
+"""Reasons that are told apart of a node, which may word each of them anew, and what the others are called."""
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class NodeLine(_Line):
+    """What became of the clients of a node."""
+
+    clients: dict[str, str]
+    down: int = 0
+    up: int = 0
+    seconds: float | None = None
+
+
+class AskLine(_Line):
+    """A question."""
+
+    question: str
+    reveal: tuple[str, ...] = ()
+    nodes: dict[str, NodeLine]
+
+
+class RoundLine(_Line):
+    """A round."""
+
+    round: int
+    present: tuple[str, ...] = ()
+    asks: tuple[AskLine, ...] = ()
+
+
+@dataclass
+class NodeRecord:
+    """What a record says of a node.
+
+    Args:
+        name: its name in the roster.
+        clients: ids of the clients that were asked.
+        rounds: in how many it was connected.
+        words: how many answers of clients became what: "answered", "late", "refused", ...
+        reasons: why answers were refused or lost.
+        questions: names of what it was asked.
+        shown: names of what the server was shown of each of its clients.
+        down: bytes that it received.
+        up: bytes that it sent.
+        seconds: from each question to its answer.
+        last: the last round in which it answered; None if it never did.
+    """
+
+    name: str
+    clients: set[str] = field(default_factory=set)
+    rounds: int = 0
+    words: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    questions: set[str] = field(default_factory=set)
+    shown: set[str] = field(default_factory=set)
+    down: int = 0
+    up: int = 0
+    seconds: list[float] = field(default_factory=list)
+    last: int | None = None
+
+    def hear(self, ask: AskLine, line: NodeLine, number: int) -> None:
+        """Add what became of it in one question."""
+        self.clients |= line.clients.keys()
+        self.questions.add(ask.question)
+        self.down, self.up = self.down + line.down, self.up + line.up
+        states = [state_of(word) for word in line.clients.values()]
+        self.words.update(states)
+        for word in line.clients.values():
+            if ": " in word or word == "not finite":
+                known = word in self.reasons or len(self.reasons) < REASONS
+                self.reasons[word if known else OTHER] += 1
+        if "answered" in states:
+            self.shown.update(ask.reveal)
+            self.last = number
+            if line.seconds is not None:
+                self.seconds.append(line.seconds)
+
+    @property
+    def asked(self) -> int:
+        """Number of answers that were asked for."""
+        return sum(self.words.values())
+
+
+def state_of(word: str) -> str:
+    """Return which of `WORDS` a word of the record means; one that is not known counts as refused.
+
+    >>> state_of("refused: a number is missing"), state_of("lost: it died"), state_of("not finite")
+    ('refused', 'late', 'refused')
+    """
+    begin = word.partition(":")[0]
+    other = {"not finite": "refused", "lost": "late"}
+    return other.get(begin, begin if begin in WORDS else "refused")
+
+
+def read_asks(folder: Path) -> list[RoundLine]:
+    """Return the lines of a run's `asks.jsonl`; none where its clients were simulated.
+
+    Raises:
+        FedtideError: a line is not what this program writes.
+    """
+    lines = enumerate(read_rounds(folder, ASKS), start=1)
+    return [checked(RoundLine, line, f"{folder / ASKS}: line {number}") for number, line in lines]
+
+
+def nodes_of(lines: Sequence[RoundLine]) -> list[NodeRecord]:
+    """Return what a record says of each node, by name."""
+    found: dict[str, NodeRecord] = {}
+    for line in lines:
+        for name in line.present:
+            found.setdefault(name, NodeRecord(name)).rounds += 1
+        for ask in line.asks:
+            for name, node in ask.nodes.items():
+                found.setdefault(name, NodeRecord(name)).hear(ask, node, line.round)
+    return [found[name] for name in sorted(found)]

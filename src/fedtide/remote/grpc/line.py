@@ -1,0 +1,371 @@
+"""A node's end of its stream: it calls the server, shows its key, hands questions on, and brings answers back.
+
+A stream that is lost is made anew. A question that comes again while it is worked on is not worked on twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedtide.core.errors import FedtideError
+from fedtide.remote.grpc import proof
+from fedtide.remote.grpc.pieces import BOTH, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message, library, next_message
+
+SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
+"""Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
+INTRODUCTION = 30.0
+"""Seconds in which a server has to let a node in, or say why not."""
+MINUTE = 60.0
+"""Seconds after which a line is said once more."""
+QUESTIONS = 1000
+"""Questions that may wait at a node."""
+SKEW = 600.0
+"""Seconds by which the clocks of both ends may differ before it is said."""
+OPTIONS = [
+    *BOTH,
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.per_message_decompression", 0),
+]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What gRPC or the server says, and what it means.
+
+    Args:
+        pattern: of what is said.
+        line: what it means, and what to do.
+        wrong: whether a node that is just started goes no further: its ticket, or its address, will not do.
+        over: whether a node that was running ends: nothing at the server will mend it.
+        away: whether nobody is there, whom many attempts could bother.
+    """
+
+    pattern: str
+    line: str
+    wrong: bool = False
+    over: bool = False
+    away: bool = False
+
+
+NOT_IN = "the server does not let this node in"
+ASK = "ask its owner for a new ticket"
+CAUSES = (
+    Cause("its key is not admitted", f"{NOT_IN}: its key is not admitted there (its owner runs 'fedtide admit')"),
+    Cause("a node with the same key", f"{NOT_IN}: a node with the same key is connected"),
+    Cause(
+        r"its key is that of ([\w.-]{1,100})",
+        rf"{NOT_IN}: its key is admitted there as that of '\1'; use the ticket of '\1'",
+        over=True,
+    ),
+    Cause("the key was not shown", f"{NOT_IN}: it did not prove its key; key and ticket are not those of one node"),
+    Cause("was silent|not shown in time", f"{NOT_IN}, and does not say why"),
+    Cause("message is larger than it may be", "the server takes no answer that is so large"),
+    Cause(r"broken: (.*)", r"it does not speak as 'fedtide serve' does (\1)"),
+    Cause("another study is served", f"the server plays another study than that of this ticket: {ASK}", over=True),
+    Cause("it speaks version", "the server has another version of fedtide: install the same", over=True),
+    Cause(
+        "Domain name not found|[Mm]isformatted domain|Name or service not known|nodename nor servname",
+        "this machine finds no such host; ask its owner for it",
+        wrong=True,
+    ),
+    Cause("errors resolving|DNS|lookup error", "this machine cannot look up where that is (is it connected?)"),
+    Cause(
+        "CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)",
+        "the server's certificate is not valid now: set this machine's clock, or ask the server's owner for a new one",
+        wrong=True,
+    ),
+    Cause(
+        "not valid for peer|[Hh]ostname|[Pp]eer name",
+        f"the server's certificate is for another address than this one: {ASK}",
+        wrong=True,
+    ),
+    Cause(
+        "CERTIFICATE_VERIFY_FAILED",
+        f"the server's certificate is of another authority than the ticket's: {ASK}",
+        wrong=True,
+    ),
+    Cause(
+        "SSL_ERROR_SSL",
+        "it does not speak TLS: something else than 'fedtide serve' listens there; ask its owner for the address",
+        wrong=True,
+    ),
+    Cause("[Pp]roxy|CONNECT", "the proxy of your environment does not let this node through: see what it allows"),
+    Cause(
+        "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
+        "the connection was closed: the server has ended, or a proxy before it finds no server",
+        away=True,
+    ),
+    Cause("", "it cannot be reached now (is it up, and is its address right?)", away=True),
+)
+
+
+def meaning(said: str) -> Cause:
+    """Return what an error of gRPC, or of the server, means.
+
+    >>> meaning("its key is that of oslo").line
+    "the server does not let this node in: its key is admitted there as that of 'oslo'; use the ticket of 'oslo'"
+    """
+    found = ((re.search(cause.pattern, said), cause) for cause in CAUSES)
+    cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in found if match)
+    by_proxy = cause.away and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
+    return replace(cause, line=f"{cause.line}; see whether the proxy of your environment is up") if by_proxy else cause
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a node knows of its server, and shows of itself.
+
+    Args:
+        address: HOST:PORT.
+        authority: the certificate of the site's authority, as PEM.
+        run: digest of the study.
+        name: of the node.
+        key: its private key.
+    """
+
+    address: str
+    authority: bytes
+    run: str
+    name: str
+    key: Any
+
+
+class Closed(Exception):
+    """The server ended the stream, or could not be reached; the text says why."""
+
+
+Answer = Callable[[bytes, bytes, float], tuple[bytes, bytes]]
+"""Answers a question: header, payload and seconds in, header and payload out."""
+
+
+class Failed(Exception):
+    """A question has no answer; the text goes to the server."""
+
+
+@dataclass
+class Line:
+    """A node's stream to its server.
+
+    Args:
+        known: who is called, and who calls.
+        answer: answers one question; it is called in a thread. It raises `Failed` where there is no answer.
+        say: is told in a line what a person should know.
+        let_in: is called when the server has let the node in.
+    """
+
+    known: Known
+    answer: Answer
+    say: Callable[[str], None]
+    let_in: Callable[[], None] = lambda: None
+    _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
+    _out: asyncio.Queue[Message] | None = None
+    _said: dict[str, float] = field(default_factory=dict)
+    _last: str = ""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Answer questions until the study is over.
+
+        Raises:
+            FedtideError: the server will never let this node in.
+        """
+        work = asyncio.create_task(self._work())
+        pause = SHORTEST
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    if await self._talk():
+                        return self.say("the study is over")
+                    why = "Socket closed"
+                except Closed as error:
+                    why = str(error)
+                except Broken as error:
+                    why = f"broken: {error}"
+                except TimeoutError:
+                    why = "was silent"
+                cause = meaning(why)
+                if cause.over:
+                    raise FedtideError(f"server {self.known.address}: {cause.line}")
+                self._tell(f"server {self.known.address}: {cause.line}; it tries again")
+                lasted = time.monotonic() - began > 2 * LONGEST
+                pause = SHORTEST if lasted else min(1.5 * pause, AWAY if cause.away else LONGEST)
+                await asyncio.sleep(pause * random.uniform(0.7, 1.0))
+        finally:
+            work.cancel()
+
+    def _tell(self, line: str) -> None:
+        """Say a line that is news: neither the last one, nor one that was said within a minute."""
+        now = time.monotonic()
+        self._said = {each: at for each, at in self._said.items() if now - at < MINUTE or each == self._last}
+        if line != self._last and line not in self._said:
+            self.say(line)
+        self._said[line] = now
+        self._last = line
+
+    async def _talk(self) -> bool:
+        """Keep one stream until it ends; tell whether the study is over."""
+        grpc = library()
+        async with channel_to(self.known) as channel:
+            call = channel.stream_stream(METHOD)()
+            try:
+                async with asyncio.timeout(INTRODUCTION):
+                    await self._introduce(call, grpc.aio.EOF)
+                self._tell(f"connected to the server at {self.known.address}")
+                self.let_in()
+                return await self._exchange(call, grpc.aio.EOF)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                raise Closed(await _why(call) or str(error)) from None
+            finally:
+                call.cancel()
+
+    async def _introduce(self, call: Any, end: Any) -> None:
+        """Show the node's key, and wait to be let in."""
+        head = Head.of(await _piece(call, end))
+        asked = head.said.get("nonce")
+        if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
+            raise Broken("the server does not ask who this is")
+        self._compare_clocks(head.said.get("time"))
+        known, own = self.known, proof.nonce()
+        claim = proof.claim(known.run, known.authority, known.name, asked, own)
+        said = {
+            "scheme": SCHEME, "run": known.run, "name": known.name, "key": proof.public_line(known.key), "nonce": own,
+            "signature": proof.signed(known.key, claim),
+        }  # fmt: skip
+        await call.write(next(Message("introduction", said=said).pieces()))
+        if Head.of(await _piece(call, end)).kind != "welcome":
+            raise Broken("the server does not let this node in, and does not say why")
+
+    def _compare_clocks(self, there: Any) -> None:
+        if isinstance(there, int | float) and 0 <= there < 1e11 and abs(ahead := time.time() - there) > SKEW:
+            word = "ahead of" if ahead > 0 else "behind"
+            self._tell(f"warning: this machine's clock is {abs(ahead) / 3600:.1f} hours {word} the server's: set it")
+
+    async def _exchange(self, call: Any, end: Any) -> bool:
+        """Take questions, and send answers, until the stream ends; tell whether the study is over."""
+        out: asyncio.Queue[Message] = asyncio.Queue(1)
+        self._out = out
+        ways = [asyncio.create_task(way) for way in (self._read(call, end, out), _write(call, out))]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if any(way.result() for way in done):
+                return True
+            raise Closed(await _why(call))
+        finally:
+            if self._out is out:
+                self._out = None
+            while not out.empty():  # an answer that waits to be sent is asked for again
+                out.get_nowait()
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _read(self, call: Any, end: Any, out: asyncio.Queue[Message]) -> bool:
+        """Take what the server says until it ends the stream; tell whether it says that the study is over."""
+
+        async def read() -> Any:
+            return await call.read()
+
+        while (message := await next_message(read, end, self._wanted)) is not None:
+            if message.kind == "over":
+                return True
+            if message.kind == "ping":
+                with suppress(asyncio.QueueFull):  # an answer says as much
+                    out.put_nowait(Message("pong"))
+            elif message.kind == "drop":
+                self._waiting.pop(message.id, None)
+            elif message.kind == "question":
+                seconds = message.said.get("seconds")
+                if not isinstance(seconds, int | float) or not 0 <= seconds <= 1e6:
+                    raise Broken("a question does not say how long it may take")
+                self._waiting[message.id] = message, time.monotonic() + seconds
+                self._news.set()
+        return False
+
+    def _wanted(self, head: Head) -> bool:
+        """Tell whether a message is kept: one that is waiting, or at work, is not taken twice."""
+        kept = sum(len(question.header) + len(question.payload) for question, _ in self._waiting.values())
+        if head.header > HEADER or head.payload > MOST - kept or len(self._waiting) > QUESTIONS:
+            raise Broken("the server asks more at a time than a node takes")
+        return head.kind != "question" or head.id not in self._waiting
+
+    async def _work(self) -> None:
+        """Have questions answered, one after the other, and send each answer on the stream that there is then."""
+        while True:
+            if not self._waiting:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            name, (question, until) = next(iter(self._waiting.items()))
+            left = until - time.monotonic()
+            if left > 0:
+                try:
+                    header, payload = await asyncio.to_thread(self.answer, question.header, question.payload, left)
+                    reply = Message("answer", name, {}, header, payload)
+                except Failed as why:
+                    reply = Message("answer", name, {"error": str(why)[:300]})
+                except Exception as error:  # the next question is worked on all the same
+                    reply = Message("answer", name, {"error": f"failed: {type(error).__name__}"})
+                    self.say(f"a question failed: {type(error).__name__}: {error}")
+                if name in self._waiting and self._out is not None:
+                    await self._out.put(reply)  # who does not take answers gets no other ones
+            self._waiting.pop(name, None)
+
+
+async def _piece(call: Any, end: Any) -> bytes:
+    piece = await call.read()
+    if piece is end:
+        raise Closed(await _why(call))
+    found: bytes = piece
+    return found
+
+
+async def _write(call: Any, out: asyncio.Queue[Message]) -> bool:
+    while True:
+        for piece in (await out.get()).pieces():
+            await call.write(piece)
+
+
+async def _why(call: Any) -> str:
+    """Return what the server, or gRPC, says of the end of a stream."""
+    return f"{await call.code()} {await call.details()}"
+
+
+def channel_to(known: Known) -> Any:
+    """Return a channel of gRPC, through the proxy that https_proxy names if there is one."""
+    grpc = library()
+    credentials = grpc.ssl_channel_credentials(known.authority)
+    return grpc.aio.secure_channel(f"dns:///{known.address}", credentials, options=OPTIONS)
+
+
+async def look_at(known: Known, seconds: float = 10.0) -> str:
+    """Return a sentence about the server, which is not told who asks.
+
+    Raises:
+        FedtideError: what answers is not the server of the ticket.
+    """
+    grpc = library()
+    async with channel_to(known) as channel:
+        call = channel.stream_stream(METHOD)()
+        try:
+            async with asyncio.timeout(seconds):
+                Head.of(await _piece(call, grpc.aio.EOF))
+            return f"server {known.address} has a certificate of the ticket's authority"
+        except (grpc.aio.AioRpcError, Closed, Broken) as error:
+            cause = meaning(error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error))
+        except TimeoutError:
+            cause = meaning("")
+        finally:
+            call.cancel()
+    if cause.wrong:
+        raise FedtideError(f"server {known.address}: {cause.line}")
+    return f"server {known.address}: {cause.line}; the node goes on trying"

@@ -1,0 +1,152 @@
+"""Messages on a stream: a head that says what comes, then header and payload in pieces of bounded size."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedtide.core.errors import FedtideError
+
+METHOD = "/fedtide.Nodes/Talk"
+"""The one method of the server, a stream both ways."""
+SCHEME = 1
+"""Version of what is said on a stream."""
+PIECE = 2**18
+"""Bytes of a piece; the last one of a header or payload may be smaller."""
+HEAD = 2**12
+"""Bytes of a head."""
+HEADER = 2**20
+"""Bytes of a header (`fedtide.remote.messages.HEADER`)."""
+MOST = 2**31
+"""Bytes of a payload of which nothing else says how large it may be."""
+BOTH = [
+    ("grpc.max_receive_message_length", PIECE + HEAD),
+    ("grpc.max_metadata_size", 2 * HEAD),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+"""Settings of gRPC at both ends: a line that says nothing for half a minute is lost."""
+
+Read = Callable[[], Awaitable[Any]]
+"""Reads the next piece of a stream."""
+
+
+def library() -> Any:
+    """Return the package `grpc`, with its `aio`; raise with the name of the extra where it is missing."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # who comes and fails is said in our words
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # else whoever hangs up could fill a disk
+    try:
+        import grpc.aio
+    except ImportError as error:
+        raise FedtideError(f"grpcio not installed ({error}): pip install 'fedtide[deploy]'") from None
+    return grpc
+
+
+class Broken(Exception):
+    """What the other end says is no message; its text says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one end says to the other.
+
+    Args:
+        kind: one word.
+        id: of the question that it is about.
+        said: what else is in the head.
+        header: JSON.
+        payload: a sealed tree.
+    """
+
+    kind: str
+    id: str = ""
+    said: dict[str, Any] = field(default_factory=dict)
+    header: bytes = b""
+    payload: bytes = b""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the message in pieces.
+
+        >>> [len(piece) for piece in Message("answer", payload=bytes(600_000)).pieces()]
+        [60, 262144, 262144, 75712]
+        """
+        sizes = {"header": len(self.header), "payload": len(self.payload)}
+        yield json.dumps({"kind": self.kind, "id": self.id, **sizes, **self.said}).encode()
+        for part in (self.header, self.payload):
+            for at in range(0, len(part), PIECE):
+                yield part[at : at + PIECE]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a message will be.
+
+    Args:
+        kind: one word.
+        id: of the question that it is about.
+        header: bytes of its header.
+        payload: bytes of its payload.
+        said: what else the head says.
+    """
+
+    kind: str
+    id: str
+    header: int
+    payload: int
+    said: dict[str, Any]
+
+    @staticmethod
+    def of(piece: bytes) -> Head:
+        """Read a head that anyone may have written.
+
+        Raises:
+            Broken: it is none.
+        """
+        try:
+            said = json.loads(piece) if len(piece) <= HEAD else None
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise Broken("the head of a message is not a JSON object")
+        kind, name, header, payload = (said.pop(key, None) for key in ("kind", "id", "header", "payload"))
+        whole = all(type(size) is int and 0 <= size <= 2**40 for size in (header, payload))
+        if not (isinstance(kind, str) and isinstance(name, str) and len(name) <= 500 and whole):
+            raise Broken("the head of a message has wrong keys")
+        return Head(kind, name, header, payload, said)
+
+
+async def next_message(read: Read, end: Any, keep: Callable[[Head], bool]) -> Message | None:
+    """Return the next message of a stream; None where that has ended.
+
+    Args:
+        read: reads a piece.
+        end: what `read` returns at the end.
+        keep: tells whether a message is wanted, from its head; another one is read and thrown away.
+
+    Raises:
+        Broken: the other end says something else.
+    """
+    while (piece := await read()) is not end:
+        head = Head.of(piece)
+        kept = keep(head)
+        parts = [await _part(read, end, size, kept) for size in (head.header, head.payload)]
+        if kept:
+            return Message(head.kind, head.id, head.said, *parts)
+    return None
+
+
+async def _part(read: Read, end: Any, size: int, kept: bool) -> bytes:
+    found, left = bytearray(), size
+    while left:
+        piece = await read()
+        if piece is end or len(piece) != min(PIECE, left):  # small pieces would cost more than they bring
+            raise Broken("a message broke off" if piece is end else "a piece has another size")
+        left -= len(piece)
+        if kept:
+            found += piece
+    return bytes(found)

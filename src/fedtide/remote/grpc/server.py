@@ -1,0 +1,501 @@
+"""The carrier over gRPC, at the server: nodes come in through the door, show their key, and are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from fedtide.core.errors import FedtideError
+from fedtide.remote import messages
+from fedtide.remote.carrier import Question, Response
+from fedtide.remote.grpc import proof
+from fedtide.remote.grpc.door import Door, check_files
+from fedtide.remote.grpc.pieces import BOTH, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message, library, next_message
+from fedtide.remote.heard import one_line
+
+INTRODUCTION = 10.0
+"""Seconds in which a node has to show its key."""
+ALIVE = 5.0
+"""Seconds in which a node has to move when another one comes with its key."""
+GRACE, LOOK = 2.0, 0.05
+"""Seconds that streams have to end in when the server does, and between two looks at what happens."""
+OPTIONS = [
+    *BOTH,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.per_message_decompression", 0),  # a small piece stays small
+]
+
+
+@dataclass
+class Open:
+    """A question without an answer.
+
+    Attributes:
+        question: what is asked.
+        header: of it, as JSON.
+        asked: when.
+        sent: whether it has gone out.
+        came: whether the answer has come, and waits to be pulled.
+    """
+
+    question: Question
+    header: bytes
+    asked: float
+    sent: bool = False
+    came: bool = False
+
+    @property
+    def left(self) -> float:
+        """Seconds within which an answer counts."""
+        return self.asked + self.question.expires - time.monotonic()
+
+
+@dataclass(eq=False)
+class Stream:
+    """What is said to a node that is there.
+
+    Attributes:
+        name: of the node.
+        key: its public key.
+        out: what is to be sent: messages, names of questions; None ends the stream.
+        moved: when something last went over it.
+        ended: whether nothing counts any more that comes over it.
+    """
+
+    name: str
+    key: str
+    out: asyncio.Queue[Message | str | None] = field(default_factory=asyncio.Queue)
+    moved: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def alive(self) -> bool:
+        """Tell whether the node still moves."""
+        began = time.monotonic()
+        self.out.put_nowait(Message("ping"))
+        while self.moved < began and time.monotonic() < began + ALIVE:
+            await asyncio.sleep(LOOK)
+        return self.moved >= began
+
+
+class GrpcCarrier:
+    """A way to nodes over gRPC. It runs in a thread of its own, from when it is made until it is closed.
+
+    A question is sent when its node is there, and again when the node comes back without having answered it. If no
+    answer comes within its seconds, the response says so.
+
+    Args:
+        host: the interface where it listens.
+        port: its port; 0 takes one that is free.
+        run: digest of the study.
+        authority: the folder with ca.crt, server.crt and server.key; a new certificate holds from the next connection.
+        nodes: for how many nodes there have to be open files.
+
+    Raises:
+        FedtideError: the port cannot be opened, or the system allows too few open files.
+    """
+
+    def __init__(self, host: str, port: int, *, run: str, authority: Path, nodes: int) -> None:
+        check_files(nodes)
+        self._grpc = library()
+        self._run, self._folder = run, authority
+        self._authority = (authority / "ca.crt").read_bytes()
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._expected: frozenset[str] = frozenset()
+        self._lost: set[str] = set()
+        self._removed: set[str] = set()
+        self._open: dict[str, Open] = {}
+        self._came: list[tuple[str, str, dict[str, Any], bytes, bytes]] = []
+        self._streams: dict[str, Stream] = {}
+        self._over: float | None = None
+        self._told: set[str] = set()
+        self._ended = threading.Event()
+        self._knocked: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        started: Future[int] = Future()
+        self._thread = threading.Thread(target=self._run_loop, args=(host, port, started), daemon=True)
+        self._thread.start()
+        self.port = started.result()
+
+    # -- what a fleet calls, from its own thread ----------------------------------------------------------------------
+
+    def admit(self, keys: Mapping[str, str], expected: frozenset[str] = frozenset()) -> None:
+        """Know these nodes from now on, by their public keys, "KIND BASE64", and no others.
+
+        Questions at a node whose key is not among them any more are over.
+
+        Args:
+            keys: by name.
+            expected: names of nodes that may come and be let in later; it is noted when one of them comes (`knocked`).
+        """
+        names = {key: name for name, key in keys.items()}
+        with self._lock:
+            gone = {name for key, name in self._names.items() if names.get(key) != name}
+            self._names, self._expected = names, expected
+            self._removed |= gone
+            self._lost |= {each.question.id for each in self._open.values() if each.question.node in gone}
+            self._knocked = {name: key for name, key in self._knocked.items() if keys.get(name) != key}
+        for name in gone:
+            self._say(name, None)
+
+    def present(self) -> frozenset[str]:
+        """Return the names of the nodes that can be asked now."""
+        with self._lock:
+            return frozenset(name for name, stream in self._streams.items() if self._names.get(stream.key) == name)
+
+    def knocked(self) -> dict[str, str]:
+        """Return the keys, by name, with which expected nodes came that are not let in."""
+        with self._lock:
+            return dict(self._knocked)
+
+    def removed(self) -> frozenset[str]:
+        """Return the names of nodes whose keys were removed since the last call."""
+        with self._lock:
+            names, self._removed = frozenset(self._removed), set()
+            return names
+
+    def push(self, questions: Sequence[Question]) -> None:
+        """Send questions on their way."""
+        for question in questions:
+            waiting = Open(question, json.dumps(question.header).encode(), time.monotonic())
+            with self._lock:
+                self._open[question.id] = waiting
+                if len(waiting.header) > HEADER:
+                    said = {"error": "was not asked: it stands for too many clients"}
+                    self._came.append((question.node, question.id, said, b"", b""))
+                    continue
+            self._say(question.node, waiting)
+
+    def drop(self, questions: Sequence[str]) -> None:
+        """Wait for answers to some questions no longer."""
+        for name in questions:
+            with self._lock:
+                waiting = self._open.pop(name, None)
+            if waiting is not None:
+                self._say(waiting.question.node, Message("drop", name))
+
+    def pull(self) -> list[Response]:
+        """Return what came since the last pull."""
+        with self._lock:
+            came, self._came = self._came, []
+            lost, self._lost = self._lost, set()
+        done = [response for told in came if (response := self._response(*told)) is not None]
+        removed = [self._open[name] for name in lost if name in self._open]
+        done += [self._close(waiting, error="its key was removed") for waiting in removed]
+        for waiting in [each for each in list(self._open.values()) if each.left <= 0]:
+            allowed = f"within its {waiting.question.expires:g} s"
+            never = f"cannot be reached: was not connected {allowed}"
+            done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.sent else never))
+            self._say(waiting.question.node, Message("drop", waiting.question.id))
+        return done
+
+    def finish(self, seconds: float = 0.0) -> None:
+        """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up."""
+        self._over = time.monotonic() + seconds
+        self._hang_up(seconds)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._hang_up(0.0)
+
+    def _hang_up(self, seconds: float) -> None:
+        if not self._ended.is_set():  # a thread whose join was interrupted is taken for one that has ended
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._ended.wait(seconds + 10 * GRACE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _response(
+        self, node: str, name: str, said: Mapping[str, Any], header: bytes, payload: bytes
+    ) -> Response | None:
+        """Return the response to a question; None where it was answered before, or is another node's."""
+        waiting = self._open.get(name)
+        if waiting is None or waiting.question.node != node:
+            return None
+        if (error := said.get("error")) is not None:
+            return self._close(waiting, error=one_line(error) or "failed")
+        try:
+            return self._close(waiting, messages.from_json(header), payload)
+        except FedtideError as reason:
+            return self._close(waiting, error=f"sent what cannot be read ({reason})")
+
+    def _close(
+        self, waiting: Open, header: Mapping[str, Any] | None = None, payload: bytes = b"", error: str = ""
+    ) -> Response:
+        with self._lock:
+            del self._open[waiting.question.id]
+        seconds = time.monotonic() - waiting.asked
+        return Response(waiting.question.id, waiting.question.node, header or {}, payload, seconds, error)
+
+    def _say(self, node: str, what: Open | Message | None) -> None:
+        """Have something said to a node that is there; None ends its stream."""
+
+        def put() -> None:
+            if (stream := self._streams.get(node)) is None:
+                return
+            if what is None:
+                stream.ended.set()
+            else:
+                stream.out.put_nowait(what.question.id if isinstance(what, Open) else what)
+
+        if not self._ended.is_set():
+            self._loop.call_soon_threadsafe(put)
+
+    # -- what happens in the carrier's thread -------------------------------------------------------------------------
+
+    def _run_loop(self, host: str, port: int, started: Future[int]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left of streams, too
+            runner.run(self._serve(host, port, started))
+
+    async def _serve(self, host: str, port: int, started: Future[int]) -> None:
+        try:
+            server = await self._opened(host, port)
+        except BaseException as error:
+            self._ended.set()
+            started.set_exception(error)
+            return
+        try:
+            started.set_result(self._door.port)
+            await self._closing.wait()
+            await self._say_farewell()
+            await server.stop(GRACE)
+            await self._door.close()
+        finally:
+            self._ended.set()
+
+    async def _opened(self, host: str, port: int) -> Any:
+        """Return the server of gRPC, and let in who comes."""
+        self._closing, grpc = asyncio.Event(), self._grpc
+        server = grpc.aio.server(options=OPTIONS)
+        try:
+            talk = grpc.stream_stream_rpc_method_handler(self._talk)
+            service, method = METHOD[1:].split("/")
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: talk}),))
+            certificate = _Certificate(grpc, self._folder)
+            if (first := certificate()) is None:
+                raise FedtideError(f"{self._folder}: server.key and server.crt have to be there")
+            credentials = grpc.dynamic_ssl_server_credentials(first, certificate)
+            self._door = Door(server.add_secure_port("127.0.0.1:0", credentials))
+            await server.start()
+            await self._door.open(host, port)
+        except BaseException:
+            await server.stop(None)
+            raise
+        return server
+
+    async def _say_farewell(self) -> None:
+        """End all streams; if the study is over wait a while for nodes that have not heard so."""
+        for stream in self._streams.values():
+            self._part(stream)
+        while self._over is not None and time.monotonic() < self._over and set(self._names.values()) - self._told:
+            await asyncio.sleep(LOOK)
+        for _ in range(int(GRACE / LOOK)):
+            if self._streams:
+                await asyncio.sleep(LOOK)
+
+    def _part(self, stream: Stream) -> None:
+        """End a stream, as the server does."""
+        if self._over is not None:
+            stream.out.put_nowait(Message("over"))
+        stream.out.put_nowait(None)
+
+    async def _talk(self, unused: Any, context: Any) -> None:
+        """Serve one stream: find out whose it is, and ask."""
+        del unused
+        here, _, port = context.peer().rpartition(":")
+        guest = self._door.guest(int(port)) if here == "ipv4:127.0.0.1" else None
+        status = self._grpc.StatusCode
+        if guest is None:
+            return await context.abort(status.PERMISSION_DENIED, "nodes come in at the server's address")
+        try:
+            async with asyncio.timeout(INTRODUCTION):
+                name, key = await self._introduced(context)
+            before = self._streams.get(name)
+            if before is not None and self._names.get(before.key) == name and await before.alive():
+                raise _Refused("a node with the same key is connected")
+            stream = Stream(name, key)
+            with self._lock:
+                if self._names.get(key) != name:  # while this was found out
+                    raise _Refused("its key is not admitted")
+                before, self._streams[name] = self._streams.get(name), stream
+                waiting = [each for each in self._open.values() if each.question.node == name and not each.came]
+            if before is not None:
+                before.ended.set()
+        except (Broken, TimeoutError):
+            return await context.abort(status.INVALID_ARGUMENT, "its key was not shown in time")
+        except _Refused as why:
+            return await context.abort(status.UNAUTHENTICATED, str(why))
+        self._door.know(guest)
+        stream.out.put_nowait(Message("welcome"))
+        for each in waiting:
+            stream.out.put_nowait(each.question.id)
+        if self._closing.is_set():
+            self._part(stream)
+        ways = [
+            asyncio.create_task(self._write(context, stream)),
+            asyncio.create_task(self._read(context, stream)),
+            asyncio.create_task(stream.ended.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            broken = [error for way in done if isinstance(error := way.exception(), Broken)]
+        finally:
+            with self._lock:
+                if self._streams.get(name) is stream:
+                    del self._streams[name]
+            for way in ways:
+                way.cancel()
+            self._door.doubt(guest)
+        if stream.ended.is_set():
+            twin = self._names.get(key) == name
+            said = "a node with the same key is connected" if twin else "its key is not admitted"
+            await context.abort(status.UNAUTHENTICATED, said)
+        if broken:
+            await context.abort(status.INVALID_ARGUMENT, str(broken[0]))
+
+    async def _introduced(self, context: Any) -> tuple[str, str]:
+        """Have a node show its key; return the name with which that is admitted, and the key.
+
+        Raises:
+            Broken: it says something else.
+            _Refused: it is not let in; the text says why.
+        """
+        asked = proof.nonce()
+        await context.write(
+            next(Message("challenge", said={"nonce": asked, "time": time.time(), "scheme": SCHEME}).pieces())
+        )
+        piece = await context.read()
+        if piece is self._grpc.aio.EOF:
+            raise Broken
+        head = Head.of(piece)
+        if head.kind != "introduction" or head.header or head.payload:
+            raise Broken
+        if (scheme := head.said.get("scheme")) != SCHEME:
+            other = scheme if type(scheme) is int and 0 <= scheme < 10**6 else "?"
+            raise _Refused(f"it speaks version {other} of the protocol, and this server version {SCHEME}")
+        said = [head.said.get(each) for each in ("name", "key", "nonce", "signature", "run")]
+        name, key, own, signature, run = (each if isinstance(each, str) else "" for each in said)
+        if run != self._run:
+            raise _Refused(f"another study is served here ({self._run}); ask the site's owner for a new ticket")
+        if not proof.holds(key, signature, proof.claim(run, self._authority, name, asked, own)):
+            raise _Refused("the key was not shown")
+        with self._lock:
+            known = self._names.get(key)
+            if known is None and name in self._expected:
+                self._knocked[name] = key
+        if known is None:
+            raise _Refused("its key is not admitted")
+        if known != name:
+            raise _Refused(f"its key is that of {known}")
+        return known, key
+
+    async def _write(self, context: Any, stream: Stream) -> None:
+        """Send what is to be said, until the stream is to end."""
+        while (item := await stream.out.get()) is not None:
+            message, seconds = item, INTRODUCTION
+            if isinstance(item, str):
+                with self._lock:
+                    waiting = self._open.get(item)
+                if waiting is None:  # it is over, and nothing of it is kept
+                    continue
+                message, waiting.sent, seconds = _asked(waiting), True, max(waiting.left, 0.0) + GRACE
+            assert isinstance(message, Message)
+            try:
+                async with asyncio.timeout(seconds):
+                    for piece in message.pieces():
+                        await context.write(piece)
+                        if message.kind != "ping":  # that is small enough to be taken where nobody is any more
+                            stream.moved = time.monotonic()
+            except TimeoutError:
+                raise Broken("a node does not take what it is sent") from None
+            if message.kind == "over":
+                self._told.add(stream.name)
+
+    async def _read(self, context: Any, stream: Stream) -> None:
+        """Take answers, until the stream ends."""
+
+        async def read() -> Any:
+            piece = await context.read()
+            stream.moved = time.monotonic()
+            return piece
+
+        end, wanted = self._grpc.aio.EOF, partial(self._wanted, stream)
+        while (message := await next_message(read, end, wanted)) is not None:
+            if message.kind == "answer":
+                with self._lock:
+                    if not self._counts(stream):
+                        continue
+                    if (waiting := self._open.get(message.id)) is not None:
+                        waiting.came = True
+                    self._came.append((stream.name, message.id, message.said, message.header, message.payload))
+
+    def _counts(self, stream: Stream) -> bool:
+        """Tell whether what comes over a stream counts: it is the last one of its node, whose key is admitted."""
+        return self._streams.get(stream.name) is stream and self._names.get(stream.key) == stream.name
+
+    def _wanted(self, stream: Stream, head: Head) -> bool:
+        """Tell whether a message is kept; an answer to nothing, or another one, is read and thrown away.
+
+        Raises:
+            Broken: it is larger than it may be.
+        """
+        answer = head.kind == "answer"
+        with self._lock:
+            waiting = self._open.get(head.id) if answer else None
+            mine = waiting is not None and waiting.question.node == stream.name and not waiting.came
+            mine = mine and self._counts(stream)
+            most = waiting.question.largest if mine and waiting is not None else MOST if answer else 0
+            too_large = head.header > (HEADER if answer else 0) or head.payload > most
+            if mine and waiting is not None and too_large:
+                waiting.came = True
+                said = {"error": f"sent more than the {most} bytes that an answer may have"}
+                self._came.append((stream.name, head.id, said, b"", b""))
+        if too_large:
+            raise Broken("a message is larger than it may be")
+        return not answer or mine
+
+
+class _Refused(Exception):
+    """A node is not let in; the text says why."""
+
+
+class _Certificate:
+    """Gives gRPC the server's certificate where it was made anew, and None where it is as before.
+
+    One that was given is gRPC's own, which frees it: given twice it would be freed twice.
+    """
+
+    def __init__(self, grpc: Any, folder: Path) -> None:
+        self._grpc, self._folder = grpc, folder
+        self._of: Any = None
+
+    def __call__(self) -> Any:
+        try:
+            found = tuple((self._folder / name).read_bytes() for name in ("server.key", "server.crt"))
+        except OSError:  # it is just made
+            return None
+        if found == self._of:
+            return None
+        self._of = found
+        return self._grpc.ssl_server_certificate_configuration([found])
+
+
+def _asked(waiting: Open) -> Message:
+    question = waiting.question
+    return Message("question", question.id, {"seconds": max(waiting.left, 0.0)}, waiting.header, question.payload)

@@ -1,0 +1,231 @@
+"""What a node sent of the clients that it was asked for, read as what anyone may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.core import strangers
+from fedtide.core.base import Scores
+from fedtide.core.errors import FedtideError, printable, refused
+from fedtide.core.trees import Tree, all_finite
+from fedtide.fleets.ask import Ask
+from fedtide.remote import messages
+from fedtide.remote.carrier import Response
+from fedtide.remote.masked import bundle_of, shown_of
+from fedtide.remote.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
+from fedtide.wire.schema import LARGEST, Schema, misfit
+from fedtide.wire.steps import Wire
+from fedtide.wire.vector import Form
+
+LOST = "lost: "
+"""Word of the record for a client of which nothing came; it goes on with the reason."""
+
+ROOM = 10_000
+"""Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
+
+MOST = 2**31
+"""Bytes of an answer whose form is not known."""
+
+WORDS = 160
+"""Letters of a reason that are kept: it stands in the record for each client and each question."""
+
+Post = Literal["ask", "flight", "score", "keys", "unmask"]
+"""Questions that are over with their ask, those that may be answered in a later round, evaluations, nodes' keys for
+masks, and what opens a sum."""
+
+
+SECRET = 200
+"""Bytes that two secrets take in a message at most, with whose they are."""
+
+READERS: Mapping[Post, Callable[[Tree], Any]] = {"keys": bundle_of, "unmask": shown_of}
+"""How what a client sends is read, of questions about masks."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A question at a node.
+
+    Args:
+        node: its name.
+        post: how long it is waited for.
+        ask: the question to the node's clients.
+        wanted: what answers must look like, by slot; None where that is not checked.
+        at: when it was sent.
+        seconds: within which an answer counts.
+        wire: how sums in fixed point pass, of which each answer is looked at; None where they are masked.
+    """
+
+    node: str
+    post: Post
+    ask: Ask
+    wanted: Mapping[int | None, Schema] | None
+    at: float
+    seconds: float
+    wire: Wire | None = None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What came of a client.
+
+    Args:
+        word: what became of it.
+        sent: what it sends.
+        kept: whether it keeps more than before.
+        ask: the question.
+        seconds: after how many it came.
+        fewest: how many clients its owner wants in a sum.
+    """
+
+    word: str
+    sent: Tree
+    kept: bool
+    ask: Ask
+    seconds: float
+    fewest: int = 1
+
+
+def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
+    """Read an answer that anyone may have written."""
+    if response.error:
+        return all_alike(sent, LOST + one_line(response.error), response.seconds)
+    try:
+        told = messages.read(messages.Told, response.header)
+    except FedtideError as error:
+        return all_alike(sent, REFUSED + one_line(error), response.seconds)
+    if told.failed:
+        return all_alike(sent, REFUSED + one_line(told.failed), response.seconds)
+    words = {client: _word(told.clients.get(str(client))) for client in sent.ask.clients.tolist()}
+    answered = [client for client, word in words.items() if word == ANSWERED]
+    trees: Mapping[int, Tree] = {}
+    try:
+        if answered:
+            trees = _decoded(sent, response.payload, answered)
+    except FedtideError as error:
+        words |= dict.fromkeys(answered, REFUSED + one_line(error))
+    heard = {}
+    slots = dict.fromkeys(words) if sent.ask.slot is None else dict(zip(words, sent.ask.slot.tolist(), strict=True))
+    for client, word in words.items():
+        tree = trees.get(client)
+        if word == ANSWERED and sent.post in READERS:
+            try:
+                tree = READERS[sent.post](tree)
+            except FedtideError as error:
+                word = REFUSED + one_line(error)
+        elif word == ANSWERED and sent.post != "score":
+            wanted = None if sent.wanted is None else sent.wanted[slots[client]]
+            form = None if sent.ask.forms is None else sent.ask.forms[slots[client] or 0]
+            why = _fault(tree, wanted, form, sent.ask.reveal, heaviest, sent.wire)
+            word = word if why is None else REFUSED + one_line(why)
+        heard[client] = Heard(word, tree, client in told.kept, sent.ask, response.seconds, told.fewest)
+    return heard
+
+
+def most_bytes(sent: Sent, clients: int) -> int:
+    """Return how many bytes the answers of so many clients may have."""
+    if sent.post in ("score", "keys"):
+        return ROOM * (1 + clients)
+    people = 0 if sent.ask.forms is None else max(form.people for form in sent.ask.forms.values())
+    if sent.post == "unmask":
+        return ROOM * (1 + clients) + clients * people * SECRET
+    if sent.ask.forms is not None:
+        numbers = max(form.size for form in sent.ask.forms.values())
+        revealed = 0 if sent.wanted is None else max(schema.bytes for schema in sent.wanted.values())
+        return ROOM + clients * (8 * numbers + revealed + ROOM)
+    return MOST if sent.wanted is None else ROOM + clients * max(schema.bytes for schema in sent.wanted.values())
+
+
+def _decoded(sent: Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
+    """Return what each client sent."""
+    most = most_bytes(sent, len(answered))
+    if len(payload) > most:
+        raise FedtideError(f"message: found {len(payload)} bytes, allowed: at most {most}")
+    tree = strangers.decode(payload)
+    if sent.post == "score":
+        return _scores_of(tree, answered)
+    if not isinstance(tree, dict):
+        raise refused("message", tree, "answers by client")
+    return tree
+
+
+def one_line(said: Any) -> str:
+    """Return a stranger's words as one short line."""
+    words = printable(" ".join(str(said)[: 2 * WORDS].split()))
+    return words if len(words) <= WORDS else f"{words[:WORDS]}..."
+
+
+def _word(said: str | None) -> str:
+    """Return what a node says became of a client."""
+    if said in (ANSWERED, ABSTAINED, NOT_FINITE):
+        return said
+    if said is not None and said.startswith(REFUSED):
+        return REFUSED + one_line(said.removeprefix(REFUSED))
+    return f"{REFUSED}its node says nothing of it"
+
+
+def all_alike(sent: Sent, word: str, seconds: float) -> dict[int, Heard]:
+    """Return the same word for all clients of a question, of which nothing else came."""
+    return {client: Heard(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
+
+
+def _fault(
+    answer: Tree,
+    wanted: Schema | None,
+    form: Form | None,
+    reveal: Sequence[str],
+    heaviest: float,
+    wire: Wire | None,
+) -> str | None:
+    """Return the reason why an answer may not be summed; None if it may."""
+    if not isinstance(answer, dict) or set(answer) != {"total", "rows"} or not isinstance(answer["rows"], dict):
+        return "no answer came with it"
+    if form is not None:
+        total = answer["total"]
+        if not isinstance(total, Tensor) or total.dtype != torch.int64 or total.shape != (form.size,):
+            return f"total: found {type(total).__name__}, allowed: {form.size} whole numbers"
+        if wire is not None and (why := wire.fault(total, form, 1, heaviest)):
+            return why
+        answer = {"total": {}, "rows": answer["rows"]}
+        wanted = None if wanted is None else replace(wanted, answer={**wanted.answer, "total": {}})
+    if wanted is not None:
+        return misfit(wanted, answer, heaviest)
+    if set(answer["rows"]) != set(reveal):
+        return f"it reveals {sorted(answer['rows'])}, and was asked for {sorted(reveal)}"
+    return None if all_finite(answer) else NOT_FINITE
+
+
+def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
+    """Read what a node's clients tell of an evaluation.
+
+    Raises:
+        FedtideError: it is not that.
+    """
+    if not isinstance(columns, dict) or set(columns) != set(COLUMNS) or not isinstance(columns["others"], dict):
+        raise refused("scores", columns, f"columns {', '.join(COLUMNS)}")
+    ids, others = columns["clients"], columns["others"]
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.tolist() != answered:
+        raise refused("scores: clients", ids, f"{answered}")
+    if not all(isinstance(name, str) for name in others):
+        raise refused("scores: others", list(others), "words")
+    own = [(name, columns[name]) for name in COLUMNS if name not in ("clients", "others")]
+    for name, column in (*own, *((f"others.{name}", column) for name, column in others.items())):
+        wide = name in ("choice", "weights")
+        if column is None and (wide or name == "density"):
+            continue
+        shaped = isinstance(column, Tensor) and column.dim() == 1 + wide and len(column) == len(answered)
+        if not shaped or column.dtype != torch.float64:
+            raise refused(f"scores: {name}", column, f"a float64 number for each of {len(answered)} clients")
+        if wide and not bool(((column >= 0) & (column <= LARGEST)).all()):
+            raise refused(f"scores: {name}", "numbers that are no counts of rows", f"0 to {LARGEST}")
+    rows, correct = columns["rows"], columns["correct"]
+    if not bool(((rows >= 0) & (rows <= LARGEST) & (rows == rows.floor())).all()):
+        raise refused("scores: rows", rows.tolist(), f"whole numbers from 0 to {LARGEST}")
+    if not bool(((correct >= 0) & (correct <= rows)).all()):
+        raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
+    scores = Scores(**columns)
+    return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}

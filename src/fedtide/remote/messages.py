@@ -1,0 +1,237 @@
+"""Headers between server and nodes, read as what anyone may have written: types, ranges, keys, and one kind of error.
+
+A header is plain JSON. Its receiver reads it before anything else; clients' ids are keys, and
+therefore words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedtide.core.base import Grouping
+from fedtide.core.errors import FedtideError, shown
+from fedtide.core.strangers import parse
+from fedtide.wire.masks import Bundle
+from fedtide.wire.vector import Form, Leaf
+
+HEADER = 2**20
+"""Bytes that a header may have as JSON."""
+
+LONGEST = 2**31 - 1
+
+ClientId = Annotated[int, Field(ge=0, le=LONGEST)]
+ClientKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+Name = Annotated[str, Field(max_length=200)]
+Words = Annotated[str, Field(max_length=2000)]
+Round = Annotated[int, Field(ge=-LONGEST, le=LONGEST)]
+Small = Annotated[int, Field(ge=0, le=LONGEST)]
+Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+When = Annotated[list[Round], Field(min_length=2, max_length=2)]
+"""Version of a memory: [round, number of the ask in it]."""
+
+
+class Header(BaseModel):
+    """A header: no other keys, no value of another type, nothing converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class MomentHeader(Header):
+    """Point in time of a question."""
+
+    round: Round
+    rounds: Small
+    seconds: Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+
+
+class LeafHeader(Header):
+    """One weighted value of a sum in fixed point (`fedtide.wire.vector.Leaf`)."""
+
+    name: Words
+    size: Annotated[int, Field(ge=0, le=2**40)]
+    slots: Annotated[int, Field(ge=1, le=1_000_000)]
+    bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class FormHeader(Header):
+    """The form of a sum in fixed point (`fedtide.wire.vector.Form`)."""
+
+    leaves: Annotated[list[LeafHeader], Field(max_length=10_000)]
+    people: Annotated[int, Field(ge=1, le=LONGEST)]
+
+    @field_validator("leaves")
+    @classmethod
+    def _named_once(cls, leaves: list[LeafHeader]) -> list[LeafHeader]:
+        if len({leaf.name for leaf in leaves}) < len(leaves):
+            raise ValueError("each leaf has a name of its own")
+        return leaves
+
+    def form(self) -> Form:
+        """Return the form."""
+        return Form(tuple(Leaf(leaf.name, leaf.size, leaf.slots, leaf.bound) for leaf in self.leaves), self.people)
+
+
+class KeyHeader(Header):
+    """The public half of a node's key for masks (`fedtide.wire.masks.Bundle`), in hexadecimal digits."""
+
+    public: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    identity: Words
+    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
+
+    @staticmethod
+    def of(bundle: Bundle) -> dict[str, str]:
+        """Return the plain values of a key."""
+        return {
+            "public": bundle.public.hex(),
+            "identity": bundle.identity,
+            "signature": bundle.signature.hex(),
+        }
+
+    def bundle(self) -> Bundle:
+        """Return the key."""
+        return Bundle(bytes.fromhex(self.public), self.identity, bytes.fromhex(self.signature))
+
+
+class MaskHeader(Header):
+    """How answers to a question are masked.
+
+    Args:
+        attempt: name of the try.
+        keys: by node.
+        peers: by slot, or 0, the clients that are asked the same, each with its node.
+        alive: of "unmask": by slot, or 0, the clients of the sum to open.
+    """
+
+    attempt: Name
+    keys: dict[Name, KeyHeader]
+    peers: dict[ClientKey, dict[ClientKey, Name]]
+    alive: dict[ClientKey, list[ClientId]] = {}
+
+
+class AskHeader(Header):
+    """A question to a node's clients.
+
+    Args:
+        kind: "ask" for a work, "score" for a judgment of what was sent, "keys" for the key for masks, "unmask" for
+            what opens a sum.
+        protocol: version of headers and payloads.
+        run: digest of the run.
+        question: name of the work.
+        purpose: name of the question in keys.
+        moment: when.
+        version: of the memory that this question leaves behind.
+        reveal: names of the rows that the server asks for.
+        clients: ids.
+        members: how many clients of all nodes are asked the same, and so are in its sum.
+        slot: by client the slot that it is in; None where there are none.
+        counted: by client the version of the memory that the server counted last.
+        settled: by client the version that the last checkpoint counts.
+        deadline: seconds within which an answer counts.
+        part: of a score: the part of the rows.
+        personal: of a score: whether clients use their memory.
+        grouping: of a score: which rows decide together.
+        other: of a score: the other use of the state.
+        forms: by slot, or 0, the form of the sum in fixed point; None where sums are in floating point.
+        mask: how answers are masked; None where they are not.
+    """
+
+    kind: Literal["ask", "score", "keys", "unmask"]
+    protocol: Small
+    run: Name
+    question: Name
+    purpose: Name
+    moment: MomentHeader
+    version: When
+    reveal: Annotated[list[Name], Field(max_length=100)]
+    clients: list[ClientId]
+    members: Small = 0
+    slot: dict[ClientKey, Annotated[int, Field(ge=0, le=1_000_000)]] | None = None
+    counted: dict[ClientKey, When | None]
+    settled: dict[ClientKey, When | None]
+    deadline: Seconds
+    part: Literal["train", "val", "test"] = "test"
+    personal: bool = True
+    grouping: Grouping = "client"
+    other: Name = ""
+    forms: dict[ClientKey, FormHeader] | None = None
+    mask: MaskHeader | None = None
+
+
+class Told(Header):
+    """What a node says of its clients.
+
+    Args:
+        clients: by client what became of it.
+        kept: ids of those that keep more than before.
+        fewest: how many clients its owner wants in a sum.
+        seconds: that the node was at work.
+        failed: reason why there is nothing of any client.
+    """
+
+    clients: dict[ClientKey, Words] = {}
+    kept: list[ClientId] = []
+    fewest: Small = 1
+    seconds: Seconds = 0.0
+    failed: Words = ""
+
+
+H = TypeVar("H", bound=Header)
+
+
+def read(kind: type[H], header: Any, name: str = "header") -> H:
+    """Return a header whose keys and values are what they must be.
+
+    Args:
+        kind: class of the header.
+        header: the plain values.
+        name: of the header, for messages.
+
+    Raises:
+        FedtideError: it is no such header. Nothing else is raised.
+
+    >>> read(Told, {"clients": {"3": "answered"}, "seconds": 0.5}).clients
+    {'3': 'answered'}
+    >>> read(Told, {"clients": {"3": "answered"}, "kept": [True]})
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: header.kept.0: found True, allowed: input should be a valid integer
+    """
+    try:
+        return kind.model_validate(dict(header) if isinstance(header, Mapping) else header)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join([name, *(shown(part).strip("'") for part in first["loc"])])
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise FedtideError(f"{where}: found {shown(first['input'])}, allowed: {said}") from None
+
+
+def question_of(header: Any) -> AskHeader:
+    """Return the header of a question to a node.
+
+    Raises:
+        FedtideError: it is none, or does not speak of the same clients throughout.
+    """
+    asked = read(AskHeader, header, "question")
+    clients = [str(client) for client in asked.clients]
+    if len(set(clients)) != len(clients):
+        raise FedtideError(f"question.clients: found {shown(clients)}, allowed: each once")
+    for name in ("slot", "counted", "settled"):
+        table = getattr(asked, name)
+        if table is not None and set(table) != set(clients):
+            raise FedtideError(f"question.{name}: found {shown(sorted(table))}, allowed: the clients asked")
+    return asked
+
+
+def from_json(text: str | bytes) -> dict[str, Any]:
+    """Return the plain values of a header that came as JSON.
+
+    Raises:
+        FedtideError: it is not JSON within bounds, or not an object.
+    """
+    header = parse(text, HEADER, "header")
+    if not isinstance(header, dict):
+        raise FedtideError(f"header: found {shown(header)}, allowed: an object")
+    return header

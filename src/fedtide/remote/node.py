@@ -1,0 +1,418 @@
+"""A node, where clients live: it answers questions with the rows and the memory that never leave it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from fedtide.core import codec, strangers
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Prediction, Scores, Weights
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.memory import Version
+from fedtide.core.trees import Tree, detached
+from fedtide.fields.shapes import bare, fields_of
+from fedtide.fleets.ask import Ask, Scoring
+from fedtide.fleets.client import ClientRows, Clients, is_finite
+from fedtide.fleets.local import threads
+from fedtide.fleets.scoring import score
+from fedtide.fleets.tally import decision_units
+from fedtide.remote.masked import masked, objection, show
+from fedtide.remote.messages import AskHeader, KeyHeader, question_of, read
+from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
+from fedtide.wire.masks import Masker
+from fedtide.wire.steps import Wire
+from fedtide.wire.vector import TooLarge, form_of
+
+PROTOCOL = 1
+"""Version of headers and payloads; a node refuses questions of another."""
+
+ANSWERED, ABSTAINED, NOT_FINITE, REFUSED = "answered", "abstained", "not finite", "refused: "
+"""Words of a reply for what became of a client; the last one goes on with the reason."""
+
+Asked = tuple[AskHeader, str]
+"""A question, but for what is another when it comes again, and the digest of what came with it."""
+
+COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
+"""Columns of `Scores` that a node sends."""
+
+
+class Rules(Protocol):
+    """What the owner of a node allows."""
+
+    @property
+    def fewest(self) -> int:
+        """How many clients there must be in a sum."""
+
+    @property
+    def rows_at_least(self) -> int:
+        """How many rows of a part a client must have to be evaluated on it."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether sums must be masked."""
+
+    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
+        """Return the reason why a question is not allowed, by its header and the digest of what came with it."""
+
+    def shown(self, scores: Scores) -> Scores:
+        """Return what the server is told of an evaluation."""
+
+    def within(self, wire: Wire) -> Wire:
+        """Return how answers leave, within the owner's own bounds."""
+
+
+class NoRules:
+    """All is allowed."""
+
+    fewest = rows_at_least = 1
+    secure = False
+
+    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
+        """Refuse nothing."""
+        return None
+
+    def shown(self, scores: Scores) -> Scores:
+        """Show all of it."""
+        return scores
+
+    def within(self, wire: Wire) -> Wire:
+        """Have no other bounds."""
+        return wire
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An answer that may be sent again.
+
+    Args:
+        question: what was asked.
+        told: header of the answer.
+        payload: of the answer.
+    """
+
+    question: Asked
+    told: dict[str, Any]
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node with its clients.
+
+    Args:
+        algorithm: the algorithm whose works it does.
+        seed: seed of every random key.
+        rows: the clients' rows.
+        home: folder for their memory, of this run alone.
+        run: digest of the run that it takes part in; it refuses questions of another.
+        rules: what its owner allows.
+        partial_work: probability that a client asked to train does only a part of its local work.
+        threads: torch threads of one client's work; the number changes the last bits.
+        log: takes what went wrong here in full, which the server is not told.
+        judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
+        wire: how sums pass to the server, as its study says; None sends answers as they are.
+        masker: its secrets, where the wire is secure.
+        clients: whose work it does; None does that of all whose rows are at hand.
+    """
+
+    algorithm: Algorithm
+    seed: int
+    rows: ClientRows
+    home: Path
+    run: str = ""
+    rules: Rules = NoRules()
+    partial_work: float = 0.0
+    threads: int = 1
+    log: Callable[[str], None] = print
+    judged: Path | None = None
+    wire: Wire | None = None
+    masker: Masker | None = field(default=None, repr=False)
+    clients: frozenset[int] | None = None
+    _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Answer a question; whatever goes wrong is part of the answer.
+
+        Args:
+            header: what is asked, of which clients; plain JSON.
+            payload: a sealed tree. Where clients are in slots, a dict of what each slot receives.
+
+        Returns:
+            A header with what became of each client, and by client what it sends, sealed. A question that comes again
+            is answered as before, without work, as long as its clients were asked nothing else.
+        """
+        began = time.monotonic()
+        try:
+            with threads(self.threads):
+                told, sent = self._answer(header, payload, began)
+        except Exception as error:
+            told, sent = {"clients": {}, "failed": self._described(error)}, b""
+        return {**told, "seconds": round(time.monotonic() - began, 3)}, sent
+
+    def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
+        asked = question_of(header)
+        model = hashlib.sha256(payload).hexdigest()
+        why = self._objection(asked) or self._objection_to_sum(asked) or self.rules.refuses(header, model)
+        if why is not None:
+            return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
+        if asked.kind in ("keys", "unmask"):
+            return self._about_masks(asked)
+        question = asked.model_copy(update={"members": 0, "deadline": 0.0, "settled": {}, "mask": None}), model
+        if (before := self._sent_before(asked, question)) is not None:
+            return self._leaving(asked, before, payload)
+        received = strangers.decode(payload, self._classes)
+        if asked.kind == "score":
+            told, tree = self._score(asked, received, header, payload)
+        else:
+            told, tree = self._work(asked, received, began)
+        sent = Sent(question, told, codec.to_bytes(tree))
+        if not any(word.startswith(REFUSED) for word in told["clients"].values()):
+            self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
+        return self._leaving(asked, sent, payload)
+
+    def _leaving(self, asked: AskHeader, sent: Sent, payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return an answer as it leaves the node: masked, where its wire is secure."""
+        if self.masker is None or asked.kind != "ask" or asked.forms is None:
+            return sent.told, sent.payload
+        try:
+            received = strangers.decode(payload, self._classes)
+            return sent.told, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(sent.payload)))
+        except FedtideError as error:
+            return {"clients": dict.fromkeys(sent.told["clients"], f"{REFUSED}{error}")}, b""
+
+    def _about_masks(self, asked: AskHeader) -> tuple[dict[str, Any], bytes]:
+        """Say the key for masks, or what opens a sum."""
+        assert self.masker is not None
+        told = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
+        if asked.kind == "keys":
+            return told, codec.to_bytes(dict.fromkeys(asked.clients, KeyHeader.of(self.masker.bundle)))
+        try:
+            return told, codec.to_bytes(show(self.masker, asked, self._fewest))
+        except FedtideError as error:
+            return {"clients": dict.fromkeys(told["clients"], f"{REFUSED}{error}")}, b""
+
+    @property
+    def _fewest(self) -> int:
+        """How many clients there must be in a sum that is masked."""
+        return max(self.rules.fewest, 1 if self.wire is None else self.wire.fewest)
+
+    def _sent_before(self, asked: AskHeader, question: Asked) -> Sent | None:
+        """Return the answer to the same question, unless what was kept with it is gone."""
+        sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
+        if sent is None or sent.question != question:
+            return None
+        memory, version = NodeMemory(self.home, {}), (asked.version[0], asked.version[1])
+        there = all(memory.file(client, version).is_file() for client in sent.told.get("kept", ()))
+        return sent if there else None
+
+    def _work(self, asked: AskHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
+        """Do the work of each client in time."""
+        told: dict[str, str] = {}
+        sent: dict[int, Tree] = {}
+        kept: list[int] = []
+        ask, memory = _ask_of(asked, asked.clients), _memory_of(self.home, asked)
+        for place, (client, given) in enumerate(ask.sent(received), start=1):
+            if time.monotonic() - began > asked.deadline:
+                told[str(client)] = REFUSED + "too late"
+                continue
+            try:
+                answer = self._clients(memory).answer(ask, client, given)
+                if answer is None:
+                    told[str(client)] = ABSTAINED
+                elif not is_finite(answer):
+                    told[str(client)] = NOT_FINITE
+                else:
+                    tree = self._to_send(ask, client, answer, asked.reveal)
+                    sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
+                    if answer.memory is not None:
+                        memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
+                        kept.append(client)
+                    told[str(client)] = ANSWERED
+            except TooLarge:
+                told[str(client)] = f"{REFUSED}a number of its answer is too large for the sum"
+            except MemoryLost as error:  # the server's word for what it kept: zeros in its place would be its choice
+                sent.pop(client, None)
+                told[str(client)] = REFUSED + self._described(error)
+            except Exception as error:
+                sent.pop(client, None)
+                told[str(client)] = REFUSED + self._described(error)
+                if self.wire is not None and self.wire.hides:  # an error may tell of its rows
+                    sent[client] = self._to_send(ask, client, Answer({}), ())
+                    told[str(client)] = ANSWERED
+        return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
+
+    def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
+        """Return what leaves the node of an answer; its sum is not masked yet."""
+        rows = {name: answer.rows[name] for name in reveal}
+        if self.wire is None:
+            return {"total": answer.total, "rows": rows}
+        if ask.forms is None:
+            if form_of(answer.total, 1).size:
+                raise FedtideError(f"'{ask.question}' has a sum, and is asked as if it had none")
+            return {"total": {}, "rows": rows}
+        slot = 0 if ask.slot is None else int(ask.slot[ask.clients == client])
+        return {"total": self.rules.within(self.wire).send(ask.forms[slot], answer.total), "rows": rows}
+
+    @cached_property
+    def _classes(self) -> tuple[type, ...]:
+        method = self.algorithm.plain or self.algorithm
+        return (Weights, *classes_in(_state_of(method)), *self.algorithm.traits.sends)
+
+    def _objection(self, asked: AskHeader) -> str | None:
+        if asked.protocol != PROTOCOL:
+            return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
+        if asked.run != self.run:
+            return f"it takes part in run {self.run}, and the question is of run {asked.run}"
+        if self.clients is not None and (others := sorted(set(asked.clients) - self.clients)):
+            return f"it has no client {others[0]}"
+        return None
+
+    def _objection_to_sum(self, asked: AskHeader) -> str | None:
+        if asked.kind == "score":
+            return None
+        if self.wire is not None and self.wire.hides and asked.reveal:
+            return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
+        if self.rules.secure and self.masker is None:
+            return "its owner allows masked sums alone, and its study does not mask them"
+        if self.masker is not None:
+            return objection(self.masker, asked, self._fewest)
+        if asked.kind != "ask" or asked.mask is not None or (asked.forms is not None and self.wire is None):
+            return "its study does not mask sums"
+        return None
+
+    def _described(self, error: Exception) -> str:
+        """Describe an error without its text, which may hold data; the node's log has it in full."""
+        if isinstance(error, MemoryLost):
+            self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
+            return str(error)
+        self.log("".join(traceback.format_exception(error)))
+        return f"{type(error).__name__} at the node, whose log says more"
+
+    def memory_of(self, client: int, version: Version | None) -> Memory:
+        """Return what a client kept at a version."""
+        return NodeMemory(self.home, {client: version}).read(client, (0, 0))
+
+    def _clients(self, memory: NodeMemory) -> Clients:
+        hides = self.wire is not None and self.wire.hides
+        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, hides)
+
+    def _score(
+        self, asked: AskHeader, received: Tree, header: Mapping[str, Any], payload: bytes
+    ) -> tuple[dict[str, Any], Tree]:
+        """Judge what was received on the clients' own rows; what is sent are sums over these."""
+        memory, told = _memory_of(self.home, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
+        few, whole = self._too_few(asked), []
+        for client in asked.clients:
+            if client in few:
+                told[str(client)] = (
+                    f"{REFUSED}its owner wants {self.rules.rows_at_least} rows or more for an evaluation"
+                )
+                continue
+            try:
+                if asked.personal:
+                    memory.check(client)
+                whole.append(client)
+            except FedtideError as error:
+                told[str(client)] = REFUSED + self._described(error)
+        scoring = Scoring(_ask_of(asked, whole), asked.part, asked.personal, asked.grouping, asked.other)
+        scores = score(self._clients(memory), scoring, received)
+        if self.judged is not None and asked.part == "test" and asked.personal and not asked.other:
+            try:
+                Judged(header, payload, memory).write(self.judged)
+            except OSError as error:  # an evaluation does not fail by it
+                self.log(f"{self.judged}: {error}")
+        return {"clients": told}, columns_of(self.rules.shown(scores))
+
+    def _too_few(self, asked: AskHeader) -> set[int]:
+        """Return the clients that have rows to be evaluated on, and fewer than their owner wants."""
+        if self.rules.rows_at_least <= 1:
+            return set()
+        ask = _ask_of(asked, asked.clients)
+        rows = self.rows.sizes(ask.clients, asked.part, ask.moment)
+        return set(ask.clients[(rows > 0) & (rows < self.rules.rows_at_least)].tolist())
+
+    def predict(self, judged: Judged, client: int, x: Tensor) -> Prediction:
+        """Predict rows as in the last evaluation of a client, see `held`."""
+        received, memory = self.held(judged, client)
+        grouping = read(AskHeader, judged.header, "the last evaluation").grouping
+        units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, grouping)
+        with threads(self.threads):
+            return self.algorithm.predict(received, [memory] * len(first), x, units)
+
+    def held(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
+        """Return what a client received in its last evaluation, and what it kept then.
+
+        Raises:
+            FedtideError: it was not evaluated, or its memory is gone.
+        """
+        asked = read(AskHeader, judged.header, "the last evaluation")
+        if client not in asked.clients:
+            raise refused("--client", client, ", ".join(map(str, asked.clients)), "it was not evaluated last")
+        ask, clients = _ask_of(asked, [client]), self._clients(judged.memory)
+        with threads(self.threads):
+            ((_, received),) = ask.sent(strangers.decode(judged.payload, self._classes))
+            if self.algorithm.adapt is None or not asked.personal:
+                return received, judged.memory.read(client, ask.version)
+            return received, clients.adapt(ask, client, received, asked.part)
+
+
+def classes_in(hint: Any) -> tuple[type, ...]:
+    """List the dataclasses in a type and in the fields of those: all that a message may build of it.
+
+    >>> [kind.__name__ for kind in classes_in(tuple[Ask, ...] | None)]
+    ['Ask', 'Moment', 'Rng', 'Form', 'Leaf']
+    """
+    found: dict[type, None] = {}
+    hints = [hint]
+    while hints:
+        kind = bare(hints.pop(0))
+        hints += get_args(kind)
+        if isinstance(kind, type) and is_dataclass(kind) and kind not in found:
+            found[kind] = None
+            hints += fields_of(kind).values()
+    return tuple(found)
+
+
+def _state_of(algorithm: Algorithm) -> Any:
+    """Return the type of an algorithm's state, of which its payloads are made; None where `init` does not say."""
+    hint = getattr(algorithm.init, "__annotations__", {}).get("return")
+    return getattr(sys.modules.get(algorithm.init.__module__), hint, None) if isinstance(hint, str) else hint
+
+
+def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:
+    """Return the columns of scores, as plain values; `Scores(**columns)` is what they were.
+
+    >>> one = torch.ones(1)
+    >>> Scores(**columns_of(Scores(one, one, one, one))).accuracy
+    1.0
+    """
+    return {
+        name: dict(column) if name == "others" else column for name in COLUMNS for column in [getattr(scores, name)]
+    }
+
+
+def _version(said: Any) -> Version | None:
+    return None if said is None else (int(said[0]), int(said[1]))
+
+
+def _ask_of(asked: AskHeader, clients: list[int]) -> Ask:
+    slot = None
+    if asked.slot is not None:
+        slot = torch.tensor([asked.slot[str(client)] for client in clients], dtype=torch.int64)
+    moment, ids = Moment(**asked.moment.model_dump()), torch.tensor(clients, dtype=torch.int64)
+    forms = None if asked.forms is None else {int(k): form.form() for k, form in asked.forms.items()}
+    return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1], forms=forms)
+
+
+def _memory_of(home: Path, asked: AskHeader) -> NodeMemory:
+    return NodeMemory(home, {client: _version(asked.counted[str(client)]) for client in asked.clients})

@@ -1,0 +1,187 @@
+"""What a node keeps of its clients between rounds: their memory by version, and what they were judged with last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtide.core import codec
+from fedtide.core.atomic import flush
+from fedtide.core.base import Memory
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
+from fedtide.core.memory import Version
+
+FORMAT = 1
+"""Version of these files."""
+
+MOST = 16
+"""Files of a client that no checkpoint of the server counts yet; a server that never counts one fills no disk."""
+
+
+KEPT, LEFT = re.compile(r"(-?\d+)\.(\d+)"), "new"
+"""Pattern of the names of a client's files, and the name of what was not finished."""
+
+
+class MemoryLost(FedtideError):
+    """The error of a client's memory that cannot be read or kept; the server is told its words, which hold no data."""
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """Memory of a node's clients: a file for each question that a client answered with something to keep.
+
+    Which of them counts is for the server to say. So a round that is played again, an answer that is lost or too late,
+    and a server that goes back to its checkpoint all find what they should.
+
+    Args:
+        folder: of the files, of one run alone.
+        counted: version of the answer of each client that the server counted last; None before the first.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> NodeMemory(folder, {7: None}).write(7, (0, 0), {"count": 1}, settled=None)
+    >>> NodeMemory(folder, {7: None}).read(7, (1, 0)), NodeMemory(folder, {7: (0, 0)}).read(7, (1, 0))
+    (None, {'count': 1})
+    """
+
+    folder: Path
+    counted: Mapping[int, Version | None]
+
+    def read(self, client: int, now: Version) -> Memory:
+        """Return what the client kept at the version that the server counts.
+
+        Raises:
+            MemoryLost: there is no such file, or it is damaged.
+        """
+        version = self.counted[client]
+        if version is None:
+            return None
+        self.check(client)
+        return row_in(self.file(client, version), version)
+
+    def check(self, client: int) -> None:
+        """Raise if what the client kept is not there."""
+        version = self.counted[client]
+        if version is not None and not os.path.isfile(self.file(client, version)):
+            raise MemoryLost(f"its memory of round {version[0]} is gone from the node; restore its folder")
+
+    def write(self, client: int, version: Version, row: Memory, settled: Version | None) -> None:
+        """Keep a row, safely on the disk, and remove those older than the one that the last checkpoint counts.
+
+        Raises:
+            MemoryLost: it cannot be written.
+        """
+        try:
+            self._write(self.file(client, version), row, settled, self.counted[client])
+        except OSError as error:
+            raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from error
+
+    def _write(self, file: Path, row: Memory, settled: Version | None, counted: Version | None) -> None:
+        folder, kept = os.path.dirname(file), []  # words in place of paths: a round writes a file for each client
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            os.makedirs(folder)
+            names = []
+        for name in names:
+            found = KEPT.fullmatch(name)
+            if found is None:
+                if name == LEFT:
+                    _remove(folder, name)
+                continue
+            held = int(found[1]), int(found[2])
+            if settled is not None and held < settled:
+                _remove(folder, name)
+            elif held != counted:
+                kept.append((held, name))
+        for _, name in sorted(kept)[: max(len(kept) - MOST, 0)]:
+            _remove(folder, name)
+        partial = os.path.join(folder, LEFT)
+        with open(partial, "wb") as new:
+            new.writelines(codec.pieces({"format": FORMAT, "row": row}))
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(partial, file)
+        flush(file.parent)
+
+    def file(self, client: int, version: Version) -> Path:
+        """Return the place of what a client kept."""
+        return self.folder / str(client) / f"{version[0]}.{version[1]}"
+
+
+def _remove(folder: str, name: str) -> None:
+    """Remove a file, if it is still there."""
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, name))
+
+
+def row_in(path: Path, version: Version) -> Memory:
+    """Return what a client kept, from its file.
+
+    Raises:
+        MemoryLost: it is damaged, or of another version of this package.
+    """
+    try:
+        held = codec.from_bytes(path.read_bytes())
+        if held.get("format") == FORMAT:
+            return held["row"]
+    except (OSError, *UNREADABLE, FedtideError) as error:
+        raise MemoryLost(f"its memory of round {version[0]} is damaged at the node; restore its folder") from error
+    raise MemoryLost(
+        f"its memory of round {version[0]} is of another version of fedtide; install the one that wrote it"
+    )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The last evaluation of a node's clients: with what it was done a node predicts rows of its own.
+
+    Args:
+        header: the question, as plain JSON.
+        payload: what was sent with it.
+        memory: what clients kept then.
+    """
+
+    header: Mapping[str, Any]
+    payload: bytes
+    memory: NodeMemory
+
+    def write(self, folder: Path) -> None:
+        """Keep it in place of the one before; what clients kept is linked, as it lies beside and soon goes."""
+        made = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        (made / "question.json").write_text(json.dumps({"format": FORMAT, **self.header}), encoding="utf-8")
+        (made / "payload").write_bytes(self.payload)
+        for client, version in self.memory.counted.items():
+            if version is not None and (kept := self.memory.file(client, version)).is_file():
+                linked = NodeMemory(made, {}).file(client, version)
+                linked.parent.mkdir()
+                os.link(kept, linked)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+
+    @staticmethod
+    def read(folder: Path) -> Judged:
+        """Return what was kept.
+
+        Raises:
+            FedtideError: it is not there yet, damaged, or of another version of this package.
+        """
+        try:
+            header = json.loads((folder / "question.json").read_text(encoding="utf-8"))
+            if (found := header.pop("format")) != FORMAT:
+                raise refused(f"{folder}: format", found, f"{FORMAT}; install the version of fedtide that wrote it")
+            counted = {int(client): found and (found[0], found[1]) for client, found in header["counted"].items()}
+            return Judged(header, (folder / "payload").read_bytes(), NodeMemory(folder, counted))
+        except FileNotFoundError:
+            raise FedtideError(f"{folder}: not there yet; a model comes with the first evaluation") from None
+        except (OSError, *UNREADABLE) as error:
+            raise FedtideError(f"{folder}: damaged ({error}); it is made anew with the next evaluation") from None

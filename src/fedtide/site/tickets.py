@@ -1,0 +1,302 @@
+"""A ticket: all that a node needs of a site, in one file without secrets.
+
+It is not signed. A signature by the site's own authority would prove nothing to a node that learns of this authority
+from the ticket; who changes one on its way can change both. The seal finds damage, and people compare it by another way
+than the ticket came (`fedtide deploy` and `fedtide join` print it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from fedtide.algorithms import REGISTRY
+from fedtide.config import Experiment, Method, from_dict, resolved
+from fedtide.config.deploy import Address
+from fedtide.core.errors import FedtideError, refused, shown, unknown, within
+from fedtide.data.sources import CSV, NPZ
+from fedtide.fields.explain import explained
+from fedtide.fields.shapes import fields_of, ranges
+from fedtide.fields.strict import Strict
+from fedtide.fields.types import Count, IsFile, Text, Whole
+from fedtide.fields.user_code import Python
+from fedtide.site.certificates import SKEW, check_authority
+from fedtide.site.files import read_toml, write_new
+
+SCHEME: Literal[1] = 1
+"""Version of tickets and of what travels between nodes and server."""
+LARGEST = 2_000_000
+"""Bytes of a ticket: a study with its classes and columns."""
+TOLD: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("title", "description", "rounds", "precision", "model", "method")),
+    "data": ("split", "transforms"),
+    "fleet": ("threads", "channels_last"),
+    "wire": None,
+}
+"""Keys of a study that a node is told, and of its tables; None is all of a table."""
+KEPT = ("init_from", "shift")
+"""Keys of a method that a node is not told: the server sends weights, and time goes by itself."""
+
+
+def _spelled(pattern: str, allowed: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"found {shown(value)}, allowed: {allowed}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("found a value twice, allowed: each once")
+    return values
+
+
+NAME = _spelled("[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", "1 to 40 of a-z, 0-9 and -, with - in the middle alone")
+VERSION = _spelled("[0-9][0-9A-Za-z.+-]{0,39}", "a version such as 2.13.0, of 1 to 40 characters")
+"""The version of a package: people paste it into a command, so it can be nothing else."""
+NodeName = Annotated[str, NAME]
+Digest = Annotated[str, _spelled("[0-9a-f]{16}", "16 of 0-9 and a-f")]
+Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
+Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Field(min_length=1), AfterValidator(_distinct)]
+Names = Annotated[tuple[Text, ...], Field(max_length=100_000), AfterValidator(_distinct)]
+READ = {"csv": ("label", "cuts", "time", "missing"), "npz": ("names",)}
+"""Settings of a source that say how a file is read."""
+
+
+class RowsAbout(Strict):
+    """Description of the rows that the clients of a study hold: never rows.
+
+    Args:
+        shape: of the features of one row.
+        dtype: of the features.
+        classes: how many there are.
+        labels: names of the classes, in order; () where labels are numbers from 0.
+        columns: of a CSV file, the features in order.
+        source: how a CSV, Parquet or NPZ file is read: the study's source without its path.
+    """
+
+    shape: Annotated[tuple[Count, ...], Field(max_length=4)]
+    dtype: Literal["uint8", "float32", "float64"]
+    classes: Annotated[Count, Field(le=1_000_000)]
+    labels: Names = ()
+    columns: Names = ()
+    source: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _fits(self) -> RowsAbout:
+        if math.prod(self.shape) > 100_000_000:
+            raise ValueError(f"found {shown(self.shape)} as the shape of a row, allowed: 100,000,000 numbers at most")
+        if self.labels and len(self.labels) != self.classes:
+            raise ValueError(f"found {len(self.labels)} names of {self.classes} classes, allowed: one each")
+        if self.columns and self.shape != (len(self.columns),):
+            raise ValueError(
+                f"found {len(self.columns)} columns and rows of shape {self.shape}, allowed: one number each"
+            )
+        return self
+
+    def source_at(self, path: Path) -> CSV | NPZ:
+        """Return the source that reads a file of such rows.
+
+        Raises:
+            FedtideError: the settings will not do.
+        """
+        settings = {key: value for key, value in self.source.items() if key != "kind"}
+        kind = self.source.get("kind")
+        if not isinstance(kind, str) or kind not in READ:
+            raise refused("rows.source.kind", kind, "csv, npz")
+        for key in settings:
+            if key not in READ[kind]:
+                raise unknown("rows.source", key, READ[kind])
+        with within("rows.source"):
+            if kind == "npz":
+                return NPZ(path=str(path), **settings)
+            return CSV(path=str(path), features=self.columns or None, **settings)
+
+
+class Ticket(Strict):
+    """What a node is told.
+
+    Args:
+        scheme: version of tickets and of what travels.
+        node: its name in the roster.
+        clients: ids of the clients that it stands for.
+        registered: how many clients all nodes stand for, as the server says.
+        address: HOST:PORT of the server.
+        authority: certificate of the site's authority, which alone the node trusts, as PEM.
+        digest: of the study, which names its run.
+        seed: of the run.
+        made: when.
+        versions: of packages that the server uses.
+        rows: what the rows must look like.
+        study: the configuration, as far as a node needs it.
+    """
+
+    scheme: Literal[1]
+    node: NodeName
+    clients: Ids
+    registered: Count
+    address: Address
+    authority: Annotated[str, Field(max_length=20_000)]
+    digest: Digest
+    seed: Annotated[Whole, Field(le=2**63 - 1)]
+    made: datetime
+    versions: Versions
+    rows: RowsAbout
+    study: dict[str, Any]
+
+    @property
+    def seal(self) -> str:
+        """Digest of all that the ticket says, in groups of four, for people to compare."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        found = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return "-".join(found[at : at + 4] for at in range(0, 32, 4))
+
+    @property
+    def experiment(self) -> Experiment:
+        """The study, with its one method.
+
+        Raises:
+            FedtideError: it is none, or it names code or files, which a ticket may not.
+        """
+        return study_of(self.study)
+
+    def to_toml(self) -> str:
+        """Return the ticket as text."""
+        head = (
+            f"# Ticket of {self.node}: fedtide join {self.node}.ticket --data FILE\n"
+            "# It holds no secret. Compare its seal by another way than it came.\n"
+        )
+        return head + tomli_w.dumps({"seal": self.seal, **self.model_dump(mode="json")}, multiline_strings=True)
+
+    def write(self, path: Path) -> None:
+        """Write the ticket to a new file."""
+        write_new(path, self.to_toml().encode())
+
+    @staticmethod
+    def read(path: Path) -> Ticket:
+        """Read a ticket as one reads what a stranger wrote.
+
+        Raises:
+            FedtideError: it is damaged, of another version, or asks for what no ticket may.
+        """
+        with within(str(path)):
+            try:
+                return Ticket.from_dict(read_toml(path, LARGEST))
+            except RecursionError:
+                raise FedtideError("nested too deeply") from None
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Ticket:
+        """Check the values of a ticket; see `read`."""
+        values = dict(values)
+        seal = values.pop("seal", None)
+        if values.get("scheme") != SCHEME or isinstance(values.get("scheme"), bool):
+            but = "another version of fedtide made it"
+            raise refused("scheme", values.get("scheme"), f"{SCHEME}", but)
+        try:
+            made = Ticket.model_validate(values)
+        except ValidationError as error:
+            raise FedtideError(explained(error, Ticket, values)) from None
+        if made.made.tzinfo is None:
+            raise refused("made", str(made.made), "a time with its zone, such as 2026-03-01T12:00:00Z")
+        if made.seal != seal:
+            raise FedtideError(
+                f"seal: found {shown(seal)}, and what the ticket says has {made.seal}: it was damaged or changed; ask "
+                "the site's owner for it again"
+            )
+        made.rows.source_at(Path("rows"))
+        study_of(made.study)
+        return made
+
+    def check_clock(self, now: datetime) -> None:
+        """Raise if this machine's clock is before the ticket was made, or its authority is not valid."""
+        if now + SKEW < self.made:
+            raise FedtideError(
+                f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and the ticket was made at "
+                f"{self.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC; set the clock"
+            )
+        if now - self.made > timedelta(days=3650):
+            raise refused(
+                "made", f"{self.made:%Y-%m-%d}", "at most ten years ago; set the clock, or ask for a new ticket"
+            )
+        check_authority(self.authority.encode(), "authority", now)
+
+
+def study_of(values: Mapping[str, Any]) -> Experiment:
+    """Return the study of a ticket: one registered method, which names neither code nor files."""
+    for key, table in values.items():
+        inside = TOLD.get(key, ())
+        if inside is None:
+            continue
+        for name in table if inside and isinstance(table, dict) else ("",):
+            if name not in inside:
+                raise refused(f"study.{key}{name and f'.{name}'}", shown(table), "no such key in a ticket")
+    made = from_dict(values, where="study", timed=False, imports=False)
+    if len(made.method) != 1:
+        raise refused("study: method", f"{len(made.method)} methods", "one")
+    method = made.method[0]
+    for key in KEPT:
+        if getattr(method, key) is not None:
+            raise refused(
+                f"study: method '{method.name}'.{key}", shown(getattr(method, key)), "no such key in a ticket"
+            )
+    check_portable(made, method)
+    return made
+
+
+def check_portable(experiment: Experiment, method: Method) -> None:
+    """Raise for what a node could not make from a ticket: code of a user's own, and files.
+
+    Nothing that is named is imported or opened.
+    """
+    where = f"method '{method.name}'"
+    if method.algorithm not in REGISTRY:
+        allowed = "a registered name, because tickets bring no code to nodes"
+        raise refused(f"{where}.algorithm", method.algorithm, allowed)
+    settings = {f"{where}.{key}": value for key, value in method.settings().items()}
+    named = {
+        **settings,
+        f"{where}.loss": method.loss,
+        "model": experiment.model,
+        "data.transforms": experiment.data.transforms,
+    }
+    for key, found in foreign(named):
+        raise refused(key, found, "what names no code and no file, because tickets bring neither to nodes")
+
+
+def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Find what a part of a configuration names that lies outside of it: code of a user's own, and files."""
+    if isinstance(part, Python):
+        yield key, part.name
+    elif isinstance(part, Mapping):
+        for name, each in part.items():
+            yield from foreign(each, f"{key}.{name}".removeprefix("."))
+    elif isinstance(part, list | tuple):
+        for number, each in enumerate(part):
+            yield from foreign(each, f"{key}[{number}]")
+    for name, kind in fields_of(type(part)).items():
+        value, inside = getattr(part, name), f"{key}.{name}"
+        if value is not None and any(isinstance(mark, IsFile) for mark in ranges(kind)):
+            yield inside, str(value)
+        yield from foreign(value, inside)
+
+
+def study_for(experiment: Experiment) -> dict[str, Any]:
+    """Return what a node needs of a study with one method."""
+    values = {key: value for key, value in resolved(experiment).items() if key in TOLD}
+    for key, inside in TOLD.items():
+        if inside is not None:
+            values[key] = {name: values[key][name] for name in inside if name in values[key]}
+    values["method"] = [{key: value for key, value in values["method"][0].items() if key not in KEPT}]
+    return values

@@ -1,0 +1,310 @@
+"""The schema of an answer: learned by doing the work once on made-up rows, and compared before any sum.
+
+A client that is not trusted may send anything. What its numbers are cannot be known, what they must look like can: the
+server does the work itself, on rows that are made up, and allows what came of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.base import Answer, Memory, Moment, Payload, Shard, Slotted, Weighted, Work
+from fedtide.core.codec import pieces
+from fedtide.core.errors import FedtideError, printable, shown
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, all_finite, children, detached, is_node, leaves, rebuild
+
+ROWS = 20
+"""How many rows are made up."""
+
+LEAF = 150
+"""Bytes that a leaf takes in a header at most: a long number, or a type with a shape."""
+
+KNOWN = 100
+"""How many schemas are kept."""
+
+LARGEST = 2**53
+"""Whole numbers below this size are exact in float64; squares of numbers below it are finite in float32, summed too."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What one client's answer to a question must look like.
+
+    Args:
+        answer: an answer, `{"total": ..., "rows": ...}`, with all keys and, of every `Slotted`, one part.
+        bytes: what such an answer takes as a message at most, with all its slots.
+        optional: where in it stands what a client may leave out, as "total.likelihoods".
+    """
+
+    answer: Tree
+    bytes: int
+    optional: frozenset[str] = frozenset()
+
+
+def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
+    """Return made-up rows: features drawn from a normal distribution, labels in turn.
+
+    Of whole numbers, such as tokens, of sequences' labels and of values that are no classes, those of `like` are
+    repeated: others might have no meaning to the model.
+
+    Args:
+        like: some rows as the model sees them, one at least.
+        classes: number of classes, or of bins.
+        rows: how many to make up.
+
+    >>> shard = made_up(Shard(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(1)), 3)
+    >>> shard.x.shape, shard.y[:4].tolist()
+    (torch.Size([20, 4]), [0, 1, 2, 0])
+    """
+    again = torch.arange(rows) % len(like)
+    x = like.x[again]
+    if x.is_floating_point():
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.dtype)
+    labels = torch.arange(rows) % classes
+    y = like.y[again] if like.y.dim() > 1 or like.bins is not None else labels.to(like.y.dtype)
+    time = None if like.time is None else like.time[again]
+    mask = None if like.mask is None else like.mask[again]
+    made = Shard(x, y, torch.arange(rows), time, mask, bins=None if like.bins is None else labels)
+    return replace(made, fetch_val=lambda: made)
+
+
+class Schemas:
+    """The schemas of all questions, as a client with made-up rows learns them, which keeps what clients keep.
+
+    Args:
+        works: the works of the algorithm.
+        rows: as of `made_up`.
+        memory: what it kept when the run was stopped.
+    """
+
+    def __init__(self, works: Mapping[str, Work], rows: Shard, memory: Memory = None) -> None:
+        self.works, self.rows, self.memory = works, rows, memory
+        self._known: dict[Any, Schema] = {}
+
+    def of(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str] = ()) -> Schema:
+        """Return the schema of an answer; the work is done once for all payloads that look alike.
+
+        Args:
+            question: a name in the works.
+            received: what a client receives; with slots the entry of one of them.
+            moment: when it is asked.
+            reveal: names of the rows that the server asks for.
+
+        Raises:
+            FedtideError: the work does not answer on made-up rows.
+        """
+        key = (question, tuple(reveal), look(received))
+        if key not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = self._learn(question, received, moment, reveal)
+        return self._known[key]
+
+    def _learn(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str]) -> Schema:
+        """Do the work without memory and with it; where nothing is new to say, on fewer rows."""
+        expected: Tree = None
+        found: list[frozenset[str]] = []
+        for fresh, rows in ((True, self.rows), (False, self.rows), (False, self.rows.pick(slice(1)))):
+            if rows is not self.rows and expected is not None:
+                break
+            answer = self._answer(question, received, rows, moment, fresh=fresh)
+            if answer is not None:
+                total = {"total": answer.total, "rows": {name: answer.rows[name] for name in reveal}}
+                expected = _both(expected, _one_part(detached(total)))
+                found.append(frozenset(_places(answer.total, "total")))
+        if expected is None:
+            raise FedtideError(f"'{question}': made-up rows bring no answer, which would tell what one must look like")
+        found += self._without_val(question, received, moment)
+        return Schema(expected, _most_bytes(expected), frozenset().union(*found) - frozenset.intersection(*found))
+
+    def _without_val(self, question: str, received: Payload, moment: Moment) -> list[frozenset[str]]:
+        """Return where a client without validation rows has something, if such a one can do the work."""
+        memory = self.memory
+        try:
+            answer = self._answer(question, received, replace(self.rows, fetch_val=None), moment, fresh=True)
+        except Exception:  # its work needs them, whatever it says where there are none
+            return []
+        finally:
+            self.memory = memory
+        return [] if answer is None else [frozenset(_places(answer.total, "total"))]
+
+    def _answer(self, question: str, received: Payload, rows: Shard, moment: Moment, *, fresh: bool) -> Answer | None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            memory = None if fresh else self.memory
+            answer = self.works[question](received, memory, rows, moment, Rng(0).at(question))
+        if answer is not None and answer.memory is not None:
+            self.memory = detached(answer.memory)
+        return answer
+
+
+def look(tree: Tree) -> Any:
+    """Return what trees that look alike have in common: all but the numbers in tensors and fractions."""
+    if isinstance(tree, Tensor):
+        return tree.dtype, tuple(tree.shape)
+    if is_node(tree):
+        return type(tree), tuple((key, look(child)) for key, child in children(tree))
+    return float if isinstance(tree, float) else (type(tree), tree)
+
+
+def _one_part(tree: Tree) -> Tree:
+    """Keep one part of every `Slotted`: they are all alike."""
+    if isinstance(tree, Slotted):
+        return Slotted({0: next(iter(tree.parts.values()))}, tree.slots)
+    return rebuild(tree, [_one_part(child) for _, child in children(tree)]) if is_node(tree) else tree
+
+
+def _both(one: Tree, other: Tree) -> Tree:
+    """Return a tree with the keys of two answers; clients may leave out keys of a dict."""
+    if one is None or not isinstance(one, dict):
+        return other if one is None else one
+    return other | {key: _both(child, other.get(key)) if key in other else child for key, child in one.items()}
+
+
+def _places(tree: Tree, at: str) -> Iterator[str]:
+    """Yield where a total has keys, down to what is summed."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield _below(at, key)
+            yield from _places(child, _below(at, key))
+
+
+def _all_parts(tree: Tree) -> Tree:
+    """Give every `Slotted` all its parts."""
+    if isinstance(tree, Slotted):
+        return Slotted(dict.fromkeys(range(tree.slots), tree.parts[0]), tree.slots)
+    return rebuild(tree, [_all_parts(child) for _, child in children(tree)]) if is_node(tree) else tree
+
+
+def _most_bytes(expected: Tree) -> int:
+    """Count the bytes of an answer as a message, with all slots and the longest numbers."""
+    whole = _all_parts(expected)
+    return sum(memoryview(piece).nbytes for piece in pieces(whole)) + LEAF * (len(leaves(whole)) + 10)
+
+
+def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
+    """Say in one line why an answer must not be summed, or None: what was found where, and what is allowed.
+
+    Keys of a total may be left out where some clients do; none may be added, and a value that is summed has all of its
+    own.
+
+    Args:
+        schema: what the answer must look like.
+        answer: of one client, `{"total": ..., "rows": ...}`.
+        heaviest: the largest weight that a client may give to a value.
+
+    >>> schema = Schema({"total": {"loss": Weighted(torch.zeros(2), 5.0)}, "rows": {}}, 100)
+    >>> misfit(schema, {"total": {"loss": Weighted(torch.ones(2), 7.0)}, "rows": {}}, 10)
+    >>> misfit(schema, {"total": {"loss": Weighted(torch.ones(2), 1e30)}, "rows": {}}, 10)
+    'total.loss: found weight 1e+30, allowed: 0 to 10'
+    >>> misfit(schema, {"total": {"loss": Weighted(torch.ones(1), 7.0)}, "rows": {}}, 10)
+    'total.loss: found float32 (1,), allowed: float32 (2,)'
+    """
+    try:
+        _compare(schema.answer, answer, heaviest, schema.optional, "")
+    except _Misfit as found:
+        return str(found)
+    return None
+
+
+class _Misfit(Exception):
+    """The one line."""
+
+    def __init__(self, at: str, found: str, allowed: str) -> None:
+        super().__init__(printable(f"{at or 'the answer'}: found {found}, allowed: {allowed}"))
+
+
+def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str], at: str) -> None:
+    """Compare a total, down to what is weighted, or the rows."""
+    if isinstance(wanted, Weighted):
+        _same_type(wanted, got, at)
+        if not _is_number(got.weight) or not 0 <= got.weight <= heaviest:
+            raise _Misfit(at, f"weight {_spelled(got.weight)}", f"0 to {heaviest:g}")
+        _compare_value(wanted.value, got.value, at)
+    elif isinstance(wanted, Slotted):
+        _same_type(wanted, got, at)
+        if type(got.slots) is not int or got.slots != wanted.slots:
+            raise _Misfit(at, f"{shown(got.slots)} slots", f"{wanted.slots}")
+        if not isinstance(got.parts, dict):
+            raise _Misfit(at, _named(got.parts), "parts by slot")
+        for k, part in got.parts.items():
+            if type(k) is not int or not 0 <= k < wanted.slots:
+                raise _Misfit(at, f"slot {shown(k)}", f"0 to {wanted.slots - 1}")
+            _compare(wanted.parts[0], part, heaviest, optional, _below(at, k))
+    elif is_node(wanted):
+        _same_type(wanted, got, at)
+        ours = dict(children(wanted))
+        theirs = dict(children(got))
+        _no_more_keys(ours, theirs, at)
+        for key, child in theirs.items():
+            _compare(ours[key], child, heaviest, optional, _below(at, key))
+        _no_fewer_keys({key: child for key, child in ours.items() if _below(at, key) not in optional}, theirs, at)
+    else:
+        _compare_value(wanted, got, at)
+
+
+def _compare_value(wanted: Tree, got: Tree, at: str, *keys: Any) -> None:
+    """Compare what is summed or revealed, below `at` by these keys: tensors and numbers, with all keys."""
+    if is_node(wanted):
+        _same_type(wanted, got, at, *keys)
+        ours, theirs = dict(children(wanted)), dict(children(got))
+        _no_more_keys(ours, theirs, at, *keys)
+        _no_fewer_keys(ours, theirs, at, *keys)
+        for key, child in theirs.items():
+            _compare_value(ours[key], child, at, *keys, key)
+    elif isinstance(wanted, Tensor):
+        if not isinstance(got, Tensor) or got.dtype != wanted.dtype or got.shape != wanted.shape:
+            raise _Misfit(_below(at, *keys), _named(got), _named(wanted))
+        if got.numel() and not -LARGEST <= (ends := got.aminmax()).min.item() <= ends.max.item() <= LARGEST:
+            if not all_finite(got):
+                raise _Misfit(_below(at, *keys), "a number that is not finite", "finite numbers")
+            raise _Misfit(_below(at, *keys), f"a number beyond {LARGEST}", "smaller ones")
+    elif not _is_number(got) or not abs(got) < math.inf:
+        raise _Misfit(_below(at, *keys), _named(got), "a finite number")
+    elif abs(got) > LARGEST:
+        raise _Misfit(_below(at, *keys), _named(got), f"at most {LARGEST}")
+
+
+def _same_type(wanted: Tree, got: Tree, at: str, *keys: Any) -> None:
+    if type(got) is not type(wanted):
+        raise _Misfit(_below(at, *keys), _named(got), _named(wanted))
+
+
+def _no_more_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str, *keys: Any) -> None:
+    for key in theirs:
+        if key not in ours:
+            raise _Misfit(_below(at, *keys, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
+
+
+def _no_fewer_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str, *keys: Any) -> None:
+    for key, child in ours.items():
+        if key not in theirs:
+            raise _Misfit(_below(at, *keys, key), "nothing", _named(child))
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a plain number that a sum can hold."""
+    return type(value) is float or (type(value) is int and abs(value) < LARGEST)
+
+
+def _spelled(weight: Any) -> str:
+    return f"{weight:g}" if _is_number(weight) else _named(weight)
+
+
+def _named(value: Any) -> str:
+    """Name a value for an error line."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__ if is_node(value) else shown(value)
+
+
+def _below(at: str, *keys: Any) -> str:
+    words = (str(key) if isinstance(key, int) else shown(key).strip("'") for key in keys)
+    return ".".join((at, *words) if at else words)

@@ -1,0 +1,145 @@
+"""Distances by hand, and against numbers worked out one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.clusters.distance import Joint, Kind, between, means, pairs, set_scales, sum_distances, unit
+from helpers import naive_clusters as naive
+
+KINDS = get_args(Kind)
+EXACT = ("l1", "l2", "js")
+
+
+def shares(rows: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Label vectors, with zeros among them."""
+    counts = np.random.default_rng(seed).poisson(0.8, size=(rows, d)) + np.eye(rows, d)
+    return torch.from_numpy(counts / counts.sum(1, keepdims=True)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "far"),
+    [("l1", 1.0), ("l2", math.sqrt(0.5)), ("sq-l2", 0.5), ("cosine", 1 - math.sqrt(0.5)), ("js", 0.464501404)],
+)
+def test_two_label_vectors_by_hand(kind, far):
+    # JS: the mean (3/4, 1/4) has entropy 0.562335, the rows 0 and ln 2; the root of 0.562335 - 0.346574 is 0.464501.
+    x = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    assert between(x[:1], x[1:], kind).item() == pytest.approx(far, abs=1e-9)
+    assert pairs(x, torch.tensor([0]), x, torch.tensor([1]), kind).item() == pytest.approx(far, abs=1e-9)
+
+
+def test_representations_side_by_side_by_hand():
+    """|1 - 0| + |0 - 1| = 2 by half, and 3^2 + 4^2 = 25 by ten: 1 + 2.5."""
+    x = torch.tensor([[1.0, 0.0, 3.0, 0.0], [0.0, 1.0, 0.0, 4.0]], dtype=torch.float64)
+    kind = Joint(("l1", "sq-l2"), (2, 2), (2.0, 10.0))
+    one, two = torch.tensor([0]), torch.tensor([1])
+    assert between(x[:1], x[1:], kind).item() == pairs(x, one, x, two, kind).item() == pytest.approx(3.5)
+    root = replace(kind, root=True)
+    assert between(x[:1], x[1:], root).item() == pairs(x, one, x, two, root).item() == pytest.approx(math.sqrt(3.5))
+
+
+@pytest.mark.parametrize("units", [(1.0, 1.0), (1e-4, 1e5)])
+def test_every_part_counts_alike_whatever_its_units(units):
+    x = torch.cat([part * unit for part, unit in zip(shares(30, 7).split([3, 4], 1), units, strict=True)], 1)
+    kind = set_scales(Joint(("l1", "sq-l2"), (3, 4), (1.0, 1.0)), x)
+    apart = between(x, x, kind).fill_diagonal_(0)
+    assert float(apart.sum() / (30 * 29)) == pytest.approx(2.0)
+    assert set_scales("l1", x) == "l1"
+
+
+def test_a_part_in_which_all_are_alike_counts_for_nothing():
+    x = torch.tensor([[5.0, 0.0], [5.0, 2.0]])
+    kind = set_scales(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x)
+    assert kind.scales == (1.0, 4.0)
+    assert set_scales(kind, x[:1]).scales == (1.0, 1.0)
+
+
+def test_disjoint_rows_are_a_root_of_ln_two_apart_by_js():
+    x = torch.eye(3, dtype=torch.float64)
+    assert between(x, x, "js")[0].tolist() == pytest.approx([0.0, math.sqrt(math.log(2)), math.sqrt(math.log(2))])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 2e-6)])
+def test_all_ways_agree_with_one_by_one(kind, dtype, tolerance):
+    x, y = shares(40, 7, dtype=dtype), shares(11, 7, seed=1, dtype=dtype)
+    expected = torch.tensor([[naive.distance(a, b, kind) for b in y.tolist()] for a in x.tolist()])
+    far = between(x, y, kind)
+    assert far.dtype is dtype
+    torch.testing.assert_close(far, expected.to(dtype), atol=tolerance, rtol=0)
+    rows, others = torch.arange(40), torch.arange(40) % 11
+    torch.testing.assert_close(pairs(x, rows, y, others, kind), far[rows, others], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_do_not_show(kind, monkeypatch):
+    x, y, weights = shares(50, 6), shares(9, 6, seed=1), torch.rand(50, 3, dtype=torch.float64)
+    rows, others = torch.arange(50), torch.arange(50) % 9
+    whole = between(x, y, kind), pairs(x, rows, y, others, kind), sum_distances(x, weights, kind)
+    centers = means(x, others, 9, y, kind)
+    for name in ("BLOCK", "CELLS"):
+        monkeypatch.setattr(f"fedtide.clusters.distance.{name}", 24)
+    parts = between(x, y, kind), pairs(x, rows, y, others, kind), sum_distances(x, weights, kind)
+    for one, other in zip((*whole, centers), (*parts, means(x, others, 9, y, kind)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_row_is_at_distance_zero_from_itself_in_float32_too(kind):
+    x = shares(30, 9, dtype=torch.float32)
+    assert between(x, x, kind).diagonal().max() == 0
+    assert pairs(x, torch.arange(30), x, torch.arange(30), kind).max() == 0
+
+
+def test_squared_distances_of_what_is_far_from_the_origin_are_not_lost():
+    x = 1000 + torch.tensor([[0.0, 0.25], [0.5, 0.0]])
+    assert between(x, x, "sq-l2").flatten().tolist() == pytest.approx([0.0, 0.3125, 0.3125, 0.0], abs=1e-6)
+
+
+def test_a_row_of_zeros_is_at_cosine_distance_one_from_everything():
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    assert between(x, x, "cosine").flatten().tolist() == pytest.approx([1, 1, 1, 0], abs=1e-6)
+    assert unit(x).tolist() == [[0.0, 0.0], pytest.approx([0.6, 0.8])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_distances_leave_a_row_itself_out(kind):
+    x, weights = shares(20, 5), torch.rand(20, 2, dtype=torch.float64)
+    far = between(x, x, kind).fill_diagonal_(0)
+    torch.testing.assert_close(sum_distances(x, weights, kind), far @ weights)
+
+
+# -- centers ----------------------------------------------------------------------------------------------------------
+
+
+def test_means_by_hand_and_an_empty_cluster_keeps_its_center():
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])
+    kept = torch.full((3, 2), 7.0)
+    assert means(x, torch.tensor([0, 0, 2, 2]), 3, kept).tolist() == [[0.5, 0.5], [7.0, 7.0], [0.75, 0.25]]
+
+
+def test_a_center_under_cosine_is_a_unit_vector_and_one_without_direction_is_kept():
+    x = torch.tensor([[2.0, 0.0], [0.0, 5.0], [1.0, 0.0], [-1.0, 0.0]])
+    found = means(x, torch.tensor([0, 0, 1, 1]), 2, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "cosine")
+    assert found[0].tolist() == pytest.approx([math.sqrt(0.5)] * 2)
+    assert found[1].tolist() == [0.0, 1.0]
+
+
+def test_medians_are_made_to_sum_to_one_and_all_zero_ones_are_kept():
+    x = torch.tensor([[0.6, 0.4, 0.0], [0.6, 0.0, 0.4], [0.2, 0.4, 0.4], [1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]])
+    kept = torch.full((2, 3), 1 / 3)
+    found = means(x, torch.tensor([0, 0, 0, 1, 1, 1]), 2, kept, "l1", "median")
+    assert found[0].tolist() == pytest.approx([0.6 / 1.4, 0.4 / 1.4, 0.4 / 1.4])
+    assert found[1].tolist() == kept[1].tolist()
+    assert means(x, torch.zeros(6, dtype=torch.int64), 2, kept, "l1", "median")[1].tolist() == kept[1].tolist()
+
+
+def test_a_mean_of_float32_is_summed_in_float64():
+    x = torch.tensor([[1.0]] + [[1e-8]] * 1000)
+    assert means(x, torch.zeros(1001, dtype=torch.int64), 1, x[:1]).item() == pytest.approx(1.00001 / 1001, rel=1e-6)

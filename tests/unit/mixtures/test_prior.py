@@ -1,0 +1,264 @@
+"""Temporal priors: what they expect, what they read, and what a person may write."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedtide.core.base import Moment
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Spelled
+from fedtide.mixtures.priors import (
+    Block,
+    Cosine,
+    EMOnly,
+    Linear,
+    Measured,
+    Prior,
+    Soft,
+    Uniform,
+)
+from fedtide.runs.build import host_of
+from helpers.toys import toy
+
+spelled = TypeAdapter(Annotated[Prior, Spelled])
+
+
+def at(round: int) -> Moment:
+    return Moment(round, 100, seconds=17.0 * round)
+
+
+def first(prior, rounds) -> list[float]:
+    return [float(prior.shares(at(t), 2)[0]) for t in rounds]
+
+
+# -- what they expect -------------------------------------------------------------------------------------------------
+
+
+def test_a_period_by_hand():
+    """T = 8: linear falls by 1/4 a round; cosine is (1 + cos(pi t/4))/2; block is 1 for four rounds."""
+    half = math.sqrt(0.5) / 2
+    assert first(Linear(8), range(9)) == [1, 0.75, 0.5, 0.25, 0, 0.25, 0.5, 0.75, 1]
+    cosine = [1, 0.5 + half, 0.5, 0.5 - half, 0, 0.5 - half, 0.5, 0.5 + half, 1]
+    assert first(Cosine(8), range(9)) == pytest.approx(cosine, abs=1e-15)
+    assert first(Block(8), range(9)) == [1, 1, 1, 1, 0, 0, 0, 0, 1]
+    assert first(Uniform(), range(3)) == [0.5] * 3
+
+
+@pytest.mark.parametrize("prior", [Linear(8, 3), Cosine(8, 3), Block(8, 3)])
+def test_a_phase_is_the_round_of_the_first_peak(prior):
+    plain = type(prior)(8)
+    assert first(prior, range(-1, 20)) == pytest.approx(first(plain, range(-4, 17)), abs=1e-15)
+    assert float(prior.shares(at(3), 2)[0]) == 1.0
+
+
+def test_three_groups_peak_one_after_the_other():
+    """T = 12, K = 3: peaks at 0, 4 and 8; half-way between two peaks each of the two has a half."""
+    for prior in (Linear(12), Cosine(12)):
+        for k in range(3):
+            assert prior.shares(at(4 * k), 3).tolist() == pytest.approx(torch.eye(3)[k].tolist(), abs=1e-12)
+        assert prior.shares(at(6), 3).tolist() == pytest.approx([0, 0.5, 0.5], abs=1e-12)
+    assert Uniform().shares(at(5), 4).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("prior", [Linear(8), Cosine(8), Block(8), Uniform()])
+def test_one_group_has_everyone(prior):
+    assert all(prior.shares(at(t), 1).tolist() == [1.0] for t in range(8))
+
+
+@pytest.mark.parametrize("prior", [Linear(8), Cosine(8), Block(8), Uniform()])
+def test_shares_are_float64_and_ones_own(prior):
+    one = prior.shares(at(3), 2)
+    assert one.dtype == torch.float64
+    one.zero_()
+    assert float(prior.shares(at(3), 2).sum()) == 1.0
+
+
+def test_em_alone_expects_nothing():
+    assert EMOnly().shares(at(3), 2) is None
+
+
+# -- soft -------------------------------------------------------------------------------------------------------------
+
+
+def counted_share(first: float) -> dict[str, torch.Tensor]:
+    """What a round tells: the counted shares of two groups."""
+    return {"modes": torch.tensor([first, 1 - first], dtype=torch.float64)}
+
+
+def played(prior: Soft, counted: list[float], begin: int = 0) -> list[float]:
+    """The share of the first group, round by round."""
+    q: list[float] = []
+    for t, now in enumerate(counted, begin):
+        q.append(prior.see(q[-1] if q else None, at(t), counted_share(now), Rng(0)))
+        assert prior.shares(at(t), 2, q[-1]).tolist() == [q[-1], 1 - q[-1]]
+    return q
+
+
+def test_soft_by_hand():
+    """T = 8. Falling: never up again (0.9 after 0.6 stays 0.6); the trough is 0; rising: never down again."""
+    counted = [0.2, 0.6, 0.9, 0.5, 0.4, 0.1, 0.0, 0.7, 0.3, 0.8]
+    assert played(Soft(8), counted) == [1, 0.6, 0.6, 0.5, 0, 0.1, 0.1, 0.7, 1, 0.8]
+
+
+def test_soft_with_an_odd_period_has_its_trough_at_the_floor_of_its_half():
+    assert played(Soft(5), [0.5] * 6) == [1, 0.5, 0, 0.5, 0.5, 1]
+    assert played(Soft(3), [0.5] * 4) == [1, 0, 0.5, 1]
+
+
+def test_soft_with_the_shortest_periods():
+    assert played(Soft(1), [0.5] * 3) == [1, 1, 1]
+    assert played(Soft(2), [0.5] * 4) == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("phase", [-3, 0, 2, 8, 11])
+def test_soft_with_a_phase(phase):
+    counted = [0.2, 0.6, 0.9, 0.5, 0.4, 0.1, 0.0, 0.7]
+    assert played(Soft(8, phase), counted, begin=phase) == played(Soft(8), counted)
+
+
+def test_soft_begins_with_what_is_counted_between_peaks():
+    assert played(Soft(8), [0.3], begin=2) == [0.3]
+    assert played(Soft(8), [0.3], begin=6) == [0.3]
+
+
+@pytest.mark.parametrize("period", [8.5, 7.25])
+def test_soft_with_a_broken_period_has_one_peak_and_one_trough_in_each(period):
+    q = played(Soft(period), [0.5] * 100)
+    assert abs(q.count(1.0) - 100 / period) <= 1
+    assert abs(q.count(0.0) - 100 / period) <= 1
+
+
+def test_soft_is_for_two_groups():
+    assert Soft(8).shares(at(2), 1, 0.3).tolist() == [1.0]
+    assert Soft(8).shares(at(2), 2, 0.3).tolist() == [0.3, 0.7]
+    with pytest.raises(FedtideError, match="prior: found 'soft', allowed: at most 2 groups, not 3"):
+        Soft(8).shares(at(2), 3, 0.3)
+    with pytest.raises(FedtideError):
+        Soft(8).check(3)
+
+
+# -- what a person may write ------------------------------------------------------------------------------------------
+
+
+def test_priors_as_they_are_written():
+    assert spelled.validate_python("uniform") == Uniform()
+    assert spelled.validate_python("em-only") == EMOnly()
+    assert spelled.validate_python({"kind": "linear", "period": 32}) == Linear(32)
+    assert spelled.validate_python({"kind": "cosine", "period": 32.5, "phase": -4}) == Cosine(32.5, -4.0)
+    assert spelled.validate_python({"kind": "block", "period": 32}) == Block(32)
+    assert spelled.validate_python({"kind": "soft", "period": 32}) == Soft(32)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "block", "soft"])
+@pytest.mark.parametrize("period", [0, -1, -0.5, float("nan"), float("inf"), "8", True])
+def test_a_period_is_a_number_above_zero(kind, period):
+    with pytest.raises(ValidationError):
+        spelled.validate_python({"kind": kind, "period": period})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "nonsense",
+        "measured",
+        {"kind": "uniform", "period": 8},
+        {"kind": "linear", "period": 8, "exponent": 2},
+        {"kind": "linear", "period": 8, "phase": float("nan")},
+    ],
+)
+def test_mistakes_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        spelled.validate_python(wrong)
+
+
+@pytest.mark.parametrize("made", [Linear, Cosine, Block, Soft])
+def test_mistakes_are_refused_from_python_too(made):
+    with pytest.raises(FedtideError):
+        made(0)
+
+
+# -- measured ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_curve_by_hand():
+    """Four points over T = 8, so a step of the curve is two rounds; from the last point a line leads to the first."""
+    assert first(Measured((1.0, 0.6, 0.0, 0.2), 8), range(9)) == pytest.approx([1, 0.8, 0.6, 0.3, 0, 0.1, 0.2, 0.6, 1])
+    assert first(Measured((1.0, 0.6, 0.0, 0.2), 8, phase=2), [2, 3]) == pytest.approx([1, 0.8])
+    assert first(Measured((0.3,), 8), range(9)) == pytest.approx([0.3] * 9)
+    assert first(Measured((1.0, 0.0), 8), range(16)) == pytest.approx(first(Linear(8), range(16)))
+
+
+def test_a_measured_curve_is_of_two_groups():
+    assert Measured((0.2,), 8).shares(at(0), 1).tolist() == [1.0]
+    with pytest.raises(FedtideError, match=r"prior: found 'measured', allowed: at most 2 groups, not 3"):
+        Measured((0.2,), 8).shares(at(0), 3)
+    with pytest.raises(FedtideError):
+        Measured((0.5, 1.2), 8)
+
+
+# -- a period that is not given ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior", [Linear(), Cosine(), Block(), Measured((0.5,)), Soft()])
+def test_without_a_period_nothing_can_be_expected(prior):
+    with pytest.raises(FedtideError, match=r"prior.period: missing; allowed: a number of rounds.*prior = .learned"):
+        prior.check(2)
+    with pytest.raises(FedtideError, match=r"prior.period: missing"):
+        prior.elapsed(at(0))
+
+
+@pytest.mark.parametrize("prior", [Uniform(), EMOnly(), Linear(8)])
+def test_others_fit_three_groups(prior):
+    prior.check(3)
+    found = prior.shares(at(1), 3)
+    assert found is None if isinstance(prior, EMOnly) else float(found.sum()) == pytest.approx(1.0)
+
+
+# -- what all have in common ------------------------------------------------------------------------------------------
+
+ALL = [Linear(8), Cosine(8), Block(8), Measured((0.9, 0.2), 8), Uniform(), EMOnly(), Soft(8)]
+
+
+def test_all_are_asked_in_the_same_way_and_say_whether_they_know_the_hour():
+    assert [prior.kind for prior in ALL if not prior.timed] == ["uniform", "em-only"]
+    for prior in ALL:
+        prior.check(2)
+        memo = prior.see(prior.init(2), at(3), counted_share(0.5), Rng(0))
+        q = prior.shares(at(3), 2, memo)
+        assert prior.sketch is None
+        assert prior.facts(memo) == {}
+        assert q is None if isinstance(prior, EMOnly) else float(q.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("prior", [prior for prior in ALL if not isinstance(prior, Soft | EMOnly)])
+def test_those_that_read_the_clock_do_not_look_at_what_was_counted(prior):
+    assert all(prior.see(prior.init(2), at(t), counted_share(0.1 * t), Rng(0)) is None for t in range(9))
+
+
+@pytest.mark.parametrize(
+    ("prior", "line"),
+    [
+        ({"period": "1x"}, r"prior.period: found '1x', allowed: a number of rounds above 0, or a time such as '1d'"),
+        ({"period": 8, "phase": "3h"}, r"prior.phase: found '3h', allowed: a round, as period is 8.0"),
+        ({"period": "1d", "phase": 3.5}, r"prior.phase: found 3.5, allowed: a time such as '14h', as period is '1d'"),
+    ],
+)
+def test_a_period_is_one_of_rounds_or_of_the_clock(prior, line):
+    def made():
+        experiment = toy("fedtem", {"prior": {"kind": "linear", **prior}})
+        return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    with pytest.raises(FedtideError, match=line):
+        made()
+
+
+def test_a_period_of_the_clock_knows_no_rounds():
+    prior = Linear(period="1d", phase="6h")
+    assert [float(prior.shares(Moment(99, 100, hour * 3600.0), 2)[0]) for hour in (6, 12, 18, 30)] == [1, 0.5, 0, 1]

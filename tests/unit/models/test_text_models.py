@@ -1,0 +1,243 @@
+"""The next-word network: its size, one bias, padding, and branches in the middle of a sequence model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.core.base import Moment, Shard
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.task import Task
+from fedtide.models import LSTM, branched
+from fedtide.models.branched import mean_over_steps
+from fedtide.models.lstm import OneBiasLSTM
+
+WORDS, STEPS = 11, 6
+TINY = LSTM(embedding=3, hidden=5)
+TOKENS = torch.tensor([[1, 4, 2, 10, 3, 1], [5, 6, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0]])
+MASK = TOKENS != 0
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def tiny(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return TINY.build((STEPS,), WORDS).double()
+
+
+# -- size (ALGORITHMS 8.6) ---------------------------------------------------------------------------------------------
+
+
+def test_the_layers_of_the_next_word_network():
+    with torch.device("meta"):
+        made = LSTM().build((20,), 10_004)
+    sizes = {name: parameters(layer) for name, layer in made.named_children()}
+    assert sizes == {"embedding": 960_384, "lstm": 2_055_560, "projection": 64_416, "vocabulary": 970_388}
+    assert parameters(made) == 4_050_748
+    assert parameters(branched(made, "projection", 2)) == 4_115_164
+
+
+def test_torchs_own_lstm_would_have_a_second_bias():
+    with torch.device("meta"):
+        assert parameters(nn.LSTM(96, 670)) == parameters(OneBiasLSTM(96, 670)) + 2_680
+
+
+def test_everything_is_trained():
+    assert all(p.requires_grad for p in tiny().parameters())
+    assert not list(tiny().buffers())
+
+
+def test_one_bias_is_torchs_lstm_with_the_second_bias_at_zero():
+    torch.manual_seed(0)
+    own, theirs = OneBiasLSTM(3, 5).double(), nn.LSTM(3, 5, batch_first=True).double()
+    weights = own.cell.weight_ih_l0.detach()
+    state = {"weight_ih_l0": weights[:, :3], "bias_ih_l0": weights[:, 3], "bias_hh_l0": torch.zeros(20)}
+    theirs.load_state_dict(state | {"weight_hh_l0": own.cell.weight_hh_l0.detach()})
+    x = torch.randn(2, 7, 3, dtype=torch.float64)
+    torch.testing.assert_close(own(x), theirs(x)[0])
+
+
+# -- tokens in, logits out ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_every_step_gets_logits_of_the_vocabulary(dtype, rows):
+    assert TINY.build((STEPS,), WORDS)(TOKENS[:rows].to(dtype)).shape == (rows, STEPS, WORDS)
+
+
+def test_rows_may_be_of_another_length_than_was_said():
+    assert tiny()(TOKENS[:, :2]).shape == (3, 2, WORDS)
+
+
+def test_a_step_sees_what_came_before_it_and_nothing_else():
+    changed = TOKENS.clone()
+    changed[:, 3] = 7
+    before, after = tiny()(TOKENS), tiny()(changed)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.isclose(before[:, 3:], after[:, 3:]).all(-1).any()
+
+
+def test_padding_at_the_end_changes_nothing_before_it():
+    made = tiny()
+    torch.testing.assert_close(made(TOKENS)[1, :2], made(TOKENS[1:2, :2])[0])
+    assert torch.equal(made.counted(TOKENS), MASK)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (), (20, 3)])
+def test_rows_that_are_no_sequences_are_one_clear_line(shape):
+    with pytest.raises(FedtideError, match=r"^model.kind: 'lstm': shape of rows: found"):
+        LSTM().build(shape, 10)
+
+
+def test_numbers_that_are_no_tokens_are_one_clear_line():
+    with pytest.raises(FedtideError, match=r"^model.kind: 'lstm': type of rows: found torch.float32, allowed"):
+        TINY.build((STEPS,), WORDS)(torch.rand(2, STEPS))
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("feature", ["shared", "branches"])
+def test_branches_of_a_sequence_model(count, feature):
+    made = branched(tiny(), "projection", count, feature)
+    assert parameters(made) == parameters(tiny()) + (count - 1) * (5 * 3 + 3)
+    logits, features = made(TOKENS)
+    assert logits.shape == (count, 3, STEPS, WORDS)
+    assert features.shape == (3, 5 if feature == "shared" else count * 3)
+
+
+def test_every_branch_is_the_model_with_its_own_projection():
+    made = branched(tiny(), "projection", 3)
+    logits, _ = made(TOKENS)
+    copies = made.model.projection.copies
+    for k in range(3):
+        alone = tiny()
+        alone.projection.load_state_dict(copies[k].state_dict())
+        torch.testing.assert_close(logits[k], alone(TOKENS))
+    assert len({float(c.weight.detach()[0, 0]) for c in copies}) == 3
+
+
+def test_one_branch_is_the_plain_model():
+    plain = Task(lambda: TINY.build((STEPS,), WORDS))
+    single = Task(lambda: branched(TINY.build((STEPS,), WORDS), "projection", 1))
+    first, second = plain.init(Rng(0)), single.init(Rng(0))
+    assert same(list(first.params.values()), list(second.params.values()))
+    ((logits, _),) = single.outputs(second, TOKENS)
+    assert torch.equal(logits[0], plain.logits(first, TOKENS))
+
+
+def test_features_are_the_mean_output_of_the_lstm_over_the_words_of_a_row():
+    made = branched(tiny(), "projection", 2)
+    _, features = made(TOKENS)
+    h = made.model.lstm(made.model.embedding(TOKENS))
+    expected = torch.stack([h[0].mean(0), h[1, :2].mean(0), h[2, 0]])
+    torch.testing.assert_close(features, expected)
+
+
+def test_features_of_the_branches_are_their_mean_projections_side_by_side():
+    """The authors' code: d = 2 * 96."""
+    made = branched(tiny(), "projection", 2, feature="branches")
+    _, features = made(TOKENS)
+    h = made.model.lstm(made.model.embedding(TOKENS))
+    first, second = (layer(h) for layer in made.model.projection.copies)
+    expected = torch.cat([mean_over_steps(first, MASK), mean_over_steps(second, MASK)], 1)
+    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(features[1], torch.cat([first[1, :2].mean(0), second[1, :2].mean(0)]))
+
+
+def test_more_padding_leaves_features_as_they_are():
+    made = branched(tiny(), "projection", 2)
+    longer = torch.cat([TOKENS, torch.zeros(3, 4, dtype=torch.int64)], 1)
+    torch.testing.assert_close(made(longer)[1], made(TOKENS)[1])
+
+
+def test_a_row_of_padding_has_features_of_zero():
+    _, features = branched(tiny(), "projection", 2)(torch.zeros(2, STEPS, dtype=torch.int64))
+    assert torch.equal(features, torch.zeros(2, 5, dtype=torch.float64))
+
+
+def test_features_of_a_model_that_counts_no_steps_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    logits, features = branched(model, "1", 2)(torch.zeros(2, 7, 4))
+    assert (logits.shape, features.shape) == ((2, 2, 7, 3), (2, 7, 5))
+    _, features = branched(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), "1", 2, "branches")(torch.zeros(2, 4))
+    assert features.shape == (2, 6)
+
+
+@pytest.mark.parametrize("layer", ["embedding", "lstm", "vocabulary", "lstm.cell"])
+def test_any_other_layer_can_be_repeated(layer):
+    if layer == "lstm.cell":  # returns more than one tensor
+        with pytest.raises(TypeError):
+            branched(tiny(), layer, 2)(TOKENS)
+    else:
+        logits, _ = branched(tiny(), layer, 2)(TOKENS)
+        assert logits.shape == (2, 3, STEPS, WORDS)
+
+
+def test_the_layer_that_pictures_repeat_is_none_of_a_text_models():
+    with pytest.raises(FedtideError, match=r"layer: found 'head', allowed: .*projection, vocabulary"):
+        branched(tiny(), "head", 2)
+    with pytest.raises(FedtideError, match=r"did you mean 'projection'\?"):
+        branched(tiny(), "projektion", 2)
+
+
+def test_a_feature_that_nobody_knows_is_one_clear_line():
+    with pytest.raises(
+        FedtideError, match=r"^feature: found 'branch', allowed: shared, branches; did you mean 'branches"
+    ):
+        branched(tiny(), "projection", 2, "branch")  # type: ignore[arg-type]
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def sentences(rows: int = 8) -> Shard:
+    """Words that follow a rule: the next one is one larger."""
+    start = torch.arange(rows)[:, None] % (WORDS - STEPS - 1) + 1
+    x = (start + torch.arange(STEPS)).clamp(max=WORDS - 1)
+    mask = torch.ones(rows, STEPS, dtype=torch.bool)
+    x[::2, 4:], mask[::2, 4:] = 0, False
+    return Shard(x, (x + 1).clamp(max=WORDS - 1), torch.arange(rows), mask=mask)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_it_learns_and_padding_is_never_learnt(channels_last):
+    task = Task(lambda: TINY.build((STEPS,), WORDS), channels_last=channels_last)
+    weights, shard = task.init(Rng(0)), sentences()
+    solver = LocalTrainer(lr=0.05, optimizer="adam", batch_size=4, epochs=60)
+    trained = [detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for _ in range(2)]
+    assert same(*trained)
+    assert task.objective(trained[0], shard) < 0.5 * task.objective(weights, shard)
+    table = "embedding.weight"
+    assert torch.equal(trained[0].params[table][0], weights.params[table][0])
+    assert not torch.equal(trained[0].params[table][1], weights.params[table][1])
+
+
+def test_a_step_moves_the_chosen_branch_and_what_all_share():
+    made = branched(tiny(), "projection", 3)
+    logits, _ = made(TOKENS)
+    logits[1].square().mean().backward()
+    moved = {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
+    every = {name for name, _ in made.named_parameters()}
+    assert every - moved == {f"model.projection.copies.{k}.{what}" for k in (0, 2) for what in ("weight", "bias")}
+
+
+def test_the_same_key_starts_the_same_network_and_another_key_another():
+    task = Task(lambda: branched(TINY.build((STEPS,), WORDS), "projection", 2))
+    assert same(task.init(Rng(0)), task.init(Rng(0)))
+    assert not same(task.init(Rng(0)), task.init(Rng(1)))
+
+
+def test_both_number_types_give_the_same_logits():
+    single, double = (Task(lambda: TINY.build((STEPS,), WORDS), dtype=d) for d in (torch.float32, torch.float64))
+    wide = double.logits(double.init(Rng(0)), TOKENS)
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(single.logits(single.init(Rng(0)), TOKENS).double(), wide, rtol=1e-4, atol=1e-5)

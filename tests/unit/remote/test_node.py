@@ -1,0 +1,375 @@
+"""A node: questions that come again, what its owner allows, what it keeps, and how it predicts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtide.core import codec
+from fedtide.core.base import Moment, Slotted, Weighted
+from fedtide.core.errors import FedtideError
+from fedtide.core.loop import Start, begin, play
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.fleets.ask import Ask
+from fedtide.remote import node_memory
+from fedtide.remote.heard import Heard
+from fedtide.remote.near import NearCarrier, memory_at, near_fleet
+from fedtide.remote.node import ANSWERED, NoRules
+from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
+from fedtide.remote.opening import as_owners_want
+from fedtide.site.policy import MODELS, Owner
+from helpers.carriers import host, told
+
+EVERYONE = {"cohort": {"kind": "everyone"}}
+ALWAYS = {"who": {"kind": "always"}}
+
+
+def fleet_of(name, home, options=None, nodes=2, rules=None, **own):
+    """A fleet, and a list of what works are done."""
+    made, done = host(name, EVERYONE | (options or {}), shift=ALWAYS), []
+
+    def counted(work):
+        return lambda *given: done.append(1) or work(*given)
+
+    works = {question: counted(work) for question, work in made.algorithm.works.items()}
+    changed = replace(made, algorithm=replace(made.algorithm, works=works))
+
+    def carry(at):
+        change = own | ({} if rules is None else {"rules": rules})
+        return NearCarrier({key: replace(node, **change) for key, node in at.items()})
+
+    return changed, near_fleet(changed, nodes, home, carry), done
+
+
+def first_rounds(made, fleet, rounds, start=None):
+    start = start or begin(made.algorithm, fleet, seed=0, rounds=6)
+    steps = play(made.algorithm, fleet, start, seed=0, rounds=6)
+    return [next(steps) for _ in range(rounds - start.round)]
+
+
+class Noting(NearCarrier):
+    """Keeps the questions."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.asked = []
+
+    def push(self, questions):
+        self.asked.extend(questions)
+        super().push(questions)
+
+
+# -- once more --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A node that has done its work in a round of SCAFFOLD and was judged, the questions, and what works are done."""
+    made, fleet, done = fleet_of("scaffold", tmp_path)
+    fleet.carrier = fleet._mail.carrier = carrier = Noting(fleet.carrier.nodes)
+    (step,) = first_rounds(made, fleet, 1)
+    payload, slot = made.algorithm.serve(step.state, fleet.clients)
+    fleet.score(payload, fleet.clients, slot=slot)
+    mine = [question for question in carrier.asked if question.node == "node-0"]
+    return carrier.nodes["node-0"], mine, done
+
+
+def plain(question):
+    return json.loads(json.dumps(question.header))
+
+
+def test_a_question_that_comes_again_is_answered_without_work(asked):
+    node, (train, score), done = asked
+    before = len(done)
+    told, sent = node.handle(plain(train), train.payload)
+    again, resent = node.handle(plain(train) | {"deadline": 3.0}, train.payload)
+    assert len(done) == before
+    assert sent == resent
+    assert {**told, "seconds": 0} == {**again, "seconds": 0}
+    assert set(told["clients"].values()) == {"answered"}
+    assert told["kept"] == train.header["clients"]
+    assert node.handle(plain(score), score.payload)[1] == node.handle(plain(score), score.payload)[1]
+
+
+@pytest.mark.parametrize("change", ["payload", "round", "memory"])
+def test_another_question_is_worked_on(asked, change, tmp_path):
+    node, (train, _), done = asked
+    before, header, payload = len(done), plain(train), train.payload
+    _, first = node.handle(header, payload)
+    if change == "payload":
+        tree = codec.from_bytes(payload)
+        name = next(iter(tree["weights"].params)) if isinstance(tree, dict) else None
+        weights = tree["weights"] if isinstance(tree, dict) else tree.weights
+        weights.params[name or next(iter(weights.params))].add_(1.0)
+        payload = codec.to_bytes(tree)
+    elif change == "round":
+        header["moment"]["round"] = 3
+    else:
+        for file in tmp_path.glob("node-0/*/*.*"):
+            file.unlink()
+    told, other = node.handle(header, payload)
+    assert len(done) == before + len(header["clients"])
+    assert set(told["clients"].values()) == {"answered"}
+    assert (other == first) == (change == "memory")
+
+
+def test_one_answer_of_a_client_is_kept(asked):
+    node, (train, score), _ = asked
+    assert {key for key, _ in node._sent} == {"ask", "score"}
+    assert len(node._sent) == 2 * len(train.header["clients"])
+    assert len({id(sent) for sent in node._sent.values()}) == 2
+    assert node._sent["ask", 0].payload != node._sent["score", 0].payload
+    assert score.header["clients"] == train.header["clients"]
+
+
+def test_a_refused_answer_is_not_kept(tmp_path):
+    made, fleet, _ = fleet_of("fedavg", tmp_path)
+    first_rounds(made, fleet, 1)
+    node = fleet.carrier.nodes["node-0"]
+    node._sent.clear()
+    fleet.patience = -1.0
+    fleet.begin(Moment(1, 6))
+    fleet.ask("train", fleet.clients, made.algorithm.init(None, Rng(0)).weights)
+    assert not node._sent
+
+
+# -- its owner --------------------------------------------------------------------------------------------------------
+
+
+def test_few_rows_are_not_judged(tmp_path):
+    made, fleet, _ = fleet_of("fedavg", tmp_path)
+    fleet.begin(Moment(0, 6))
+    weights = made.algorithm.init(None, Rng(0)).weights
+    whole = fleet.score(weights, fleet.clients)
+
+    class Careful(NoRules):
+        rows_at_least = int(whole.rows[5]) + 1
+
+    node = fleet.carrier.nodes["node-1"]
+    fleet.carrier.nodes["node-1"] = replace(node, rules=Careful())
+    some = fleet.score(weights, fleet.clients)
+    kept = (fleet.clients < 4) | (whole.rows >= Careful.rows_at_least)
+    assert not kept[5]
+    assert same(some.rows, whole.rows * kept)
+    assert same(some.correct, whole.correct * kept)
+
+
+class Three(NoRules):
+    """An owner who wants three clients in a sum."""
+
+    fewest = 3
+
+
+def test_a_sum_of_fewer_than_an_owner_wants_is_not_counted(tmp_path):
+    """Of four clients in two slots, with three and one, the one is left out, in words."""
+    made, fleet, _ = fleet_of("fedavg", tmp_path, rules=Three())
+    fleet.begin(Moment(0, 6))
+    weights = made.algorithm.init(None, Rng(0)).weights
+    slot = torch.tensor([0, 0, 0, 1])
+    reply = fleet.ask("train", fleet.clients[:4], [weights, weights], slot=slot)
+    assert reply.clients.tolist() == [0, 1, 2]
+    assert reply.refused.tolist() == [3]
+    words = told(fleet)[-1]["asks"][0]["nodes"]["node-0"]["clients"]
+    assert words["3"] == "refused: its owner wants 3 clients in a sum, and fewer answered"
+    assert words["0"] == "answered"
+
+
+def test_a_cluster_that_clients_choose_is_a_sum_too():
+    """Of five clients three chose the first cluster and two the second; what weighs nothing is in no sum."""
+    ask = Ask("train", "train", Moment(0, 6), torch.arange(5))
+
+    def heard(first: float, second: float, fewest: int = 3) -> Heard:
+        parts = {k: Weighted(torch.ones(2), weight) for k, weight in enumerate((first, second))}
+        total = {"models": Slotted(parts, 2), "loss": Weighted(1.0, 4.0)}
+        return Heard(ANSWERED, {"total": total}, False, ask, 0.0, fewest)
+
+    came = {**{client: heard(20.0, 0.0) for client in (0, 1, 4)}, 2: heard(0.0, 20.0), 3: heard(0.0, 20.0, fewest=2)}
+    assert as_owners_want(set(came), ask, came) == {0, 1, 4}
+    came[2] = heard(0.0, 20.0, fewest=1)
+    assert as_owners_want(set(came), ask, came) == {0, 1, 2, 3, 4}
+
+
+def test_an_owner_who_is_left_out_may_leave_too_few_for_another(tmp_path):
+    class All(NoRules):
+        fewest = 8
+
+    made, fleet, _ = fleet_of("fedavg", tmp_path, nodes=2)
+    nodes = fleet.carrier.nodes
+    fleet.carrier.nodes = {
+        "node-0": replace(nodes["node-0"], rules=Three()),
+        "node-1": replace(nodes["node-1"], rules=All()),
+    }
+    first_rounds(made, fleet, 1)
+    assert len(fleet.queries[-1].answered) == 8
+    fleet.begin(Moment(1, 6))
+    reply = fleet.ask("train", fleet.clients[:6], made.algorithm.init(None, Rng(0)).weights)
+    assert reply.clients.tolist() == [0, 1, 2, 3]
+    assert reply.refused.tolist() == [4, 5]
+
+
+def header(**changes):
+    asked = {"kind": "score", "question": "adapt", "clients": [4], "members": 1, "reveal": [], "part": "test"}
+    return {**asked, "moment": {"round": 2, "rounds": 6, "seconds": 0.0}, "other": "", "personal": True, **changes}
+
+
+def test_a_client_is_judged_with_few_models_in_a_round(tmp_path):
+    """Also after the node was started again; the same model is judged as often as it is asked."""
+    owner = Owner(None, tmp_path / "judged.jsonl", rounds=6)
+    for model in "abc":
+        assert owner.refuses(header(), model) is None
+    for each in (owner, Owner(None, tmp_path / "judged.jsonl", rounds=6)):
+        assert each.refuses(header(), "a") is None
+        assert each.refuses(header(), "d") == f"it was judged with {MODELS} models in round 2, and with no more"
+        assert each.refuses(header(clients=[5, 4]), "d") is not None
+    assert owner.refuses(header(clients=[5]), "d") is None
+    assert owner.refuses(header(part="val"), "d") is None
+    assert owner.refuses(header(moment={"round": 3, "rounds": 6, "seconds": 0.0}), "d") is None
+    assert owner.refuses(header(kind="ask", question="train", part="train"), "d") is None
+
+
+def test_a_line_that_a_kill_left_half_is_no_trouble(tmp_path):
+    file = tmp_path / "judged.jsonl"
+    file.write_text('[4, 2, "test", "", "a"]\n[4, 2, "te')
+    owner = Owner(None, file, rounds=6)
+    assert owner.refuses(header(), "b") is None
+    assert owner.refuses(header(), "c") is None
+    assert Owner(None, file, rounds=6).refuses(header(), "d") is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"part": "train"}, "it is judged on test and validation rows alone, with what it keeps"),
+        ({"personal": False}, "it is judged on test and validation rows alone, with what it keeps"),
+        ({"moment": {"round": 6, "rounds": 9, "seconds": 0.0}}, "it is judged in rounds 0 to 5, and this is round 6"),
+        ({"moment": {"round": -1, "rounds": 9, "seconds": 0.0}}, "it is judged in rounds 0 to 5, and this is round -1"),
+    ],
+)
+def test_what_no_study_asks_is_refused(changes, why, tmp_path):
+    assert Owner(None, tmp_path / "judged.jsonl", rounds=6).refuses(header(**changes), "a") == why
+    assert not (tmp_path / "judged.jsonl").exists()
+
+
+def test_rules_may_be_edited_while_a_node_runs(tmp_path):
+    file, said = tmp_path / "policy.toml", []
+    owner = Owner(file, tmp_path / "judged.jsonl", 6, said.append)
+    file.write_text("")
+    assert owner.refuses(header(), "a") is None
+    file.write_text('questions = ["train"]\nfewest = 5\nrows_at_least = 7\n')
+    assert owner.refuses(header(), "a") == "its owner does not allow the question 'score'; allowed: train"
+    assert (owner.fewest, owner.rows_at_least) == (5, 7)
+    file.write_text("fewest = ")
+    assert owner.refuses(header(), "a") == "its owner's rules cannot be read now"
+    assert "policy.toml" in said[0]
+    file.unlink()
+    assert owner.refuses(header(), "a") == "its owner's rules cannot be read now"
+
+
+def test_an_honest_run_does_not_notice_its_owners(tmp_path):
+    """What is told of evaluations is the same but for digits of losses, in a run with a checkpoint and kills, too."""
+    made, plain_fleet, _ = fleet_of("scaffold", tmp_path / "plain")
+    _, owned, _ = fleet_of("scaffold", tmp_path / "owned", rules=Owner(None, tmp_path / "judged.jsonl", 6))
+    scores = []
+    for fleet in (plain_fleet, owned):
+        for step in first_rounds(made, fleet, 3):
+            payload, slot = made.algorithm.serve(step.state, fleet.clients)
+            for part in ("test", "val"):
+                scores.append(fleet.score(payload, fleet.clients, slot=slot, part=part))
+    for ours, theirs in zip(scores[:6], scores[6:], strict=True):
+        assert same([ours.rows, ours.correct], [theirs.rows, theirs.correct])
+        assert torch.allclose(ours.loss, theirs.loss, rtol=6e-3)
+        assert not same(ours.loss, theirs.loss)
+
+
+# -- what it keeps ----------------------------------------------------------------------------------------------------
+
+
+def test_files_that_no_checkpoint_counts_are_bounded(tmp_path):
+    memory = NodeMemory(tmp_path, {0: (1, 0)})
+    for number in range(3 * node_memory.MOST):
+        memory.write(0, (number, 0), {"round": number}, settled=None)
+    left = sorted(int(file.name.partition(".")[0]) for file in (tmp_path / "0").iterdir())
+    assert left[0] == 1  # what counts is not removed
+    assert len(left) <= node_memory.MOST + 2
+    assert left[-1] == 3 * node_memory.MOST - 1
+    assert memory.read(0, (99, 0)) == {"round": 1}
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "notes.txt").write_text("mine")
+    memory = NodeMemory(tmp_path, {0: (0, 0)})
+    memory.write(0, (1, 0), {}, settled=(1, 0))
+    assert (tmp_path / "0" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("held", [{"row": {}}, {"format": 2, "row": {}}])
+def test_memory_of_another_version_is_said(held, tmp_path):
+    memory = NodeMemory(tmp_path, {0: (3, 0)})
+    (tmp_path / "0").mkdir()
+    memory.file(0, (3, 0)).write_bytes(codec.to_bytes(held))
+    with pytest.raises(MemoryLost) as caught:
+        memory.read(0, (4, 0))
+    assert str(caught.value) == "its memory of round 3 is of another version of fedtide; install the one that wrote it"
+
+
+# -- use --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "pfedem shares", "fedem", "scaffold"])
+def test_a_node_predicts_as_it_was_judged(name, tmp_path):
+    """Its own rows with its own model: as many hits as the server was told of; also when its clients went on."""
+    made, fleet, _ = fleet_of(name, tmp_path, judged=tmp_path / "judged")
+    nodes = fleet.carrier.nodes
+    fleet.carrier.nodes = {key: replace(node, judged=tmp_path / f"judged-{key}") for key, node in nodes.items()}
+    step = first_rounds(made, fleet, 2)[-1]
+    payload, slot = made.algorithm.serve(step.state, fleet.clients)
+    scores = fleet.score(payload, fleet.clients, slot=slot)
+    fleet.memory.settle((2, 0))
+    first_rounds(made, fleet, 4, Start(step.state, 2, step.seconds))
+    hits = 0
+    for key, node in fleet.carrier.nodes.items():
+        judged = Judged.read(tmp_path / f"judged-{key}")
+        for client in fleet.roster[key]:
+            rows, _ = made.population.pool(torch.tensor([client]), fleet.moment, "test")
+            if not len(rows):
+                continue
+            hits += int((node.predict(judged, client, rows.x).told.argmax(1) == rows.y).sum())
+    assert hits == int(scores.correct.sum())
+
+
+def test_a_client_that_was_not_judged_is_named(tmp_path):
+    made, fleet, _ = fleet_of("fedavg", tmp_path, nodes=1, judged=tmp_path / "judged")
+    with pytest.raises(FedtideError, match="not there yet; a model comes with the first evaluation"):
+        Judged.read(tmp_path / "judged")
+    fleet.begin(Moment(0, 6))
+    fleet.score(made.algorithm.init(None, Rng(0)).weights, fleet.clients[:3])
+    judged = Judged.read(tmp_path / "judged")
+    with pytest.raises(FedtideError, match="--client: found 5, but it was not evaluated last; allowed: 0, 1, 2"):
+        fleet.carrier.nodes["node-0"].predict(judged, 5, torch.zeros(1, 4))
+    question = tmp_path / "judged/question.json"
+    question.write_text(question.read_text().replace('"format": 1', '"format": 7'))
+    with pytest.raises(FedtideError, match="format: found 7, allowed: 1; install the version of fedtide that wrote it"):
+        Judged.read(tmp_path / "judged")
+
+
+# -- the server's notes -----------------------------------------------------------------------------------------------
+
+
+def test_what_made_up_clients_keep_is_there_after_a_restart(tmp_path):
+    """A question that only clients with memory answer is known to a server that never put the one before it."""
+    made, fleet, _ = fleet_of("flexcfl drifts", tmp_path)
+    whole = first_rounds(made, fleet, 4)
+    again, other, _ = fleet_of("flexcfl drifts", tmp_path / "other")
+    first = first_rounds(again, other, 2)
+    other.memory.save(tmp_path / "memory", (2, 0))
+    _, restarted, _ = fleet_of("flexcfl drifts", tmp_path / "other")
+    restarted.memory.restore(tmp_path / "memory", (2, 0))
+    rest = first_rounds(again, restarted, 4, Start(first[-1].state, 2, first[-1].seconds))
+    assert restarted.schemas.memory is not None
+    assert same(whole[-1].state, rest[-1].state)
+    assert same(memory_at(fleet, 0), memory_at(restarted, 0))

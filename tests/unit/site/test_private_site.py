@@ -1,0 +1,413 @@
+"""A site with privacy, made as `fedtide deploy` and `fedtide join` make it, in this process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cryptography")
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.runs.build import host_of, wire_of
+from fedtide.runs.private import plan_of
+from fedtide.site import commands
+from fedtide.site.budget import OTHER, Budget, ledger_for
+from fedtide.site.policy import Owner
+from fedtide.site.private import SEEDS, forget, private_wire
+from fedtide.site.seat import Seat, algorithm_without_rows
+from fedtide.site.site import Site, admit
+from fedtide.site.status import lines
+from fedtide.wire.accounting import Plan, epsilon_of
+from fedtide.wire.clip import Adaptive, Clip, adapted, within
+from fedtide.wire.ledger import LEDGER, Ledger, Line, read
+from fedtide.wire.masks import Masker, library
+from fedtide.wire.release import release_of
+from fedtide.wire.vector import Form, Leaf
+from helpers.hospitals import NAMES
+from helpers.near_sites import nodes_of, played, site_of, words
+from helpers.toys import toy
+
+HOW = Adaptive(0.5, 2.0)
+PRIVACY = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 2}
+
+
+def private_site(folder: Path, secure: bool = True, **privacy: Any) -> Site:
+    settings = {key: value for key, value in (PRIVACY | privacy).items() if value is not None}
+    site = site_of(folder, wire={"secure": secure, "privacy": settings})
+    site.record.mkdir(parents=True)
+    return site
+
+
+def own(folder: Path, name: str) -> list[Line]:
+    return read(folder / name / "privacy" / f"{NAMES.index(name)}.jsonl")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> tuple[Path, Site, Any]:
+    folder = tmp_path_factory.mktemp("private")
+    site = private_site(folder)
+    return folder, site, played(site, nodes_of(folder, site, lambda name: "epsilon = 9.0\n"), rounds=3)
+
+
+def test_rounds_are_apart_and_both_ends_count_the_same(private):
+    folder, site, fleet = private
+    assert [line.round for line in read(site.record / LEDGER)] == [0, 2]
+    assert all(line.clients == (0, 1, 2) for line in fleet.ledger.lines)
+    for client, name in enumerate(NAMES):
+        mine = own(folder, name)
+        assert [line.round for line in mine] == [0, 2]
+        assert mine[-1].epsilon == fleet.ledger.epsilon(client) == fleet.ledger.lines[-1].epsilon
+
+
+def test_the_plan_of_a_site_is_written_out_and_that_of_its_simulation(private):
+    _, site, fleet = private
+    settings = site.experiment.wire.privacy
+    assert (settings.distance, settings.times) == (2, 2)
+    host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
+    assert fleet.ledger.plan == plan_of(settings, site.experiment, site.method, host) == Plan(4, 2, 2, 2)
+    ticket = site.ticket(site.roster.node[0]).experiment
+    at_node = ledger_for(ticket, algorithm_without_rows(ticket, site.about.rows))
+    assert (at_node.plan, at_node.z) == (fleet.ledger.plan, fleet.ledger.z)
+
+
+def test_real_clients_gain_nothing_by_sampling(tmp_path):
+    """Though the study's simulation is of clients that are always there, drawn uniformly."""
+    method = {"name": "FedAvg", "algorithm": "fedavg", "local": {"lr": 0.1, "batch_size": 20}}
+    method["cohort"] = {"kind": "uniform", "clients_per_round": 3}
+    privacy = {"epsilon": 8.0, "clip": PRIVACY["clip"]}
+    site = site_of(tmp_path, method=[method], shift={"who": "always"}, wire={"privacy": privacy})
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    assert ledger_for(site.experiment, algorithm).plan == Plan(4, 4)
+    host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
+    assert plan_of(site.experiment.wire.privacy, site.experiment, site.method, host) == Plan(4, 4)
+
+
+def test_a_delta_that_makes_epsilon_say_little_is_warned_of(tmp_path):
+    for delta, warned in ((1e-5, False), (0.1, True)):
+        folder = tmp_path / str(delta)
+        folder.mkdir()
+        site = private_site(folder, delta=delta)
+        seat = Seat.read(site.root / "tickets" / "oslo.ticket", [folder / "oslo.csv"], None, folder / "oslo")
+        assert any("warning: with probability 0.1 (delta)" in line for line in seat.said()) == warned
+
+
+def test_what_noise_needs_is_private_and_goes_when_the_run_is_over(private):
+    _, site, _ = private
+    seeds = site.private / SEEDS
+    assert site.private.stat().st_mode & 0o077 == 0
+    assert [json.loads(line)[:2] for line in seeds.read_text().splitlines()] == [["train/0/None", k] for k in range(3)]
+
+
+def test_a_node_refuses_in_words_what_its_own_ledger_has_no_room_for(private):
+    """The server's ledger is lost, as if it lied: it asks in the next round, or the same of another model."""
+    folder, site, _ = private
+    nodes = nodes_of(folder, site, lambda name: "")
+    (site.record / LEDGER).rename(site.record / "lost")
+    with pytest.raises(FedtideError, match=r"ledger.jsonl: lines: found 0, but an older ledger.*allowed: 2 or more"):
+        played(site, nodes, rounds=1)
+    forget(site)
+    again = played(site, nodes, rounds=1)
+    assert words(again) == {"answered"}, "the same of the same model, as after a crash"
+    site_late = replace(site, experiment=site.experiment.model_copy(update={"seeds": (0,)}))
+    moved = played(replace(site_late), nodes, rounds=2)
+    assert not [line for line in moved.ledger.lines if line.round == 1]
+    assert [len(own(folder, name)) for name in NAMES] == [2, 2, 2]
+
+
+def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_named(tmp_path):
+    """The others have shown what opens it: their nodes count the round, and so does the server, over restarts."""
+    site = private_site(tmp_path, noise="plain")
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    oslo, honest = nodes["oslo"], [name for name in NAMES if name != "oslo"]
+
+    class Shut:
+        def handle(self, header: Any, payload: bytes) -> Any:
+            if header["kind"] == "unmask" and header["moment"]["round"] == 0:
+                return {"clients": dict.fromkeys(map(str, header["clients"]), "refused: no")}, b""
+            return oslo.handle(header, payload)
+
+    nodes["oslo"] = Shut()
+    fleet = played(site, nodes, rounds=1)
+    said = {name: set(line["clients"].values()) for name, line in fleet.asks[0]["nodes"].items()}
+    assert said["oslo"] == {"lost: its node did not open the sum: refused: no"}
+    assert all("too few answered, or some vanished" in word for name in honest for word in said[name])
+    assert fleet.ledger.eligible(fleet.clients, 1).tolist() == [False] * 3
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    started = release_of(private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3))).ledger
+    assert started.eligible(fleet.clients, 1).tolist() == [False] * 3
+    again = played(site, nodes, rounds=3)
+    assert [line.round for line in read(site.record / LEDGER)] == [2]
+    assert [[line.round for line in own(tmp_path, name)] for name in (*honest, "oslo")] == [[0, 2], [0, 2], [2]]
+    assert again.ledger.eligible(again.clients, 1).tolist() == [False] * 3
+
+
+def test_the_server_takes_no_key_for_masks_that_another_key_than_the_registered_one_signed(tmp_path):
+    site = private_site(tmp_path)
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    keys = {name: nodes[name].node.masker.bundle for name in NAMES}
+    fleet = played(site, nodes, rounds=1)
+    assert all(fleet.signed(name, keys[name]) for name in NAMES), "before keys are registered each says its own"
+    assert not fleet.signed("oslo", keys["lyon"]), "it is signed for another node"
+    assert not fleet.signed("oslo", replace(keys["oslo"], signature=b"")), "it is not signed"
+    admit(site.root, "oslo", tmp_path / "oslo" / "oslo.pub")
+    assert fleet.signed("oslo", keys["oslo"])
+    ec = library().hazmat.primitives.asymmetric.ec
+    other = Masker(site.digest, "oslo", ec.generate_private_key(ec.SECP384R1()))
+    assert not fleet.signed("oslo", other.bundle), "its registered key is another"
+
+
+def test_a_question_that_is_refused_for_its_sum_spends_nothing(tmp_path):
+    site = private_site(tmp_path, secure=False, noise="plain")
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    berlin = nodes["berlin"]
+
+    class Shown:
+        def handle(self, header: Any, payload: bytes) -> Any:
+            return berlin.handle({**header, "reveal": ["utility"]}, payload)
+
+    nodes["berlin"] = Shown()
+    assert any("shows nothing of a client by itself" in word for word in words(played(site, nodes, rounds=1)))
+    assert [len(own(tmp_path, name)) for name in ("berlin", "lyon")] == [0, 1]
+
+
+def header(kind: str = "ask", number: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "version": [number, 0],
+        "moment": {"round": number},
+        "question": "train",
+        "clients": [0],
+        **changes,
+    }
+
+
+def budget(folder: Path, plan: Plan = Plan(10, 3, 2), z: float = 2.0) -> Budget:
+    return Budget(Ledger(plan, z, 1e-5), Clip({}), folder / "privacy")
+
+
+def test_a_nodes_own_account(tmp_path):
+    mine = budget(tmp_path)
+    assert mine.refuses(header(number=0), "a", None) is None
+    assert mine.refuses(header(number=0), "a", None) is None
+    for changes in ({"model": "b"}, {"purpose": "train#1"}, {"question": "other"}, {"counted": {"0": [0, 0]}}):
+        model = changes.pop("model", "a")
+        assert mine.refuses(header(number=0, **changes), model, None) == OTHER
+    room = (
+        "its own ledger has no room for round {}: it was in {}; allowed: each question once, in 3 of 10 rounds, 2 apart"
+    )
+    assert mine.refuses(header(number=1), "a", None) == room.format(1, 0)
+    assert "asked in round 3" in mine.refuses(header(number=2, moment={"round": 3}), "a", None)
+    assert mine.refuses(header(number=10), "a", None) == room.format(10, 0)
+    assert mine.refuses(header(version=[0, 1]), "a", None) == room.format(0, 0)
+    assert mine.refuses(header(number=2), "c", None) is None
+    again = budget(tmp_path)
+    assert [line.round for line in again.ledger(0).lines] == [0, 2]
+    assert again.refuses(header(number=4), "d", None) is None
+    assert again.refuses(header(number=8), "e", None) == room.format(8, "0, 2, 4")
+    assert [line.epsilon for line in again.ledger(0).lines] == pytest.approx(
+        [epsilon_of(math.sqrt(times) / 2, 1e-5) for times in (1, 2, 3)]
+    )
+
+
+def test_what_is_masked_counts_when_its_sum_is_opened(tmp_path):
+    mine, masked = budget(tmp_path), {"mask": {"attempt": "a"}}
+    assert mine.refuses(header("unmask", **masked), "", None) == "it has not answered what is to be opened"
+    assert mine.refuses(header(**masked), "a", None) is None
+    assert mine.ledger(0).lines == []
+    assert mine.refuses(header("unmask", **masked), "", None) is None
+    assert mine.refuses(header("unmask", **masked), "", None) is None
+    assert mine.refuses(header(**masked), "b", None) == OTHER
+    assert len(mine.ledger(0).lines) == 1
+
+
+def test_a_try_is_of_one_model(tmp_path):
+    """Else the line of the last one would stand for the sums of all."""
+    mine = budget(tmp_path)
+    tries = [{"mask": {"attempt": name}} for name in "ab"]
+    assert [mine.refuses(header(**masked), model, None) for masked, model in zip(tries, "mn", strict=True)] == [
+        None
+    ] * 2
+    assert [mine.refuses(header(**masked), "o", None) for masked in tries] == [OTHER] * 2
+    assert [mine.refuses(header("unmask", **masked), "", None) for masked in tries] == [None, OTHER]
+
+
+def test_the_owners_epsilon(tmp_path):
+    mine = budget(tmp_path)
+    assert mine.refuses(header(number=0), "a", 2.5) is None
+    assert mine.refuses(header(number=2), "a", 2.5) == (
+        "its owner allows epsilon 2.5, and with this answer it would be 2.94"
+    )
+    assert mine.refuses(header(number=0), "a", 2.5) is None, "the same answer once more"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("epsilon = 2.5\n")
+    asked = {**header(number=2), "reveal": [], "members": 3}
+    owner = Owner(rules, tmp_path / "judged", 10)
+    assert owner.refuses(asked, "a") == "its owner allows epsilon 2.5, and its study adds no noise"
+    (tmp_path / "privacy" / "0.jsonl").write_text("{}\n")
+    told: list[str] = []
+    damaged = Owner(rules, tmp_path / "judged", 10, told.append, budget(tmp_path))
+    assert damaged.refuses(asked, "a") == "its own ledger cannot be read now"
+    assert "0.jsonl: line 1" in told[0]
+
+
+def test_a_node_that_has_had_enough_is_left_out(tmp_path):
+    privacy = PRIVACY | {"distance": 1, "noise": "plain"}
+    site = site_of(tmp_path, wire={"secure": False, "fewest": 2, "privacy": privacy})
+    site.record.mkdir(parents=True)
+    fleet = played(site, nodes_of(tmp_path, site, lambda name: "epsilon = 4.0\n" if name == "oslo" else ""), rounds=2)
+    assert [line.clients for line in fleet.ledger.lines] == [(0, 1, 2), (0, 1)]
+    (found,) = {word for word in words(fleet) if word.startswith("refused")}
+    assert found.startswith("refused: its owner allows epsilon 4, and with this answer it would be ")
+
+
+def test_an_owners_bounds_are_no_larger(tmp_path):
+    site = private_site(tmp_path, secure=False)
+    node = nodes_of(tmp_path, site, lambda name: "clip = { delta = 0.25, other = 1.0 }\n")["berlin"].node
+    form = Form((Leaf("delta", 2), Leaf("loss", 1)), people=3)
+    vector = torch.tensor([3.0, 4.0, 1.0, 9.0, 1.0], dtype=torch.float64)
+    for wire, length in ((node.rules.within(node.wire), 0.25), (within(node.wire, {}), 1.0)):
+        sent = wire.steps[0].sent(vector, form)
+        assert (float(sent[:2].norm()), float(sent[3])) == pytest.approx((length, 5.0))
+
+
+def test_a_private_study_shows_nothing_whatever_the_server_asks(private):
+    folder, site, _ = private
+    node = nodes_of(folder, site, lambda name: "")["berlin"].node
+    asked: Mapping[str, Any] = type("Asked", (), {"kind": "ask", "reveal": ["utility"]})
+    assert node._objection_to_sum(asked) == (
+        "its study is private, and shows nothing of a client by itself, such as 'utility'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "cfl"}, r"wire.privacy: .*it reveals of each client: update, weight"),
+        (
+            {"algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}},
+            r"wire.privacy: .*reveals of each client: pi",
+        ),
+        ({"algorithm": "fedavg", "cohort": {"kind": "oort", "clients_per_round": 3}}, r"reveals of each client: count"),
+    ],
+)
+def test_methods_that_reveal_are_refused_when_a_site_is_made(tmp_path, changes, words):
+    method = {"name": "FedAvg", "local": {"lr": 0.1, "batch_size": 20}, "cohort": 3, **changes}
+    with pytest.raises(FedtideError, match=words):
+        site_of(tmp_path, method=[method], wire={"secure": False, "privacy": PRIVACY})
+
+
+def test_a_ticket_that_calls_a_method_private_that_reveals_is_refused_at_the_node():
+    experiment = toy("cfl", wire={"secure": False, "privacy": PRIVACY})
+    algorithm = host_of(toy("cfl"), toy("cfl").method[0], 0, MemoryStore(None)).algorithm
+    with pytest.raises(FedtideError, match=r"wire.privacy: .*it reveals of each client: update, weight"):
+        ledger_for(experiment, algorithm)
+
+
+def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
+    folder, site, _ = private
+    monkeypatch.chdir(folder)
+    text = list(lines(site, datetime.now(UTC)))
+    assert any(line.startswith("privacy: epsilon ") and "of 8 spent at most by a client" in line for line in text)
+    assert any(line.startswith("privacy: lyon, client 1: epsilon ") for line in text)
+    policy = folder / "dry.toml"
+    policy.write_text("epsilon = 3.0\nclip = { delta = 0.5 }\n")
+    ticket = site.root / "tickets" / "berlin.ticket"
+    assert commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words_ in (
+        "privacy: all 4 rounds may come to epsilon 8 (delta 1e-05) for a client, which answers in 2 of them at most, "
+        "2 rounds apart",
+        "privacy: answers are cut here to delta 0.5, loss 5",
+        "privacy: client 0, by this node's own ledger: epsilon",
+        "so far, in 2 rounds, last in round 2",
+        "will be refused: all answers of a client after 0, as its owner allows epsilon 3",
+    ):
+        assert words_ in said
+
+
+def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path):
+    """An older ledger was put back, or the run began anew: of later sums no noise comes again."""
+    site = private_site(tmp_path)
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+
+    def release() -> Any:
+        return release_of(private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3)))
+
+    first = release()
+    made = [first.draw("train/0/None", number, 4) for number in range(3)]
+    line = Line(round=1, ask=0, question="train", slot=None, z=1.0, bounds={}, clients=(0,), epsilon=0.0, sha256="a")
+    first.ledger.add(line)
+    then = release()
+    assert [torch.equal(then.draw("train/0/None", number, 4), made[number]) for number in range(3)] == [
+        True,
+        True,
+        False,
+    ]
+    forget(site)
+    assert not site.private.exists()
+    (site.record / LEDGER).unlink()
+    assert not torch.equal(release().draw("train/0/None", 0, 4), made[0])
+
+
+@pytest.fixture(scope="module")
+def adapting(tmp_path_factory) -> tuple[Path, Site]:
+    folder = tmp_path_factory.mktemp("adapting")
+    adapt = {"delta": {"rate": 2.0}}
+    return folder, private_site(folder, adapt=adapt, noise="plain", distance=1, epsilon=None, multiplier=0.01)
+
+
+def test_bounds_adapt_over_masked_sums_and_stay_within_their_owners(adapting):
+    folder, site = adapting
+    rules = "clip = { delta = 1e-6 }\n"
+    fleet = played(site, nodes_of(folder, site, lambda name: rules if name == "oslo" else ""), rounds=4)
+    lines = read(site.record / LEDGER)
+    assert [line.round for line in lines] == [0, 1, 2, 3]
+    for before, after in itertools.pairwise(lines):
+        bound = adapted(before.bounds["delta"], before.within["delta"], 0.5, 2.0)
+        assert after.bounds["delta"] == pytest.approx(bound, rel=1e-12), "a mean over sums of equally many clients"
+    assert fleet.ledger.lines == lines
+    assert lines[0].within["delta"] == pytest.approx(1.0, abs=0.2), "all are within, the one that is cut, too"
+    assert [len(own(folder, name)) for name in NAMES] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("bound", "refused"), [(math.e**2, False), (7.5, True)])
+def test_a_node_refuses_a_bound_to_which_no_round_can_have_come(adapting, bound, refused):
+    """In round 2, where each of the two before has at most let it grow by e."""
+    folder, _ = adapting
+    said = []
+    for wrong in (False, True):
+        mine = Budget(budget(folder).study, Clip({"delta": 1.0}, {"delta": HOW}), folder / f"{bound} {wrong}")
+        leaf = {"name": "other" if wrong else "delta", "size": 1, "slots": 1, "bound": bound}
+        forms = {"0": {"leaves": [leaf], "people": 3}}
+        said.append(mine.refuses(header(number=2, forms=forms), "a", None))
+        if not wrong and not refused:
+            forms = {"0": {"leaves": [{**leaf, "bound": 1.0}], "people": 3}}
+            assert mine.refuses(header(number=2, forms=forms), "a", None) == OTHER, "it was cut to another before"
+    why = f"it says a bound of {bound:g} for 'delta'; allowed: 7.39 at most, in round 2"
+    assert said[0] == (why if refused else None)
+    assert "for 'other'; allowed: 0 at most" in said[1]
+
+
+def test_dry_says_how_far_a_bound_may_come(adapting, capsys, monkeypatch):
+    folder, site = adapting
+    monkeypatch.chdir(folder)
+    ticket = site.root / "tickets" / "berlin.ticket"
+    for rules, cut in (
+        ("", "delta 1, which adapts and comes to 20.1 at most, loss 5"),
+        ("clip = { delta = 4.0 }\n", "delta 1, which adapts and comes to 4 at most, loss 5"),
+        ("clip = { delta = 0.5 }\n", "delta 0.5, loss 5"),
+    ):
+        policy = folder / "dry.toml"
+        policy.write_text(rules)
+        assert commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
+        assert f"answers are cut here to {cut} " in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,186 @@
+"""Rows of nodes: read as the ticket says, and divided by what is in them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.core.base import Moment
+from fedtide.core.errors import FedtideError
+from fedtide.data.groups import Split
+from fedtide.data.transforms import Standardize
+from fedtide.site.rows import FileRows, columns_in_words, divided, read_rows
+from fedtide.site.tickets import RowsAbout
+from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
+
+NOW = Moment(0, 4)
+ABOUT = RowsAbout(
+    shape=(3,), dtype="float32", classes=3, labels=CLASSES, columns=COLUMNS, source={"kind": "csv", "label": "label"}
+)
+PICTURES = RowsAbout(shape=(1, 4, 4), dtype="uint8", classes=3, source={"kind": "npz"})
+
+
+def pictures(path: Path, rows: int = 30, classes: int = 3, **more: np.ndarray) -> Path:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (rows, 4, 4), dtype=np.uint8)
+    np.savez(path, x=x, y=np.arange(rows) % classes, **more)
+    return path
+
+
+def lines(path: Path) -> list[list[str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def rewrite(path: Path, content: list[list[str]]) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(content)
+    return path
+
+
+def test_classes_are_numbered_as_in_the_study(tmp_path):
+    hospitals(tmp_path)
+    header, *body = lines(tmp_path / "berlin.csv")
+    some = rewrite(tmp_path / "some.csv", [header, *(line for line in body if line[3] == "well")])
+    rows = read_rows(some, ABOUT)
+    assert rows.classes == 3
+    assert rows.y.unique().tolist() == [2]
+
+
+def test_columns_may_stand_in_another_order_and_beside_others(tmp_path):
+    hospitals(tmp_path)
+    want = read_rows(tmp_path / "berlin.csv", ABOUT)
+    turned = rewrite(tmp_path / "turned.csv", [line[::-1] for line in lines(tmp_path / "berlin.csv")])
+    assert torch.equal(read_rows(turned, ABOUT).x, want.x)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("pulse", "puls", "no column 'pulse'; .*did you mean 'puls'"),
+        ("label", "diagnosis", "no column 'label'"),
+        ("well", "dead", "berlin.csv: row 4: label: found 'dead', allowed: calm, ill, well"),
+        ("calm", "", "label is empty"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_study_are_refused(tmp_path, old, new, said):
+    hospitals(tmp_path)
+    path = tmp_path / "berlin.csv"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(FedtideError, match=said):
+        read_rows(path, ABOUT)
+
+
+def test_a_comma_in_a_number_is_told(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_text('pulse,age,weight,label\n"1,5",2,3,calm\n')
+    with pytest.raises(FedtideError, match=r"pulse: found '1,5', allowed: a finite number with a point, such as 1\.5"):
+        read_rows(path, ABOUT)
+
+
+@pytest.mark.parametrize("cell", ["x", ""])
+def test_a_node_is_told_of_no_keys_of_the_study(tmp_path, cell):
+    path = tmp_path / "berlin.csv"
+    path.write_text(f"pulse,age,weight,label\n{cell},2,3,calm\n")
+    with pytest.raises(FedtideError, match=f"row 2: pulse: found '{cell}', allowed: a finite number$"):
+        read_rows(path, ABOUT)
+
+
+def test_another_encoding_is_told(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_bytes("pulse,age,weight,label\n1,2,3,müde\n".encode("latin-1"))
+    with pytest.raises(FedtideError, match=r"berlin\.csv: damaged or not a CSV file in UTF-8"):
+        read_rows(path, ABOUT)
+
+
+def test_columns_that_are_left_alone_are_named(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_text("name,pulse,age,weight,label\nAnna,1,2,3,calm\n")
+    assert columns_in_words(path, ABOUT) == "reads label, pulse, age, weight; leaves alone name"
+    assert columns_in_words(pictures(tmp_path / "berlin.npz"), PICTURES) is None
+
+
+def test_pictures_come_as_arrays(tmp_path):
+    rows = read_rows(pictures(tmp_path / "berlin.npz"), PICTURES)
+    assert rows.shape == (1, 4, 4)
+    with pytest.raises(FedtideError, match="label: found 4, allowed: 0 to 2, as in the study"):
+        read_rows(pictures(tmp_path / "more.npz", classes=5), PICTURES)
+    with pytest.raises(FedtideError, match=r"shape of a row: found \(1, 4, 4\), allowed: \(1, 5, 5\)"):
+        read_rows(tmp_path / "berlin.npz", PICTURES.model_copy(update={"shape": (1, 5, 5)}))
+    with pytest.raises(FedtideError, match=r"type of features: found 'torch\.uint8', allowed: torch\.float32"):
+        read_rows(tmp_path / "berlin.npz", PICTURES.model_copy(update={"dtype": "float32"}))
+    np.savez(tmp_path / "named.npz", x=np.zeros((3, 4, 4), np.uint8), y=["a", "b", "c"])
+    with pytest.raises(FedtideError, match="label: found 'a', allowed: numbers from 0 to 2"):
+        read_rows(tmp_path / "named.npz", PICTURES)
+    with pytest.raises(FedtideError, match="no such file"):
+        read_rows(tmp_path / "none.npz", PICTURES)
+
+
+def test_rows_keep_their_part_when_others_are_added(tmp_path):
+    hospitals(tmp_path, rows=200)
+    rows = read_rows(tmp_path / "berlin.csv", ABOUT)
+    ids, parts = divided(rows, Split(val=0.2, test=0.25))
+    fewer = rows.pick(torch.arange(0, 200, 3))
+    some_ids, some = divided(fewer, Split(val=0.2, test=0.25))
+    for part, where in parts.items():
+        assert set(some_ids[some[part]].tolist()) <= set(ids[where].tolist())
+        assert ids[where].tolist() == sorted(ids[where].tolist())
+    sizes = {part: len(where) for part, where in parts.items()}
+    assert sum(sizes.values()) == 200
+    assert 30 < sizes["test"] < 70
+    assert 15 < sizes["val"] < 45
+
+
+def test_equal_rows_are_never_on_both_sides(tmp_path):
+    hospitals(tmp_path)
+    rows = read_rows(tmp_path / "berlin.csv", ABOUT)
+    twice = rows.pick(torch.arange(60).repeat(2))
+    ids, parts = divided(twice, Split(val=0.2, test=0.25))
+    assert len(ids.unique()) == 120
+    for where in parts.values():
+        assert sorted(where[where < 60].tolist()) == sorted((where[where >= 60] - 60).tolist())
+
+
+def test_a_given_test_set_stays_one(tmp_path):
+    path = pictures(tmp_path / "berlin.npz", held_out=np.arange(30) < 10)
+    own = FileRows.read([path], [4], PICTURES, Split())
+    assert own.counts(4)["test"] == 10
+
+
+def test_a_client_is_given_its_rows(tmp_path):
+    hospitals(tmp_path)
+    about, split = ABOUT, Split(val=0.2, test=0.25)
+    own = FileRows.read([tmp_path / f"{name}.csv" for name in NAMES[:2]], [5, 3], about, split)
+    alone = FileRows.read([tmp_path / "lyon.csv"], [0], about, split)
+    assert torch.equal(own.shard(3, NOW).x, alone.shard(0, NOW).x)
+    assert len(own.shard(5, NOW).val) == own.counts(5)["val"]
+    clients = torch.tensor([3, 5])
+    assert own.sizes(clients, "test", NOW).tolist() == [own.counts(c)["test"] for c in (3, 5)]
+    pooled, owner = own.pool(clients, NOW, "test")
+    assert torch.equal(pooled.x[owner == 1], own.shard(5, NOW, "test").x)
+    assert own.shard(3, NOW).ids.tolist() == sorted(own.shard(3, NOW).ids.tolist())
+
+
+def test_pictures_are_prepared_as_the_study_says(tmp_path):
+    path = pictures(tmp_path / "berlin.npz")
+    plain = FileRows.read([path], [0], PICTURES, Split())
+    prepared = replace(plain, transforms=(Standardize(),))
+    x = plain.shard(0, NOW).x
+    assert x.dtype == torch.float32
+    assert 0 <= x.min() <= x.max() <= 1
+    assert not torch.equal(prepared.shard(0, NOW).x, x)
+
+
+def test_a_file_for_each_client(tmp_path):
+    hospitals(tmp_path)
+    with pytest.raises(FedtideError, match="--data: found '1 files', allowed: 2, one for each client"):
+        FileRows.read([tmp_path / "berlin.csv"], [0, 1], ABOUT, Split())
+    header, first, *_ = lines(tmp_path / "berlin.csv")
+    one = rewrite(tmp_path / "one.csv", [header, first])
+    with pytest.raises(FedtideError, match="none of its 1 rows is left for training"):
+        FileRows.read([one], [0], ABOUT, Split(test=0.9999))

@@ -1,0 +1,138 @@
+"""What a node checks before it joins, and what it makes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedtide.config import read
+from fedtide.core.errors import FedtideError
+from fedtide.site import seat as seats
+from fedtide.site.certificates import read_private_key, read_public_key
+from fedtide.site.seat import Seat, check_size, check_versions, rules_of, warnings
+from fedtide.site.site import Roster, Site, make_site
+from fedtide.site.tickets import Ticket
+from helpers.hospitals import hospitals
+
+pytest.importorskip("cryptography")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Site:
+    folder = tmp_path_factory.mktemp("hospitals")
+    return make_site(read(hospitals(folder)), "SCAFFOLD", Roster.of("a,berlin,c"), folder / "site", None, "study.toml")
+
+
+def seat(site: Site, home: Path) -> Seat:
+    ticket = site.root / "tickets" / "berlin.ticket"
+    return Seat.read(ticket, [site.root.parent / "berlin.csv"], home=home)
+
+
+def changed(site: Site, **changes) -> Ticket:
+    return Ticket.read(site.root / "tickets" / "berlin.ticket").model_copy(update=changes)
+
+
+def test_looking_makes_nothing(site, tmp_path):
+    made = seat(site, tmp_path / "home")
+    assert (made.ticket.node, made.ticket.clients, made.ticket.registered) == ("berlin", (1,), 3)
+    assert list(made.said())
+    assert made.like.x.shape == (1, 3)
+    assert not (tmp_path / "home").exists()
+
+
+def test_rules_that_nothing_can_meet_are_told(site, tmp_path):
+    rules = tmp_path / "policy.toml"
+    rules.write_text("fewest = 4\n")
+    ticket = site.root / "tickets" / "berlin.ticket"
+    made = Seat.read(ticket, [site.root.parent / "berlin.csv"], rules, tmp_path / "home")
+    assert any("your rules want 4 clients in a sum, and the site has 3" in line for line in made.said())
+
+
+def test_a_key_is_made_once_and_is_for_its_owner_alone(site, tmp_path):
+    made = seat(site, tmp_path / "home")
+    assert made.settle()
+    assert made.home.stat().st_mode & 0o777 == 0o700
+    assert made.key.stat().st_mode & 0o777 == 0o600
+    before = made.key.read_bytes()
+    line, name = read_public_key(made.public)
+    assert name == "berlin"
+    made.public.unlink()
+    again = seat(site, tmp_path / "home")
+    assert not again.settle()
+    assert again.key.read_bytes() == before
+    assert read_public_key(again.public)[0] == line
+    assert read_private_key(again.key).curve.key_size == 384
+    assert "PRIVATE" not in made.copy.read_text()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+def test_a_folder_that_others_can_look_into_is_refused(site, tmp_path):
+    (tmp_path / "home").mkdir(mode=0o755)
+    with pytest.raises(FedtideError, match="home: mode: found '0755', allowed: 0700; mend it with: chmod 700"):
+        seat(site, tmp_path / "home")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="owners are of POSIX")
+def test_a_folder_of_another_user_and_a_link_are_refused(site, tmp_path, monkeypatch):
+    """Who made the folder could read the key in it, or put another folder in its place."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(home)
+    with pytest.raises(FedtideError, match="link: is a link, allowed: a folder"):
+        seat(site, tmp_path / "link")
+    assert seat(site, home)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(
+        FedtideError, match=r"home: owner: found 'user \d+', allowed: user 12345, who runs this command"
+    ):
+        seat(site, home)
+
+
+def test_rules_are_not_forgotten(site, tmp_path):
+    """A node that is started again without --policy has the rules that it had."""
+    home, rules = tmp_path / "home", tmp_path / "policy.toml"
+    rules.write_text("fewest = 2\n")
+    ticket, data = site.root / "tickets" / "berlin.ticket", [site.root.parent / "berlin.csv"]
+    assert rules_of(home, None) is None
+    first = Seat.read(ticket, data, rules_of(home, rules), home)
+    assert f"rules: {rules}" in list(first.said())
+    first.settle()
+    again = Seat.read(ticket, data, rules_of(home, None), home)
+    assert (again.rules, again.policy.fewest) == (rules, 2)
+    again.settle()
+    rules.rename(tmp_path / "other.toml")
+    with pytest.raises(FedtideError, match=r"the rules that this node had before are gone; .* --policy none"):
+        rules_of(home, None)
+    none = Seat.read(ticket, data, rules_of(home, Path("none")), home)
+    assert "rules: none" in list(none.said())
+    none.settle()
+    assert rules_of(home, None) is None
+
+
+def test_a_network_that_no_machine_holds_is_refused_before_it_is_made(site):
+    study = {**site.ticket(site.roster.node[0]).study, "model": {"kind": "mlp", "hidden": [1_000_000, 1_000_000]}}
+    with pytest.raises(
+        FedtideError, match=r"numbers of its model: found '1,000,00\d,.*', allowed: at most 1,000,000,000"
+    ):
+        check_size(changed(site, study=study))
+    study = {**site.ticket(site.roster.node[0]).study, "fleet": {"threads": 1000}}
+    with pytest.raises(FedtideError, match=r"study: fleet.threads: found 1000, allowed: at most \d+ on this machine"):
+        check_size(changed(site, study=study))
+
+
+def test_another_version_is_refused_and_another_package_is_told(site):
+    ticket = changed(site, versions={"fedtide": "0.0.1", "torch": "1.0"})
+    with pytest.raises(FedtideError, match=r"version of fedtide: found .*, allowed: 0\.0\.1, as at the server"):
+        check_versions(ticket)
+    assert [line.partition(" is ")[0] for line in warnings(ticket)] == ["warning: torch"]
+
+
+def test_a_network_that_is_too_large_is_named(site, tmp_path, monkeypatch):
+    def fails(*given):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nat line 5")
+
+    monkeypatch.setattr(seats, "algorithm_without_rows", fails)
+    with pytest.raises(FedtideError, match=r"study: its model cannot be made here .*can't allocate memory"):
+        seat(site, tmp_path / "home").algorithm  # noqa: B018

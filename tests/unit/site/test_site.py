@@ -1,0 +1,274 @@
+"""Sites: what is made, read again, refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedtide.config import from_dict, read
+from fedtide.core.errors import FedtideError
+from fedtide.site import site as sites
+from fedtide.site.certificates import make_node_key
+from fedtide.site.seat import algorithm_without_rows
+from fedtide.site.site import Roster, Site, admit, invite, make_site, read_roster
+from fedtide.site.tickets import Ticket
+from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY, hospitals
+from helpers.shell import contents
+
+pytest.importorskip("cryptography")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Site:
+    folder = tmp_path_factory.mktemp("hospitals")
+    study = read(hospitals(folder))
+    return make_site(
+        study, "SCAFFOLD", Roster.of("berlin,lyon,oslo"), folder / "site", "fl.example.org:8300", "study.toml"
+    )
+
+
+@pytest.fixture
+def copy(made, tmp_path) -> Site:
+    """A site of one's own, to be changed."""
+    from shutil import copytree
+
+    return replace(made, root=copytree(made.root, tmp_path / "site"))
+
+
+def test_a_site_is_read_as_it_was_made(made):
+    found = Site.read(made.root)
+    assert found == made
+    assert found.method.name == "SCAFFOLD"
+    assert found.experiment.data.partition.clients == 3
+    assert found.address == "fl.example.org:8300"
+
+
+def test_every_node_gets_a_ticket_of_its_own(made):
+    for number, name in enumerate(NAMES):
+        ticket = Ticket.read(made.root / "tickets" / f"{name}.ticket")
+        assert (ticket.node, ticket.clients, ticket.digest) == (name, (number,), made.digest)
+        assert ticket.rows.columns == COLUMNS
+        assert ticket.rows.labels == CLASSES
+        assert ticket.experiment.method[0].settings() == made.method.settings()
+        assert "pilot" not in ticket.to_toml()
+
+
+def test_no_secret_is_in_a_ticket_and_none_can_be_read_by_others(made):
+    keys = {path.name: path for path in made.authority.glob("*.key")}
+    assert sorted(keys) == ["ca.key", "server.key"]
+    for path in keys.values():
+        assert path.stat().st_mode & 0o777 == 0o600
+    for path in made.root.rglob("*.ticket"):
+        assert "PRIVATE" not in path.read_text()
+    for folder in ("authority", "tickets"):
+        assert (made.root / folder).stat().st_mode & 0o777 == 0o700
+    assert made.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_node_makes_the_algorithm_that_the_server_has(made):
+    ticket = Ticket.read(made.root / "tickets" / "berlin.ticket")
+    there, here = (algorithm_without_rows(e, made.about.rows) for e in (made.experiment, ticket.experiment))
+    assert there.works.keys() == here.works.keys()
+    assert there.traits.reveals == here.traits.reveals
+
+
+def test_what_is_there_is_left_as_it_is(made):
+    before = contents(made.root)
+    with pytest.raises(FedtideError, match="site: already exists, and is left as it is"):
+        make_site(made.experiment, "SCAFFOLD", made.roster, made.root, None, "study.toml")
+    assert contents(made.root) == before
+
+
+def test_nothing_is_left_of_a_site_that_could_not_be_made(tmp_path, monkeypatch):
+    study = read(hospitals(tmp_path))
+    before = contents(tmp_path)
+    monkeypatch.setattr(sites, "write_roster", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make_site(study, "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "study.toml")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("", "name: found ''"),
+        ("berlin,berlin", "--nodes: found 'berlin', allowed: each name once"),
+        ("berlin,,oslo", "name: found ''"),
+        ("Berlin", "name: found 'Berlin'"),
+        ("../x", "name: found '../x'"),
+        ("berlin:0", "found ':0', allowed: a whole number of 1 or more"),
+        ("berlin:x", "found ':x'"),
+        ("berlin:-1", "found ':-1'"),
+        ("berlin:99999999999", "found ':99999999999'"),
+    ],
+)
+def test_rosters_that_cannot_be_are_refused(names, said):
+    with pytest.raises(FedtideError, match=said):
+        Roster.of(names)
+
+
+def simulated(**changes):
+    return {"method": [{"name": "A", **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "method", "said"),
+    [
+        ({}, "a,b,c", "Scaffold", "unknown|found 'Scaffold'.*did you mean 'SCAFFOLD'"),
+        ({"sweep": {"method.SCAFFOLD.local.lr": [0.1, 0.2]}}, "a,b,c", "SCAFFOLD", "sweep: found one"),
+        (
+            simulated(algorithm="oracle", cohort=3),
+            "a,b,c",
+            "A",
+            "found 'A', but it asks for .*only a simulation knows",
+        ),
+        (simulated(algorithm="centralized"), "a,b,c", "A", "only a simulation knows"),
+        (simulated(algorithm="fedtem", decide_per="oracle", cohort=3), "a,b,c", "A", "decide_per: found 'oracle'"),
+        ({}, "a,b", "SCAFFOLD", "clients_per_round.*found 3, allowed: at most 2"),
+        ({"data": {"source": "gaussians", "public_samples": 5}}, "a,b,c", "SCAFFOLD", "public_samples: found 5"),
+        ({"data": {"source": "play-roles"}}, "a,b,c", "SCAFFOLD", "does not fit rows"),
+        ({"data": {"source": "python:os:getcwd"}}, "a,b,c", "SCAFFOLD", "os:getcwd"),
+        ({"fleet": {"device": "auto"}}, "a,b,c", "SCAFFOLD", "fleet.device: found 'auto', allowed: cpu"),
+        ({"deploy": {"address": "nowhere"}}, "a,b,c", "SCAFFOLD", "deploy.address: found 'nowhere'"),
+        ({"deploy": {"every": "1 hour"}}, "a,b,c", "SCAFFOLD", "deploy.every: found '1 hour', allowed: a number and s"),
+        ({"deploy": {"deadline": "0s"}}, "a,b,c", "SCAFFOLD", "deploy.deadline: found '0s', allowed: 1s to 366d"),
+        ({"deploy": {"fewest": 0}}, "a,b,c", "SCAFFOLD", "deploy.fewest: found 0"),
+        ({"deploy": {"fewest": 4}}, "a,b,c", "SCAFFOLD", "deploy.fewest: found 4, allowed: 1 to 3"),
+        ({"deploy": {"heaviest": 0.0}}, "a,b,c", "SCAFFOLD", "deploy.heaviest: found 0.0"),
+        ({"deploy": {"evry": "1h"}}, "a,b,c", "SCAFFOLD", "deploy.evry: unknown key.*did you mean 'every'"),
+    ],
+)
+def test_studies_that_cannot_be_deployed_are_refused(tmp_path, changes, nodes, method, said):
+    hospitals(tmp_path)
+    study = {**STUDY, "data": {"source": STUDY["data"]["source"] | {"path": str(tmp_path / "pilot.csv")}}, **changes}
+    before = contents(tmp_path)
+    with pytest.raises(FedtideError, match=said) as error:
+        make_site(from_dict(study, where="s.toml"), method, Roster.of(nodes), tmp_path / "site", None, "s.toml")
+    assert "\n" not in str(error.value)
+    assert contents(tmp_path) == before
+
+
+def test_what_is_about_simulations_alone_is_left_out_of_a_site(tmp_path):
+    more = {
+        "fleet": {"kind": "stacked", "threads": 2},
+        "stop_at": 0.99,
+        "forgetting": {"rounds": [0]},
+        "baseline": "FedAvg",
+    }
+    made = make_site(read(hospitals(tmp_path, **more)), "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "s")
+    assert (made.experiment.fleet.kind, made.experiment.fleet.threads) == ("local", 2)
+    assert made.experiment.forgetting is made.experiment.baseline is None
+    assert made.experiment.stop_at.accuracy == 0.99
+    assert Site.read(made.root) == made
+
+
+def test_rows_that_each_node_would_scale_by_its_own_are_refused(tmp_path):
+    hospitals(tmp_path)
+    source = STUDY["data"]["source"] | {"path": str(tmp_path / "pilot.csv"), "scaled": True}
+    study = from_dict({**STUDY, "data": {"source": source}})
+    with pytest.raises(FedtideError, match="scaled: found True, but each node would scale by rows of its own"):
+        make_site(study, "SCAFFOLD", Roster.of("a,b,c"), tmp_path / "site", None, "s.toml")
+
+
+def test_a_study_that_was_changed_is_refused_and_its_deploy_table_is_not(copy):
+    path = copy.root / "study.toml"
+    text = path.read_text()
+    path.write_text(text.replace('deadline = "10m"', 'deadline = "2m"'))
+    assert Site.read(copy.root).deploy.deadline == "2m"
+    path.write_text(text.replace("rounds = 4", "rounds = 5"))
+    with pytest.raises(FedtideError, match=r"study\.toml: was changed, and nodes have tickets of what it was"):
+        Site.read(copy.root)
+
+
+@pytest.mark.parametrize("name", ["site.toml", "roster.toml", "study.toml"])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"a = [", b"node = 5\nscheme = 1", b"[" * 100_000])
+def test_damaged_sites_are_refused_in_one_line(copy, name, content):
+    (copy.root / name).write_bytes(content)
+    with pytest.raises(FedtideError, match=name) as error:
+        Site.read(copy.root)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_site_is_refused(tmp_path):
+    with pytest.raises(FedtideError, match="not a site"):
+        Site.read(tmp_path)
+    with pytest.raises(FedtideError, match="not a site"):
+        admit(tmp_path, "berlin", tmp_path / "berlin.pub")
+
+
+@pytest.fixture
+def berlin(tmp_path):
+    make_node_key(tmp_path / "berlin.key", tmp_path / "berlin.pub", "berlin")
+    return tmp_path / "berlin.pub"
+
+
+def test_a_key_is_let_in_once(copy, berlin):
+    node, done = admit(copy.root, "berlin", berlin)
+    assert (node.name, done) == ("berlin", "is admitted")
+    found = {node.name: node.key for node in read_roster(copy.root).node}
+    assert found == {"berlin": node.key, "lyon": None, "oslo": None}
+    assert admit(copy.root, "berlin", berlin) == (node, "was admitted before")
+
+
+def test_a_key_of_another_is_refused(copy, berlin, tmp_path):
+    admit(copy.root, "berlin", berlin)
+    stolen = tmp_path / "lyon.pub"
+    stolen.write_text(berlin.read_text().replace(" berlin", " lyon"))
+    with pytest.raises(FedtideError, match="is the key of 'berlin'"):
+        admit(copy.root, "lyon", stolen)
+    make_node_key(tmp_path / "new.key", tmp_path / "new.pub", "berlin")
+    with pytest.raises(FedtideError, match="'berlin' was admitted with another key"):
+        admit(copy.root, "berlin", tmp_path / "new.pub")
+    make_node_key(tmp_path / "paris.key", tmp_path / "paris.pub", "paris")
+    with pytest.raises(FedtideError, match="node: found 'paris', allowed: berlin, lyon, oslo"):
+        admit(copy.root, "paris", tmp_path / "paris.pub")
+
+
+def test_a_file_that_names_another_node_takes_nobodys_place(copy, berlin, tmp_path):
+    before = (copy.root / "roster.toml").read_bytes()
+    with pytest.raises(FedtideError, match=r"node: found 'berlin', allowed: oslo"):
+        admit(copy.root, "oslo", berlin.rename(tmp_path / "oslo.pub"))
+    assert (copy.root / "roster.toml").read_bytes() == before
+
+
+def test_a_key_without_a_name_is_that_of_the_node_that_is_said(copy, berlin):
+    berlin.write_text(berlin.read_text().removesuffix(" berlin\n"))
+    assert admit(copy.root, "lyon", berlin)[0].name == "lyon"
+
+
+def test_a_roster_that_was_written_wrongly_is_refused(copy, berlin):
+    admit(copy.root, "berlin", berlin)
+    path = copy.root / "roster.toml"
+    text = path.read_text()
+    for old, new, said in (
+        ("clients = [\n    1,\n]", "clients = [7]", "ids of clients"),
+        ("lyon", "berlin", "each name once"),
+        ("ecdsa-sha2-nistp384 AAAA", "ecdsa-sha2-nistp384 BBBB", "damaged or not a public key"),
+        ("name = ", "nam = ", "unknown key"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        with pytest.raises(FedtideError, match=said):
+            read_roster(copy.root)
+
+
+# -- more nodes --------------------------------------------------------------------------------------------------------
+
+
+def test_more_nodes_are_invited_with_the_next_clients(copy):
+    (paris, porto) = invite(copy.root, "paris,porto:2")
+    assert (paris.clients, porto.clients, porto.registered) == ((3,), (4, 5), 6)
+    assert Ticket.read(copy.root / "tickets" / "porto.ticket") == porto
+    found = Site.read(copy.root)
+    assert [node.name for node in found.roster.node] == [*NAMES, "paris", "porto"]
+    assert found.digest == copy.digest
+
+
+def test_a_node_is_invited_once(copy):
+    before = contents(copy.root)
+    with pytest.raises(FedtideError, match="found 'oslo', allowed: each name once"):
+        invite(copy.root, "paris,oslo")
+    with pytest.raises(FedtideError, match=r"^NODES.*: found ''"):
+        invite(copy.root, "")
+    assert contents(copy.root) == before

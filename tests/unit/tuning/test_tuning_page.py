@@ -1,0 +1,112 @@
+"""The page of a tuning: what was found, where a range was too narrow, pictures of every trial."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.tuning import folder
+from fedtide.tuning.folder import read_tuning
+from fedtide.tuning.page import budget_table, found_table, headline, range_of, write_tuning
+from fedtide.tuning.plan import digest_of_tuning, stages
+from fedtide.tuning.trials import Curve, Trial
+from helpers.pages import Page
+from helpers.studies import A
+from helpers.tunings import PROX, RATE, made, tuning
+
+RANGES = {
+    "method.local.lr": RATE,
+    "method.prox.local.proximal": {"low": 0, "high": 1},
+    "method.local.optimizer": {"choices": ["sgd", "adam"]},
+    "method.local.epochs": {"low": 1, "high": 4, "whole": True},
+}
+
+
+def trial(method, number, rate, accuracy, state="finished", epochs=2):
+    values = {"method.local.lr": rate, "method.local.optimizer": "sgd", "method.local.epochs": epochs}
+    values |= {"method.prox.local.proximal": 0.5} if method == "prox" else {}
+    curves = () if state == "failed" else (Curve(0, (2, 4), (0.1, accuracy)),)
+    done = state == "finished"
+    reason = "<no> & not finite" if state == "failed" else ""
+    return Trial("", method, number, values, state, curves, (accuracy,) * done, accuracy if done else None, reason, "")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two methods: one at the edge of a range; with a trial that was pruned and one that failed."""
+    experiment = tuning(A, PROX, title="Rates <b>", tune={"ranges": RANGES, "trials": 4, "pruning": True})
+    root = made(experiment, tmp_path / "tune")
+    config = digest_of_tuning(experiment)
+    trials = [
+        trial("A", 0, 0.2, 0.4), trial("A", 1, 0.99, 0.8), trial("A", 2, 0.3, 0.2, "pruned"),
+        trial("A", 3, 0.3, 0.0, "failed"), *(trial("prox", i, 0.1 + 0.05 * i, 0.5 - 0.1 * i) for i in range(4)),
+    ]  # fmt: skip
+    folder.write_trials(root, [Trial(**{**vars(each), "config": config}) for each in trials])
+    return root
+
+
+def test_the_table_says_what_was_found_and_which_range_to_widen(root):
+    table = found_table(read_tuning(root)[1], "accuracy")
+    assert table.header == ["method", "value", "found", "searched", "edge", "validation accuracy"]
+    widen = "at the high edge of its range: widen it"
+    assert table.rows[0] == ["A", "local.lr", "0.99", "0.01 to 1 (log)", widen, "80.0 %"]
+    assert table.rows[1] == ["A", "local.optimizer", "sgd", "among sgd, adam", "", "80.0 %"]
+    assert ["prox", "local.proximal", "0.5", "0 to 1", "", "50.0 %"] in table.rows
+
+
+def test_the_headline_names_what_lies_at_an_edge(root):
+    _, found = read_tuning(root)
+    assert headline(found).startswith("1 value lies at an edge of its range")
+    assert headline([found[0][1:]]) == "Every value that was found lies inside its range."
+
+
+def test_the_budgets_are_told_as_they_were(root):
+    rows = budget_table(read_tuning(root)[1]).rows
+    assert rows == [["A", "4 of 4", "2", "1", "1"], ["prox", "4 of 4", "4", "0", "0"]]
+
+
+def test_the_page_has_a_picture_of_trials_and_one_per_method_and_opens_offline(root):
+    path = write_tuning(root)
+    assert path == root / "report.html"
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.tags.count("svg") == 3
+    assert not [value for _, name, value in page.attributes if name in ("src", "href") and value.startswith("http")]
+    assert "Rates &lt;b&gt;" in text
+    assert "&lt;no&gt; &amp; not finite" in text
+    for said in ("trial", "local.lr", "local.proximal", "best so far", "pruned", "failed", "validation rows, %"):
+        assert said in text
+    assert write_tuning(root).read_text(encoding="utf-8") == text
+
+
+def test_the_page_goes_where_it_is_told(root, tmp_path):
+    assert write_tuning(root, tmp_path / "page.html") == tmp_path / "page.html"
+    assert not (root / "report.html").exists()
+
+
+def test_a_tuning_that_is_not_finished_says_how_many_are_left(root):
+    some = (root / folder.TRIALS).read_text().splitlines(keepends=True)[:5]
+    (root / folder.TRIALS).write_text("".join(some))
+    _, found = read_tuning(root)
+    assert headline(found) == "So far: 3 trials are not played yet."
+    write_tuning(root)
+    (root / folder.TRIALS).write_text("")
+    with pytest.raises(FedtideError, match="no trial is finished yet; go on with: fedtide resume"):
+        write_tuning(root)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    with pytest.raises(FedtideError, match="not a tune folder"):
+        write_tuning(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("range_", "said"),
+    [
+        ({"low": 1, "high": 4, "step": 0.5}, "1 to 4 in steps of 0.5"),
+        ({"choices": [{"kind": "sgd"}, True, 0.1]}, "among kind sgd, true, 0.1"),
+    ],
+)
+def test_a_range_in_words(range_, said):
+    experiment = tuning(tune={"ranges": {"method.x": range_}})
+    assert range_of(stages(experiment)[0][0].parameters[0]) == said
