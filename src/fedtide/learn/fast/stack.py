@@ -19,7 +19,6 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.weights import add
 from fedtide.learn.device import home
-from fedtide.learn.fast.captured import CapturedStack, Graphs
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.fast.known import known_layers
 from fedtide.learn.fast.layer_stack import LayerStack
@@ -185,8 +184,7 @@ def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Los
     layers = known_layers(task, shape, room) if graded else None
     if layers is None:
         return FuncStack(task, device, loss)
-    given = task, layers, room, loss
-    return CapturedStack(*given, Graphs()) if device.type == "cuda" else LayerStack(*given)
+    return LayerStack(task, layers, room, loss)
 
 
 def why_untrainable(trial: Callable[[], object]) -> str | None:
