@@ -107,7 +107,7 @@ def _hint(name: str) -> str:
     found = [f"ft.{known}" for known in __all__]
     if find_spec(f"fedtide.{name}") is None:  # else it may be `from fedtide import name`, which needs no other module
         spaces = {space: import_module(f"fedtide.{home}") for space, home in SPACES.items()}
-        found += [f"ft.{space}.{known}" for space, module in spaces.items() for known in module.__all__]
+        found += [f"ft.{space}.{known}" for space, module in spaces.items() for known in dir(module)]
     meant = [each for each in found if bare_word(each.rpartition(".")[2]) == bare_word(name)]
     hint = " or ".join(meant) or ELSEWHERE.get(bare_word(name), "")
     return f"; did you mean {hint}?" * bool(hint)

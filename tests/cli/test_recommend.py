@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 
 import fedtide as ft
-from fedtide.cli.commands import commands as cli
+from fedtide.cli import commands as cli
 from fedtide.config import read
 from fedtide.personal.expert_nets import ALONE
 from fedtide.runs.request import Output

@@ -11,11 +11,8 @@ from typing import Any, Literal
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError
 from fedtide.core.reveals import in_words
+from fedtide.fields.family import Family
 from fedtide.transforms.transform import Transform
-
-Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]
-"""What a method trains: one model, one model with another step of the server, a network with a branch for each mode,
-components that clients are mixtures of, a model for each cluster of clients, or as a baseline without a federation."""
 
 Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "nothing"]
 """What an inspection may find that speaks for a method; `fedtide.inspection.advice` says when."""

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide._version import installed
-from fedtide.algorithms.entry import Family
 from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.fields.family import Family
 from fedtide.report.terminal import Screen, console, say, tell
 from fedtide.runs.request import ExactKind, FleetKind, Output, Request, Scale, goals, recipe, recipes
 from fedtide.site import commands as deployment

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import sums
-from fedtide.core.base import Slotted, Sum, Weighted, Weights
+from fedtide.core.base import Slotted, Sum, Weighted, Weights, mean
 from fedtide.core.trees import leaves, same
 from helpers.examples import examples
 
@@ -95,7 +95,7 @@ def test_adding_leaves_the_answers_as_they_are(totals):
 @law
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0.125, 100)), min_size=1, max_size=6))
 def test_the_mean_is_the_weighted_mean(pairs):
-    got = sums.mean(sums.finish(added([{"x": Weighted(torch.tensor([v]), w)} for v, w in pairs])))
+    got = mean(sums.finish(added([{"x": Weighted(torch.tensor([v]), w)} for v, w in pairs])))
     expected = sum(v * w for v, w in pairs) / sum(w for _, w in pairs)
     assert float(got["x"]) == pytest.approx(expected, rel=1e-9, abs=1e-4)
     assert got["x"].dtype == torch.float64
@@ -105,7 +105,7 @@ def test_the_mean_is_the_weighted_mean(pairs):
 @given(st.lists(st.tuples(whole, st.integers(1, 16)), min_size=1, max_size=8), st.floats(1e-6, 1e6))
 def test_weights_that_are_scaled_all_alike_leave_the_mean(pairs, factor):
     def mean_of(factor):
-        return sums.mean(added({"v": Weighted(torch.tensor([float(v)]), w * factor)} for v, w in pairs))["v"]
+        return mean(added({"v": Weighted(torch.tensor([float(v)]), w * factor)} for v, w in pairs))["v"]
 
     assert torch.equal(mean_of(2.0), mean_of(1.0))
     torch.testing.assert_close(mean_of(factor), mean_of(1.0), rtol=1e-12, atol=1e-9)
@@ -144,7 +144,7 @@ def test_a_gradient_graph_is_not_kept():
 def test_the_sum_of_nothing_is_nothing_and_has_no_mean():
     assert sums.merge(None, None) is None
     assert sums.finish(None) is None
-    assert sums.mean(None) is None
+    assert mean(None) is None
     some = {"x": Sum(1.0, 1.0)}
     assert sums.merge(None, some) is some
     assert sums.merge(some, None) is some
@@ -153,13 +153,13 @@ def test_the_sum_of_nothing_is_nothing_and_has_no_mean():
 def test_a_weight_of_zero_has_no_mean():
     total = sums.finish(added([{"x": Weighted(5.0, 0.0), "y": Weighted(1.0, 2.0)}] * 2))
     assert total["x"] == Sum(0.0, 0.0)
-    assert sums.mean(total) == {"x": None, "y": 1.0}
+    assert mean(total) == {"x": None, "y": 1.0}
 
 
 def test_a_key_that_some_clients_leave_out_is_summed_over_the_others():
     totals = [{"a": Weighted(1.0)}, {"b": Weighted(2.0)}, {"a": Weighted(3.0), "b": Weighted(4.0, 3.0)}]
-    assert sums.mean(sums.finish(added(totals))) == {"a": 2.0, "b": 3.5}
-    assert sums.mean(sums.finish(sums.merge(added(totals[:1]), added(totals[1:])))) == {"a": 2.0, "b": 3.5}
+    assert mean(sums.finish(added(totals))) == {"a": 2.0, "b": 3.5}
+    assert mean(sums.finish(sums.merge(added(totals[:1]), added(totals[1:])))) == {"a": 2.0, "b": 3.5}
 
 
 def test_an_empty_answer_counts_and_adds_nothing():
@@ -180,7 +180,7 @@ def test_every_slot_is_a_sum_of_its_own_and_an_unfed_one_is_none():
     assert got[1] is None
     assert (got[0].value.tolist(), got[0].weight) == ([5.0], 3.0)
     assert (got[2].value.tolist(), got[2].weight) == ([5.0], 1.0)
-    means = sums.mean(got)
+    means = mean(got)
     assert means[1] is None
     assert [m.tolist() for m in (means[0], means[2])] == [[5.0 / 3.0], [5.0]]
 
@@ -192,7 +192,7 @@ def test_slots_may_be_named_by_tensors():
 
 def test_slots_hold_whole_trees():
     one = Weighted(Weights({"w": torch.ones(2)}, {"m": torch.zeros(1)}), 2.0)
-    got = sums.mean(sums.finish(added([{"d": Slotted({1: one}, 2)}] * 2)))["d"][1]
+    got = mean(sums.finish(added([{"d": Slotted({1: one}, 2)}] * 2)))["d"][1]
     assert type(got) is Weights
     assert got.params["w"].tolist() == [1.0, 1.0]
 
@@ -203,7 +203,7 @@ def test_slots_are_found_at_any_depth_and_in_any_kind_of_node():
     assert type(got) is Moments
     assert got.first == {"deep": [[Sum(2.0, 2.0)]]}
     assert got.second == (Sum(8.0, 4.0),)
-    assert sums.mean(got) == Moments({"deep": [[1.0]]}, (2.0,))
+    assert mean(got) == Moments({"deep": [[1.0]]}, (2.0,))
 
 
 # -- what cannot be summed ---------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_values_of_different_structure_are_an_error(made, second):
 
 
 def test_means_keep_what_is_no_sum():
-    assert sums.mean({"a": Sum(4.0, 2.0), "b": None, "c": "word"}) == {"a": 2.0, "b": None, "c": "word"}
+    assert mean({"a": Sum(4.0, 2.0), "b": None, "c": "word"}) == {"a": 2.0, "b": None, "c": "word"}
 
 
 def test_a_sum_over_no_memory_of_its_parts_grows_in_place():
