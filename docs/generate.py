@@ -24,7 +24,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints, is_typeddict
 
-from kept import found_by, recipes
+from kept import planted, recipes
 from keys import PLACES, anchor, configuration, explained, row
 from papers import papers
 
@@ -431,8 +431,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "space_navigation": space_navigation,
     "reveals": reveals,
     "advice": advice,
-    "inspect_goal": partial(found_by, "inspect-planted", results=True),
-    "recommend_goal": partial(found_by, "recommend", results=True),
+    "inspect_goal": partial(planted, "inspect"),
+    "recommend_goal": partial(planted, "recommend"),
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""
 

@@ -12,29 +12,16 @@ ROOT = Path(__file__).parents[1]
 
 def recipes() -> str:
     """Every recipe: what it shows, how long it takes, and what it found when it was last run."""
-    paths = sorted((ROOT / "src" / "fedtide" / "recipes").rglob("*.toml"), key=lambda path: path.stem)
-    return "\n\n".join(goal(path.stem) if path.parent.name == "goals" else recipe(path) for path in paths)
+    return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
 
 
-def goal(name: str) -> str:
-    """One recipe of a goal: what it is about, and its claims."""
-    content = tomllib.loads((ROOT / "src" / "fedtide" / "recipes" / "goals" / f"{name}.toml").read_text("utf-8"))
-    scales = ", ".join(f"`{scale}`" for scale in content["scale"])
-    parts = [f"## {name}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}.", found_by(name)]
-    return "\n\n".join(parts)
-
-
-def found_by(name: str, *, results: bool = False) -> str:
-    """What was found when a goal was last played: its command, its claims, and the table of its worlds."""
-    command = f"```console\nfedtide run recipe:{name}\n```"
-    kept_at = ROOT / "docs" / "results" / "goals" / f"{name}.json"
-    if not kept_at.is_file():
-        return command
-    kept = json.loads(kept_at.read_text(encoding="utf-8"))
+def planted(command: str) -> str:
+    """Results of `bench/planted.py`: its command, its claims, and the table of its worlds."""
+    kept = json.loads((ROOT / "docs" / "results" / "planted" / f"{command}.json").read_text(encoding="utf-8"))
     cores = f"{kept['cores']} core{'s' * (kept['cores'] > 1)}"
     taken = f"{minutes(kept['minutes'])} on {cores} ({kept['processor']}), {kept['made']}. {kept['note']}"
-    parts = [command, taken.strip(), _claims(kept)]
-    return "\n\n".join([*parts, as_markdown(**kept["results"])] if results else parts)
+    parts = [f"```console\npython bench/planted.py {command}\n```", taken.strip(), _claims(kept)]
+    return "\n\n".join([*parts, as_markdown(**kept["results"])])
 
 
 def minutes(taken: float) -> str:

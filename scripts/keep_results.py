@@ -1,4 +1,4 @@
-"""Keep what a finished run of a recipe found, for the documentation: `docs/results/RECIPE.json`, or `goals/GOAL.json`.
+"""Keep what a finished run of a recipe found, for the documentation: `docs/results/RECIPE.json`.
 
     python scripts/keep_results.py RUN_FOLDER RECIPE MINUTES [NOTE]
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core.record import plain
-from fedtide.goals.goal import is_folder
 from fedtide.report.summary import Judged, read_study
 from fedtide.report.tables import brief_table, claims_table
 
@@ -24,12 +23,6 @@ DOCS = Path(__file__).parents[1] / "docs" / "results"
 def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
     """Write the file."""
     environment = json.loads((Path(run_folder) / "environment.json").read_text(encoding="utf-8"))
-    if is_folder(Path(run_folder)):
-        summary = json.loads((Path(run_folder) / "summary.json").read_text(encoding="utf-8"))
-        machine = {key: environment[key] for key in ("processor", "cores")}
-        about = {"minutes": float(minutes), "made": environment["made"][:10], "note": note, **machine, **summary}
-        write(f"goals/{recipe}", about)
-        return
     study = read_study(Path(run_folder))
     kept = {
         "recipe": recipe,
@@ -57,13 +50,8 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
         "chosen": {method: summary.point for method, summary in study.chosen.items()},
         "claims": claims(study.claims),
     }  # fmt: skip
-    write(recipe, plain(kept))
-
-
-def write(name: str, kept: dict[str, Any]) -> None:
-    """Write a file of `docs/results`."""
-    text = json.dumps(kept, indent=1, ensure_ascii=False)
-    (DOCS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    text = json.dumps(plain(kept), indent=1, ensure_ascii=False)
+    (DOCS / f"{recipe}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def claims(judged: list[Judged]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BUILD = "from setuptools import build_meta as build; build.build_sdist('dist'); build.build_wheel('dist')"
 DATA = (
-    "py.typed", "config/study.toml", "data/bundled/*", "laws/*.toml", "recipes/*.toml", "recipes/goals/*.toml",
+    "py.typed", "config/study.toml", "data/bundled/*", "laws/*.toml", "recipes/*.toml",
     "report/*.html",
 )  # fmt: skip
 ABOUT = {

@@ -27,7 +27,7 @@ from fedtide._version import installed
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.fields.family import Family
 from fedtide.report.terminal import Screen, console, say, tell
-from fedtide.runs.request import ExactKind, FleetKind, Output, Request, Scale, goals, recipe, recipes
+from fedtide.runs.request import ExactKind, FleetKind, Output, Request, Scale, recipe, recipes
 from fedtide.site import commands as deployment
 
 if TYPE_CHECKING:
@@ -120,14 +120,9 @@ def run(
             is started on this machine, which ends with the command.
     """
     from fedtide import api
-    from fedtide.goals import goal
     from fedtide.runs import folder
 
     _positive("--workers", request.workers)
-    if goal.is_goal(experiment):
-        if given := next((name for name, value in (("--fleet", fleet), ("--address", address)) if value), None):
-            raise FedtideError(f"{given}: {experiment} is a goal, whose fleet is that of what it tries")
-        return _try(goal.begin(experiment, request), request.workers, output)
     made = api.prepare(experiment, replace(request, sets=[*request.sets, *_fleet_sets(fleet, address)]))
     if made.said:
         say(made.said, console(output))
@@ -197,7 +192,6 @@ def resume(
         fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
         address: of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
     """
-    from fedtide.goals import goal
     from fedtide.runs import folder
     from fedtide.tuning import folder as tunings
     from fedtide.tuning import tournament as tournaments
@@ -212,9 +206,6 @@ def resume(
     if tournaments.is_tournament(run_folder):
         _check_as_begun(run_folder, "a tournament", fleet=fleet, address=address, seeds=seeds)
         return _recommend(run_folder, workers, output)
-    if goal.is_folder(run_folder):
-        _check_as_begun(run_folder, "a goal", fleet=fleet, address=address, seeds=seeds)
-        return _try(run_folder, workers, output)
     sets = _fleet_sets(fleet, address)
     kind = folder.load(run_folder).fleet.kind
     if fleet is not None and kind == "stacked":
@@ -604,7 +595,7 @@ def list_recipes(name: str | None = None, /) -> int:
         sys.stdout.write(recipe(name).read_text(encoding="utf-8"))
         return 0
     table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
-    for path in (*recipes(), *goals()):
+    for path in recipes():
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
     console().print(table)
@@ -753,19 +744,6 @@ def _recommend(root: Path, workers: int | None, output: Output) -> int:
     standings = [asdict(each) for each in made.standings]
     found = {"survivors": made.survivors, "standings": standings, "failed": dict(made.failed), "ended": made.ended}
     tell({"report": finished.report.resolve(), "study": finished.study, **found}, output)
-    return 0
-
-
-def _try(root: Path, workers: int | None, output: Output) -> int:
-    from fedtide.goals import goal
-
-    finished = _to_the_end(root, lambda: goal.play(root, workers, output), output)
-    if not isinstance(finished, goal.Finished):
-        return 130
-    say(f"report: {finished.report.resolve()}", console(output))
-    tell(
-        {"report": finished.report.resolve(), "claims": finished.claims.rows, "results": finished.results.rows}, output
-    )
     return 0
 
 

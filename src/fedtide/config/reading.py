@@ -117,8 +117,6 @@ def from_dict(
     imports: bool = True,
 ) -> Experiment:
     """An experiment from nested dicts, as `read` gets them from a file."""
-    if "goal" in raw:
-        raise refused(f"{where}: goal", "a table", "an experiment", "fedtide run plays goals")
     values = scaled(copied(dict(raw)), where, scale)
     for assignment in sets:
         path, value = parsed(assignment)

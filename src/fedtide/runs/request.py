@@ -59,18 +59,13 @@ def recipes() -> list[Path]:
     return sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
 
 
-def goals() -> list[Path]:
-    """The goals of commands that ship with the package, which are played as recipes are."""
-    return sorted(Path(str(files("fedtide").joinpath("recipes", "goals"))).glob("*.toml"))
-
-
 def recipe(name: str) -> Path:
     """The file of a recipe.
 
     Raises:
         FedtideError: there is none of that name.
     """
-    found = {path.stem: path for path in (*recipes(), *goals())}
+    found = {path.stem: path for path in recipes()}
     if name not in found:
         raise unknown("recipe", name, list(found))
     return found[name]

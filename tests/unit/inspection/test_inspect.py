@@ -21,7 +21,6 @@ from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.files import bare
-from fedtide.goals.planted import planted
 from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import _features, found_in
@@ -31,6 +30,7 @@ from fedtide.inspection.study import CANDIDATES, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
+from helpers.planted import planted
 from helpers.shell import done
 
 HEADER = ("No", "when", "station_id", "basket", "wind", "constant", "score")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
-
 import pytest
 
-from fedtide.goals.planted import expected, planted, words
 from fedtide.inspection.findings import found_in
-from fedtide.runs.request import recipe
+from helpers.planted import WORLDS, expected, planted, positive
 
 SEEDS = 10
-WORLDS = tomllib.loads(recipe("inspect-planted").read_text(encoding="utf-8"))["goal"]["worlds"]
 
 
 def check(name: str, seed: int) -> None:
     must, may = expected(name)
-    seen = words(found_in(planted(name, seed)))
-    assert must <= seen <= may, f"{name}, seed {seed}: {sorted(seen)}"
+    answers = positive(found_in(planted(name, seed)))
+    assert must <= answers <= may, f"{name}, seed {seed}: {sorted(answers)}"
 
 
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(WORLDS[:9])))

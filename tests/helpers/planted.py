@@ -9,6 +9,18 @@ from fedtide.inspection.table import Table
 
 CLASSES, DIMS, CLIENTS, DAYS = 4, 4, 24, 12
 
+# "who" stands with "features" among the nine: without it nothing tells who comes when. All pairs but that one and
+# "features + meaning": as the rows of a group then lie where those of no other group do, one rule reads the labels of
+# all, and nothing tells that features mean something else.
+WORLDS = (
+    "nothing", "labels 0.3", "labels 1", "features", "meaning", "features + who", "same", "sudden", "gradual",
+    "labels 0.3 + features", "labels 0.3 + meaning", "labels 1 + who", "labels 1 + same", "labels 0.3 + sudden",
+    "labels 1 + gradual", "features + same", "features + sudden", "features + gradual", "meaning + who",
+    "meaning + same", "meaning + sudden", "meaning + gradual", "who + same", "who + sudden", "who + gradual",
+    "same + sudden", "same + gradual", "sudden + gradual",
+)  # fmt: skip
+"""Shifts, one or several joined by " + "."""
+
 FOUND = {
     "nothing": set(),
     "labels 0.3": {"labels"},
@@ -60,7 +72,7 @@ def planted(name: str, seed: int, rows: int = 2400) -> Table:
 
 
 def expected(name: str) -> tuple[set[str], set[str]]:
-    """What has to be found in the shifts that a name lists, and what may be."""
+    """Return what an inspection has to find in the shifts that a name lists, and what it may find."""
     shifts = name.split(" + ")
     must = set().union(*(FOUND[shift] for shift in shifts))
     may = set().union(*(MAY.get(shift, set()) for shift in shifts))
@@ -76,7 +88,7 @@ def expected(name: str) -> tuple[set[str], set[str]]:
     return must, may | must
 
 
-def words(found: Findings) -> set[str]:
-    """What was found, the mix of the hour with its reasons."""
-    reasons = {f"mix: {why}" for why in found["mix"].why}
-    return reasons | {answer.question for answer in found if answer.found and answer.question != "mix"}
+def positive(findings: Findings) -> set[str]:
+    """Return the questions with a positive answer, the mix of the hour with its reasons."""
+    reasons = {f"mix: {why}" for why in findings["mix"].why}
+    return reasons | {answer.question for answer in findings if answer.found and answer.question != "mix"}
