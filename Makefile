@@ -23,7 +23,7 @@ help:
 	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
 	@echo "make deployed  play with real processes on this machine, with TLS, keys and many kills, about twenty minutes"
 	@echo "make flower  play on a SuperLink with TLS and three SuperNodes of Flower, two to three minutes"
-	@echo "make lint   formatting, lint and types"
+	@echo "make lint   formatting, types, order of imports, dead code, names and sentences"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
 	@echo "make wheel  build the wheel and the source distribution into dist/, and check them"
@@ -105,11 +105,16 @@ FLOWER ?=
 flower: .venv/flower/.installed
 	.venv/flower/bin/python -m pytest -n 0 tests/flower $(FLOWER)
 
+# Pages and packages whose names and sentences are checked.
+PROSE := src/fedtide docs README.md CONTRIBUTING.md
 lint: .venv/.developing
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) mypy --strict --follow-imports=silent docs/examples
+	$(BIN)/lint-imports --config pyproject.toml
+	$(RUN) vulture
+	$(BIN)/python scripts/check_prose.py $(PROSE)
 
 docs: export OMP_NUM_THREADS = 1
 docs: .venv/.documenting
