@@ -12,7 +12,28 @@ LONGEST = 25
 """Words in a sentence."""
 
 BARE = frozenset(
-    "alone apart beside came each found given heard held home kept known made own put said some there together told".split()
+    [
+        "alone",
+        "apart",
+        "beside",
+        "came",
+        "each",
+        "found",
+        "given",
+        "heard",
+        "held",
+        "home",
+        "kept",
+        "known",
+        "made",
+        "own",
+        "put",
+        "said",
+        "some",
+        "there",
+        "together",
+        "told",
+    ]
 )
 """Words that say nothing as the name of a variable, a parameter or a function."""
 
