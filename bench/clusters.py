@@ -26,10 +26,9 @@ from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.stacked import StackedEngine
+from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.judging import mean_losses
 from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now

@@ -29,7 +29,7 @@ from fedtide.clusters.distance import Kind, means
 from fedtide.clusters.drift import FixedFraction, MovingCenters, event_of, heterogeneity
 from fedtide.core.base import Weights
 from fedtide.core.rng import Rng
-from fedtide.fleets.local import threads
+from fedtide.fleets.local_engine import threads
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide.core.base import Weighted
-from fedtide.fleets.local import threads
+from fedtide.fleets.local_engine import threads
 from fedtide.wire.masks import Context, Masker, unmasked
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import form_of, opened
 from machine import RESULTS, append, machine, now
 

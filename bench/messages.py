@@ -25,8 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedtide.remote.carrier import Question
 from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.messages import Question
 from fedtide.site import certificates
 from fedtide.site.rehearse import free_port
 from helpers.federation import RUN, Federation, until
@@ -106,7 +106,7 @@ def ask(message, context):
 """
 ADAPTER = """import json, os, time
 from flwr.serverapp import ServerApp
-from fedtide.remote.carrier import Question
+from fedtide.remote.messages import Question
 from fedtide.site.flower_server import GridCarrier
 app = ServerApp()
 @app.main()

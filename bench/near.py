@@ -19,10 +19,10 @@ from typing import Any
 from fedtide.config import from_dict
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.clock import SteadyClock
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.devices import SteadyClock
+from fedtide.fleets.local_engine import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.remote.near import near_fleet
+from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of
 from machine import RESULTS, machine, now, told
 from works import ENDLESS, RATE, source

@@ -27,8 +27,7 @@ from fedtide.core.base import Algorithm, Moment, Reply, State, Weights
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.branched import width, with_branches
 from fedtide.mixtures.assign import assign, capacities

@@ -28,10 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.stacked import StackedEngine
+from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.fast.layers import Conv2d
 from fedtide.learn.fast.plan import Plan
 from fedtide.runs.build import host_of

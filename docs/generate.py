@@ -49,7 +49,7 @@ from fedtide.runs.build import host_of
 from fedtide.runs.trained import Trained
 from fedtide.transforms import Anchored, Personalized, Pooled, Shared
 from fedtide.transforms.transform import why_not as why_no_transform
-from fedtide.wire.refusals import why_not
+from fedtide.wire.clip import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

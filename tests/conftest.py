@@ -17,7 +17,8 @@ import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
-from fedtide.fleets.pool import Pool, cores
+from fedtide.fleets.machine import cores
+from fedtide.fleets.pool import Pool
 from fedtide.fleets.ray_pool import RayPool
 from helpers.shell import Shell
 

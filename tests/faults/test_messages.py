@@ -15,7 +15,7 @@ from fedtide.core.codec import from_bytes, to_bytes
 from fedtide.core.errors import FedtideError
 from fedtide.core.strangers import decode, parse
 from fedtide.core.trees import leaves, same
-from fedtide.wire.schema import Schemas, made_up, misfit
+from fedtide.wire.answer_schema import Schemas, made_up, misfit
 
 from .conftest import limited
 

@@ -14,12 +14,12 @@ from fedtide.core.base import Answer, Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.trees import all_finite
 from fedtide.evaluate.metrics import METRICS
-from fedtide.fleets.tally import concat_scores
+from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import Block, join
-from fedtide.remote.carrier import Response
-from fedtide.remote.heard import Heard, Sent, read
-from fedtide.remote.near import near_fleet
+from fedtide.remote.answers import Heard, Sent, read
+from fedtide.remote.messages import Response
 from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
+from fedtide.remote.offline import near_fleet
 from helpers.carriers import host, lying
 
 from .conftest import limited

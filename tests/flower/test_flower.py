@@ -20,7 +20,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.remote.carrier import Question
+from fedtide.remote.messages import Question
 from fedtide.site import flower_server
 from fedtide.site.certificates import make_authority
 from fedtide.site.flower import write_app

@@ -17,8 +17,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fedtide.core.base import Prediction
 from fedtide.evaluate.metrics import auc, macro_f1
-from fedtide.fleets.pooled import BINS, confusion, odds
-from fedtide.fleets.tally import Tally, concat_scores
+from fedtide.fleets.scoring import BINS, Tally, concat_scores, confusion, odds
 
 
 def logits_of(predicted: list[int], classes: int) -> torch.Tensor:

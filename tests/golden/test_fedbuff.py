@@ -17,7 +17,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
-from fedtide.fleets.clock import DeviceClock
+from fedtide.fleets.devices import DeviceClock
 from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, value
 from helpers.toys import played, toy

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtide.core.base import Prediction, Scores
 from fedtide.core.errors import FedtideError
 from fedtide.data.targets import Counts, Labels, Number, Quantiles, binned, edges_of
-from fedtide.fleets.tally import Tally, concat_scores
+from fedtide.fleets.scoring import Tally, concat_scores
 from fedtide.learn.target import CLASSES, Target
 
 FOUR = torch.tensor([2.0, 4.0, 6.0, 8.0])

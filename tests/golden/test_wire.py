@@ -17,7 +17,7 @@ import torch
 
 from fedtide.core.base import Slotted, Sum, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.wire.steps import Opening, Wire
+from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import BITS, Form, Leaf, TooLarge, added, as_total, as_vector, form_of, opened, quantized
 
 FIRST = {"models": Slotted({0: Weighted(torch.tensor([0.5, -1.0]), 2.0)}, 2), "loss": Weighted(0.25, 2.0)}

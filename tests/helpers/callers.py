@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc import proof
 from fedtide.remote.grpc.line import Known, Line, channel_to
-from fedtide.remote.grpc.pieces import METHOD, SCHEME, Message, library, next_message
+from fedtide.remote.grpc.protocol import (
+    METHOD,
+    SCHEME,
+    Message,
+    claim_bytes,
+    library,
+    make_nonce,
+    next_message,
+    public_line,
+    sign,
+)
 from fedtide.remote.grpc.server import GrpcCarrier
 from helpers.federation import Federation, until
 from helpers.processes import used
@@ -188,12 +197,12 @@ async def said_by(call: Any) -> Message:
 
 def introduction(known: Known, asked: str, **changes: Any) -> bytes:
     """What a node says of itself, with other words where they are given; `claim` changes what is signed."""
-    own = proof.nonce()
+    own = make_nonce()
     signed = {"run": known.run, "authority": known.authority, "name": known.name, "asked": asked, "own": own}
-    claim = proof.claim(**signed | changes.pop("claim", {}))
+    claim = claim_bytes(**signed | changes.pop("claim", {}))
     said = {
-        "scheme": SCHEME, "run": known.run, "name": known.name, "key": proof.public_line(known.key), "nonce": own,
-        "signature": proof.signed(known.key, claim),
+        "scheme": SCHEME, "run": known.run, "name": known.name, "key": public_line(known.key), "nonce": own,
+        "signature": sign(known.key, claim),
     }  # fmt: skip
     return next(Message("introduction", said=said | changes).pieces())
 

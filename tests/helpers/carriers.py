@@ -11,11 +11,11 @@ from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.host import Host
+from fedtide.fleets.local_engine import Host
 from fedtide.laws.case import Time
-from fedtide.remote.carrier import Response
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.near import NearCarrier, near_fleet
+from fedtide.remote.messages import Response
+from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.runs.build import host_of
 from helpers.toys import toy
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedtide.remote.carrier import Question, Response
 from fedtide.remote.grpc.line import Known
 from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.messages import Question, Response
 from fedtide.site import certificates
 from fedtide.site.node import known_of, node_command, write
 

@@ -9,16 +9,15 @@ from typing import Any
 
 from fedtide.config import read
 from fedtide.core.loop import begin, play
-from fedtide.remote.near import NearCarrier
-from fedtide.remote.presence import Present
-from fedtide.remote.real_clock import RoundClock
+from fedtide.remote.offline import NearCarrier
+from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import wire_of
 from fedtide.site.private import private_wire
 from fedtide.site.seat import RECORD, Seat, algorithm_without_rows, like
 from fedtide.site.serve import fleet_of
 from fedtide.site.site import Roster, Site, make_site
 from fedtide.site.work import Watch, node_of
-from fedtide.wire.schema import made_up
+from fedtide.wire.answer_schema import made_up
 from helpers.hospitals import NAMES, hospitals
 
 

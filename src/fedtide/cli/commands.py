@@ -758,7 +758,7 @@ class NoRoom(FedtideError):
 
 def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     """Play what is left of a folder and return what it found; None where a person stopped it, told how to go on."""
-    from fedtide.fleets.allocator import keep_freed
+    from fedtide.fleets.machine import keep_freed
 
     keep_freed()
     # As it was started: `make demo` runs it where the shell does not find it.

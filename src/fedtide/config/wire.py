@@ -10,7 +10,7 @@ from fedtide.core.errors import nearest
 from fedtide.fields.strict import Strict
 from fedtide.fields.types import Count, Flag, Fraction, Positive
 from fedtide.wire.clip import Adaptive, Clip
-from fedtide.wire.steps import FEWEST, Wire
+from fedtide.wire.pipeline import FEWEST, Wire
 
 
 class Adapt(Strict):

@@ -273,7 +273,7 @@ class Scores:
         sums: by name, what the target sums over rows beside: (clients,) or (clients, k).
         group: (clients,) number of each client's true group, in an evaluation that knows it.
         moment: when they were judged, in an evaluation.
-        pooled: sums over the rows of all these clients, by their names in `fedtide.fleets.pooled`.
+        pooled: sums over the rows of all these clients, by their names in `fedtide.fleets.scoring`.
     """
 
     clients: Tensor

@@ -31,7 +31,7 @@ class Metric:
         of: scores of all clients of a view -> the value; NaN if there is none.
         unit: unit of the value.
         title: column header in the table over clients; "" for a metric without a column there.
-        needs: name of the sum over all rows that it reads, of `fedtide.fleets.pooled`; "" for none.
+        needs: name of the sum over all rows that it reads, of `fedtide.fleets.scoring`; "" for none.
     """
 
     name: str

@@ -7,8 +7,10 @@ hang or die is tried by a process beside this one first, with a deadline.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,12 +24,86 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fleets.pool import search_path
-from fedtide.fleets.ray_head import MARK, options
-from fedtide.fleets.scratch import Scratch
+from fedtide.fleets.machine import Scratch, search_path
+
+MARK = "fedtide-ray "
+
+
+def options() -> dict[str, Any]:
+    """Return the arguments of every `ray.init`, which print nothing."""
+    return {"log_to_driver": False, "logging_level": logging.CRITICAL}
+
+
+def report(**found: Any) -> None:
+    """Report to the process that started this one."""
+    print(MARK + json.dumps(found), flush=True)
+
+
+def start(cpus: int, folder: str, terminal: int, hint: str) -> None:
+    """Start a cluster on this machine, say where it is, and end it when standard input closes.
+
+    Ray ends most of its processes with the one that started it, but its agents live on; so this process is the one that
+    starts them, in a group of their own, and takes the group with it. `folder` is removed in the end.
+
+    If one of Ray's own processes dies, Ray ends the program in the middle, without a word. So a process that Ray does
+    not know writes `hint` to the file descriptor `terminal` then.
+    """
+    cluster = os.fork()
+    if not cluster:
+        hold(cpus, folder)
+    _, status = os.waitpid(cluster, 0)
+    if status and hint:
+        os.write(terminal, f"{hint}\n".encode(errors="replace"))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def hold(cpus: int, folder: str) -> NoReturn:
+    """Start a cluster and hold it until standard input closes; exit status 0 unless Ray ended before."""
+    import ray
+
+    ended = False
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            _temp_dir=os.path.join(folder, "r"),  # Ray opens it to all users; `folder` above it is ours alone
+            **options(),
+        )
+        report(address=ray.get_runtime_context().gcs_address)
+        ended = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        done = sys.stdin.buffer.read()  # empty where the program did not come to its end
+        node: Any = ray._private.worker._global_node
+        ended = not done and bool(node.dead_processes())
+        ray.shutdown()
+    except BaseException as error:
+        report(error=root_cause(error))  # read while it starts, and told there
+    os._exit(ended)
+
+
+def probe(address: str) -> None:
+    """Join a cluster and leave it again."""
+    import ray
+
+    try:
+        ray.init(address=address, **options())
+        report(address=ray.get_runtime_context().gcs_address)
+    except BaseException as error:  # whatever Ray raises, SystemExit among it
+        report(error=root_cause(error))
+    os._exit(0)
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the message of an error's first cause."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return str(error) or type(error).__name__
+
 
 MISSING = 'fleet.kind: "ray" needs Ray; pip install "fedtide[ray]"'
 
@@ -175,11 +251,10 @@ def _own_cluster(cpus: int, resume: str) -> Iterator[str]:
 
 @contextmanager
 def _helper_process(*arguments: str, hint: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run the script `ray_head` in a process with a group of its own; `hint` is what it says if Ray dies."""
-    script = Path(__file__).with_name("ray_head.py")
+    """Run this file in a process with a group of its own; `hint` is what it says if Ray dies."""
     terminal = os.dup(2)
     process = subprocess.Popen(
-        [sys.executable, "-P", str(script), *arguments, str(terminal), hint],
+        [sys.executable, "-P", "-m", "fedtide.fleets.ray_cluster", *arguments, str(terminal), hint],
         pass_fds=[terminal],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -230,3 +305,10 @@ def _address_from(process: subprocess.Popen[bytes], trouble: str) -> str:
     if "error" in found:
         raise FedtideError(f"{trouble}: {found['error']}")
     return str(found["address"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "start":
+        start(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    else:
+        probe(sys.argv[2])

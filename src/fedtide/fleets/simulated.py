@@ -16,17 +16,27 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import children, is_node, same
 from fedtide.data.population import Population
-from fedtide.fleets.ask import Ask, BlockResult, Query, Replay, Replayed, ScoreOptions, Scoring, check, put, put_scoring
-from fedtide.fleets.clock import Clock, SteadyClock
-from fedtide.fleets.engine import Engine
-from fedtide.fleets.host import Host
-from fedtide.fleets.tally import concat_scores
-from fedtide.fleets.totals import BLOCKS, blocks_of_clients, bytes_down, join, split_blocks
-from fedtide.fleets.vectors import Vectors
+from fedtide.fleets.ask import (
+    Ask,
+    BlockResult,
+    Engine,
+    Query,
+    Replay,
+    Replayed,
+    ScoreOptions,
+    Scoring,
+    check,
+    put,
+    put_scoring,
+)
+from fedtide.fleets.devices import Clock, SteadyClock
+from fedtide.fleets.local_engine import Host
+from fedtide.fleets.scoring import concat_scores
+from fedtide.fleets.totals import BLOCKS, Vectors, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.learn.task import ROWS
 from fedtide.wire.ledger import Ledger, arrivals, eligible
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.release import ledger_of
-from fedtide.wire.steps import Wire
 
 
 @dataclass(frozen=True)

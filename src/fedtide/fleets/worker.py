@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import threading
 import time
@@ -16,10 +17,29 @@ from typing import Any, Protocol
 import torch
 
 from fedtide.core import codec
+from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.fleets import shared
-from fedtide.fleets.allocator import keep_freed
+from fedtide.fleets.machine import keep_freed
+
+
+def write_shared(path: Path, tree: Tree) -> None:
+    """Write a tree into a file, over its former content."""
+    parts = codec.pieces(tree)
+    with naming(path), open(path, "r+b" if path.exists() else "wb") as file:
+        file.writelines(parts)
+        file.truncate()
+
+
+def read_shared(path: Path) -> Tree:
+    """Read the tree in a file, as a copy."""
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+        memoryview(memory) as data,
+    ):
+        return codec.from_bytes(data)
+
 
 LARGE = 64 * 1024
 """Bytes from which a result goes through a file in shared memory instead of the pipe."""
@@ -83,7 +103,7 @@ class PipeChannel:
 
     def get(self, ref: SharedRef) -> Tree:
         """Return the tree in a file in shared memory."""
-        return self._last.get(ref, lambda: shared.read(Path(ref.name)))
+        return self._last.get(ref, lambda: read_shared(Path(ref.name)))
 
     def stopping(self) -> bool:
         """Tell whether the file `STOP` is there."""
@@ -99,7 +119,7 @@ class PipeChannel:
         if size_in_bytes(value) >= LARGE:
             self._results += 1
             file = str(self._folder / f"{os.getpid()}-{self._results % FILES}")
-            shared.write(Path(file), value)
+            write_shared(Path(file), value)
             value = None
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
 

@@ -16,15 +16,14 @@ from fedtide.core.base import Payload, Reply, Scores, Slot
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, leaves, same
 from fedtide.fleets.ask import Ask, BlockResult
-from fedtide.fleets.calls import Processes
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import join
 from fedtide.laws.toy import Played, played
-from fedtide.remote.carrier import Response
-from fedtide.remote.near import NearCarrier
+from fedtide.remote.messages import Response
 from fedtide.remote.node import Node
+from fedtide.remote.offline import NearCarrier
 from fedtide.runs.build import host_of
 
 

@@ -25,11 +25,12 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, leaves, same, size_in_bytes
 from fedtide.data.ragged import Ragged
 from fedtide.evaluate.forgetting import QUESTION as TRAIN
-from fedtide.fleets import scoring, stacked
+from fedtide.fleets import scoring
+from fedtide.fleets import stacked_engine as stacked
 from fedtide.fleets.ask import BlockResult
-from fedtide.fleets.host import Host
+from fedtide.fleets.local_engine import Host
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws.case import (
     Broken,
     ByWire,
@@ -53,9 +54,8 @@ from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.models.branched import branch_of
 from fedtide.remote.fleet import SIMULATION_ONLY
-from fedtide.remote.near import memory_at, near_fleet
-from fedtide.remote.real_clock import RoundClock
-from fedtide.remote.replay import replayed
+from fedtide.remote.offline import memory_at, near_fleet, replayed
+from fedtide.remote.schedule import RoundClock
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
 from fedtide.wire.masks import library

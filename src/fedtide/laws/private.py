@@ -14,15 +14,15 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.host import Host
+from fedtide.fleets.local_engine import Host
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.laws.case import Case, Compared, NotApplicable, hold, near
 from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire, sums_of
 from fedtide.wire.clip import WHOLE
+from fedtide.wire.pipeline import Opening, Step
 from fedtide.wire.release import Draw
-from fedtide.wire.steps import Opening, Step
 from fedtide.wire.vector import Form
 
 WIDE, FAINT = 1e3, 1e-3

@@ -13,10 +13,9 @@ from fedtide.config import Experiment, from_dict, maker
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.vectors import Vectors
+from fedtide.fleets.totals import Vectors
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
 from fedtide.wire.release import simulated_noise

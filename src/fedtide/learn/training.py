@@ -27,7 +27,7 @@ class Training:
     """Train the received weights and send the update as a weighted sum; a work.
 
     A method that uses it for a question thereby declares that the clients of that question may be trained at once
-    (`fedtide.fleets.stacked`), unless they compute losses before training (`forward_passes`).
+    (`fedtide.fleets.stacked_engine`), unless they compute losses before training (`forward_passes`).
 
     Args:
         task: model and loss.

@@ -17,23 +17,19 @@ from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import same
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
-from fedtide.fleets.tally import concat_scores
-from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
-from fedtide.fleets.vectors import ALL, Vectors
-from fedtide.remote.carrier import Carrier
-from fedtide.remote.heard import LOST, Heard, Post
-from fedtide.remote.mailbox import Mailbox
+from fedtide.fleets.scoring import concat_scores
+from fedtide.fleets.totals import ALL, Block, Vectors, bytes_down, join, split_blocks
+from fedtide.remote.answers import LOST, Heard, Post
+from fedtide.remote.mailbox import Mailbox, Questions, counted_in, to_put_again
 from fedtide.remote.masked import Attempts
+from fedtide.remote.messages import Carrier
 from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.opening import UNOPENED, LeftOut, MaskedSums, Opened, as_owners_want
-from fedtide.remote.presence import Who
-from fedtide.remote.questions import Questions, counted_in, to_put_again
-from fedtide.remote.real_clock import RealClock, RoundClock
-from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
+from fedtide.remote.schedule import RealClock, RoundClock, Who
+from fedtide.wire.answer_schema import Schemas, look
+from fedtide.wire.ledger import Ledger, Line, Safe, arrivals, eligible
 from fedtide.wire.masks import Bundle
 from fedtide.wire.release import ledger_of, release_of
-from fedtide.wire.safe import Safe
-from fedtide.wire.schema import Schemas, look
 
 LOOK = 0.2
 """Seconds between two looks at who is there."""

@@ -23,14 +23,13 @@ from fedtide.core.trees import Tree, detached
 from fedtide.fields.shapes import bare, fields_of
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
-from fedtide.fleets.local import threads
-from fedtide.fleets.scoring import score
-from fedtide.fleets.tally import decision_units
+from fedtide.fleets.local_engine import threads
+from fedtide.fleets.scoring import decision_units, score
 from fedtide.remote.masked import masked, objection, show
 from fedtide.remote.messages import AskHeader, KeyHeader, question_of, read
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.wire.masks import Masker
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import TooLarge, form_of
 
 PROTOCOL = 1

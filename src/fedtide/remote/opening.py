@@ -14,12 +14,12 @@ from torch import Tensor
 from fedtide.core.base import Payload, Slotted
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
-from fedtide.fleets.vectors import Vectors
-from fedtide.remote.heard import LOST, Heard, Post
+from fedtide.fleets.totals import Vectors
+from fedtide.remote.answers import LOST, Heard, Post
 from fedtide.remote.mailbox import Mailbox
 from fedtide.remote.masked import Attempts, by_slot
 from fedtide.remote.node import ANSWERED, REFUSED
-from fedtide.remote.real_clock import RealClock
+from fedtide.remote.schedule import RealClock
 from fedtide.wire.masks import STALE, Shown, hidden, unmasked
 
 TRIES = 3

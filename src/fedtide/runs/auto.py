@@ -17,11 +17,11 @@ from fedtide.core.base import Moment
 from fedtide.core.loop import begin
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.fleets.engine import Engine
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.ask import Engine
+from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import clock_of, host_of, spec_of
 from fedtide.runs.folder import plan
 from fedtide.runs.parallel import processes

@@ -33,8 +33,8 @@ from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
 from fedtide.fields.types import WEIGHTS
 from fedtide.fields.user_code import call, called_itself, imported, own
-from fedtide.fleets.clock import Clock
-from fedtide.fleets.host import Host
+from fedtide.fleets.devices import Clock
+from fedtide.fleets.local_engine import Host
 from fedtide.learn.begin import weights_of
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
@@ -43,8 +43,8 @@ from fedtide.learn.task import Task
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
 from fedtide.transforms.transform import apply
-from fedtide.wire.refusals import check, check_private
-from fedtide.wire.steps import Wire
+from fedtide.wire.clip import check, check_private
+from fedtide.wire.pipeline import Wire
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 

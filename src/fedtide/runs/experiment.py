@@ -15,7 +15,7 @@ from fedtide.core.atomic import making, replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
-from fedtide.fleets.calls import Processes
+from fedtide.fleets.pool import Processes
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, digest_to_read
 from fedtide.runs.folder import Planned, check_entries, plan, shift_file

@@ -19,9 +19,9 @@ from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.fleets import ray_cluster
-from fedtide.fleets.host import Host
-from fedtide.fleets.pooled import POOLED
-from fedtide.fleets.stacked import why_alone
+from fedtide.fleets.local_engine import Host
+from fedtide.fleets.scoring import POOLED
+from fedtide.fleets.stacked_engine import why_alone
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.device import CPU, find_device
 from fedtide.learn.fit import check_fit

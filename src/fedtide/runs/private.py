@@ -12,15 +12,14 @@ from fedtide.config import Experiment, Method, points
 from fedtide.config.wire import Privacy
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, unknown
-from fedtide.fleets.host import Host
-from fedtide.remote.trial import trial
+from fedtide.fleets.local_engine import Host
+from fedtide.remote.offline import trial
 from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.clip import WHOLE
-from fedtide.wire.ledger import Ledger
+from fedtide.wire.ledger import Ledger, Safe
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.release import Draw, with_noise
-from fedtide.wire.safe import Safe
-from fedtide.wire.steps import Wire
 from fedtide.wire.vector import Form
 
 

@@ -23,12 +23,12 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
-from fedtide.fleets.calls import Processes
-from fedtide.fleets.engine import Engine
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.ask import Engine
+from fedtide.fleets.local_engine import LocalEngine, threads
+from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.stacked import StackedEngine, why_alone
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets.stacked_engine import StackedEngine, why_alone
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of, keys_of
 from fedtide.runs.folder import shift_file

@@ -30,8 +30,7 @@ from fedtide.evaluate.rows import rows_of_scores
 from fedtide.fields.strict import Strict, as_written
 from fedtide.fields.types import Count, Spelled, Whole
 from fedtide.fleets.devices import Devices, Steady
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import CLASSES

@@ -20,8 +20,8 @@ from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.fleets.ask import Ask
-from fedtide.fleets.host import Host
-from fedtide.fleets.tally import decision_units
+from fedtide.fleets.local_engine import Host
+from fedtide.fleets.scoring import decision_units
 from fedtide.learn.device import CPU, home
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
@@ -29,7 +29,7 @@ from fedtide.models.branched import unbranched
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
-from fedtide.wire.schema import made_up
+from fedtide.wire.answer_schema import made_up
 
 ROWS = 256
 """How many rows of clients, and how many made-up ones, tell whether a network predicts as the method does."""

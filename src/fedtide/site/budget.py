@@ -18,10 +18,9 @@ from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError
 from fedtide.runs.private import ledger_with, plan_without_sampling
-from fedtide.wire.clip import SLACK, WHOLE, Clip, clip_of
+from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private, clip_of
 from fedtide.wire.ledger import Ledger, Line, read
-from fedtide.wire.refusals import check_private
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 
 OWN = "privacy"
 """Folder in a node's folder with a ledger for each of its clients."""

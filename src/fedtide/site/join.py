@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.line import look_at
-from fedtide.remote.grpc.pieces import library
+from fedtide.remote.grpc.protocol import library
 from fedtide.site.log import Log, check_port
 from fedtide.site.node import LET_IN, known_of, node_command, write
 from fedtide.site.seat import Seat

@@ -37,7 +37,7 @@ from fedtide.fields.types import Count, Flag, Positive
 from fedtide.site.budget import Budget
 from fedtide.site.files import read_toml
 from fedtide.wire.clip import within
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 
 SCORE = "score"
 """Name of the question that judges what was sent on the clients' own rows."""

@@ -23,7 +23,7 @@ from fedtide.runs.trained import ROWS, mixed
 from fedtide.site.seat import blank
 from fedtide.site.tickets import Ticket
 from fedtide.site.work import node_of
-from fedtide.wire.schema import made_up
+from fedtide.wire.answer_schema import made_up
 
 
 @dataclass(frozen=True)

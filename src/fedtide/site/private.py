@@ -13,12 +13,10 @@ from fedtide.core.errors import refused
 from fedtide.site.budget import ledger_for, so_far
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, clip_of
-from fedtide.wire.ledger import LEDGER, Ledger, read
-from fedtide.wire.recorded import Recorded
-from fedtide.wire.release import Release, stream_of, with_noise
-from fedtide.wire.safe import Safe
-from fedtide.wire.steps import Wire
-from fedtide.wire.system_noise import SystemNoise
+from fedtide.wire.ledger import LEDGER, Ledger, Safe, read
+from fedtide.wire.noise import SystemNoise
+from fedtide.wire.pipeline import Wire
+from fedtide.wire.release import Recorded, Release, stream_of, with_noise
 
 RELEASED, SEEDS = "released", "noise.jsonl"
 """What lies in a site's private folder; sums that were released lie in the record under the same name, later."""

@@ -29,8 +29,8 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
-from fedtide.fleets.host import Host
-from fedtide.remote.replay import replayed
+from fedtide.fleets.local_engine import Host
+from fedtide.remote.offline import replayed
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, wire_of
 from fedtide.runs.folder import Planned
@@ -41,8 +41,8 @@ from fedtide.site.rows import FileRows
 from fedtide.site.seat import algorithm_without_rows, blank
 from fedtide.site.site import Site
 from fedtide.site.tickets import RowsAbout
-from fedtide.wire.recorded import Noise
-from fedtide.wire.schema import made_up
+from fedtide.wire.answer_schema import made_up
+from fedtide.wire.release import Noise
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,12 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
-from fedtide.fleets.vectors import Vectors
-from fedtide.remote.carrier import Carrier
+from fedtide.fleets.totals import Vectors
+from fedtide.remote.answers import one_line
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.grpc.server import GrpcCarrier
-from fedtide.remote.heard import one_line
-from fedtide.remote.presence import Present, Rehearsed, Who
-from fedtide.remote.real_clock import RealClock, RoundClock, WallClock
+from fedtide.remote.messages import Carrier
+from fedtide.remote.schedule import Present, RealClock, Rehearsed, RoundClock, WallClock, Who
 from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, wire_of
@@ -41,11 +40,11 @@ from fedtide.site.private import forget, private_wire, safe_of
 from fedtide.site.seat import algorithm_without_rows, like
 from fedtide.site.site import Roster, Site, read_roster
 from fedtide.site.status import Connected, Status, way_in
+from fedtide.wire.answer_schema import Schemas, made_up
 from fedtide.wire.ledger import LEDGER
 from fedtide.wire.masks import Bundle, library, verified
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.release import simulated_noise
-from fedtide.wire.schema import Schemas, made_up
-from fedtide.wire.steps import Wire
 
 WAITED = 20
 """Nodes of which is said how they can come in; a table has the others."""

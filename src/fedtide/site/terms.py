@@ -15,10 +15,10 @@ from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Shard,
 from fedtide.core.errors import printable
 from fedtide.core.trees import Tree, children, is_node, leaves, size_in_bytes
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.remote.trial import CLIENTS, trial
+from fedtide.remote.offline import CLIENTS, trial
 from fedtide.site.policy import COLUMNS, SCORE, Policy
 from fedtide.wire.clip import clip_of
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 
 
 @dataclass

@@ -27,7 +27,7 @@ from fedtide.core.durations import rounded_up
 from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.record import read_rounds, run_lock
 from fedtide.evaluate.rounds import score_in, weight_in
-from fedtide.fleets.calls import Processes
+from fedtide.fleets.pool import Processes
 from fedtide.runs.auto import resolve_auto
 from fedtide.runs.build import as_json
 from fedtide.runs.folder import check_entries, plan

@@ -14,7 +14,7 @@ from typing import Any
 from fedtide.config import Experiment, Tune
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import run_lock
-from fedtide.fleets.calls import Processes
+from fedtide.fleets.pool import Processes
 from fedtide.runs.folder import check_entries
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.tuning.folder import append_trial, of_search, read_trials, write_ready, write_trials

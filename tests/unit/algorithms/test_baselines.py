@@ -21,7 +21,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
-from fedtide.fleets.tally import BATCH, decision_units
+from fedtide.fleets.scoring import BATCH, decision_units
 from fedtide.learn.branched import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
@@ -545,7 +545,7 @@ def grouped(owner, group, grouping):
 
 def test_units_by_hand(monkeypatch):
     """Owners 0, 1, 2 of groups 1, 0, 1; batches of two rows instead of 64."""
-    monkeypatch.setattr("fedtide.fleets.tally.BATCH", 2)
+    monkeypatch.setattr("fedtide.fleets.scoring.BATCH", 2)
     owner, group = [0, 0, 0, 1, 2, 2, 2], [1, 0, 1]
     assert grouped(owner, group, "client") == ([0, 0, 0, 1, 2, 2, 2], [0, 3, 4])
     assert grouped(owner, group, "sample") == ([0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6])

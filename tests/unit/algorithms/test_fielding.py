@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import LocalEngine
 from fedtide.laws.case import Watched
 from fedtide.learn.server import Moments
 from fedtide.runs.build import host_of, task_of

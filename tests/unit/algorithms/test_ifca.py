@@ -14,7 +14,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.evaluate.judge import Judge
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.judging import mean_losses
 from fedtide.runs.build import host_of, task_of

@@ -23,7 +23,7 @@ from fedtide.data.saved import save
 from fedtide.data.shift import Shift
 from fedtide.data.shift import how as hows
 from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, apply_transforms, shape_after
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import host_of, rows_of, spec_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight

@@ -23,8 +23,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.evaluate.forgetting import Probe, apart, averages, owners_of
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy

@@ -15,8 +15,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask
-from fedtide.fleets.clock import DeviceClock
-from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
+from fedtide.fleets.devices import DeviceClock, LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.runs.digest import digest_of

@@ -13,7 +13,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.tally import Tally, concat_scores
+from fedtide.fleets.scoring import Tally, concat_scores
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.handmade import always_first, client_of, fleet, people

@@ -15,10 +15,11 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
-from fedtide.fleets import calls, worker
+from fedtide.fleets import pool as calls
 from fedtide.fleets import pool as pools
+from fedtide.fleets import worker
+from fedtide.fleets.machine import Scratch
 from fedtide.fleets.pool import Pool
-from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import LARGE
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
@@ -266,7 +267,7 @@ def test_closing_leaves_no_process_and_no_file_and_nothing_was_said(capfd):
 
 HOLDING = """
 import os, signal
-from fedtide.fleets.scratch import Scratch
+from fedtide.fleets.machine import Scratch
 folder = Scratch()
 print(folder.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -23,10 +23,10 @@ from fedtide.cli.commands import main
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.fleets import calls, ray_cluster, ray_pool
-from fedtide.fleets.ray_actor import packed, unpacked
-from fedtide.fleets.ray_pool import RayPool
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets import pool as calls
+from fedtide.fleets import ray_cluster, ray_pool
+from fedtide.fleets.ray_pool import RayPool, packed, unpacked
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs import parallel
 from fedtide.runs.build import as_json, spec_of
 from fedtide.runs.experiment import RunCall, execute

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedtide.core.base import Notes, Slotted, Weights
 from fedtide.core.trees import same
-from fedtide.fleets import shared
 from fedtide.fleets.ask import BlockResult
+from fedtide.fleets.worker import read_shared, write_shared
 from helpers.examples import examples
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
@@ -46,9 +46,9 @@ def test_what_is_read_is_what_was_written_last(tmp_path_factory, series):
     """Larger and smaller trees one after the other, over each other."""
     path = tmp_path_factory.mktemp("shared") / "file"
     for tree in series:
-        shared.write(path, tree)
-        assert same(shared.read(path), tree)
-        assert same(shared.read(path), tree)
+        write_shared(path, tree)
+        assert same(read_shared(path), tree)
+        assert same(read_shared(path), tree)
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_what_is_read_is_what_was_written_last(tmp_path_factory, series):
     ],
 )
 def test_any_layout_survives(tmp_path, tensor):
-    shared.write(tmp_path / "file", {"x": tensor})
-    back = shared.read(tmp_path / "file")["x"]
+    write_shared(tmp_path / "file", {"x": tensor})
+    back = read_shared(tmp_path / "file")["x"]
     assert back.tolist() == tensor.tolist()
     assert back.is_contiguous()
 
 
 def test_what_was_read_does_not_change_when_the_file_is_written_again(tmp_path):
     path = tmp_path / "file"
-    shared.write(path, {"x": torch.zeros(1000)})
-    first = shared.read(path)
-    shared.write(path, {"x": torch.ones(1000)})
+    write_shared(path, {"x": torch.zeros(1000)})
+    first = read_shared(path)
+    write_shared(path, {"x": torch.ones(1000)})
     assert not first["x"].any()
     first["x"].add_(1)
-    assert shared.read(path)["x"].tolist() == [1.0] * 1000
+    assert read_shared(path)["x"].tolist() == [1.0] * 1000
 
 
 def test_the_result_of_a_block_survives(tmp_path):
@@ -90,5 +90,5 @@ def test_the_result_of_a_block_survives(tmp_path):
         [7],
         99,
     )
-    shared.write(tmp_path / "file", done)
-    assert same(shared.read(tmp_path / "file"), done)
+    write_shared(tmp_path / "file", done)
+    assert same(read_shared(tmp_path / "file"), done)

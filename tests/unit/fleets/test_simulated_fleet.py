@@ -18,11 +18,11 @@ from fedtide.core.trees import same
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask, BlockResult, Query
-from fedtide.fleets.clock import SteadyClock
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.devices import SteadyClock
+from fedtide.fleets.local_engine import LocalEngine, threads
 from fedtide.fleets.simulated import _sends
 from fedtide.fleets.totals import BLOCKS, add_up, join
-from fedtide.fleets.workers import Branch, _last_done, cut_evenly
+from fedtide.fleets.worker_engine import Branch, _last_done, cut_evenly
 from helpers.examples import examples
 from helpers.handmade import client_of, fleet, people
 

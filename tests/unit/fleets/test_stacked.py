@@ -17,10 +17,10 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same, size_in_bytes
 from fedtide.data.ragged import Ragged
-from fedtide.fleets import stacked as engines
-from fedtide.fleets import together
-from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.stacked import StackedEngine
+from fedtide.fleets import stacked_engine as engines
+from fedtide.fleets import stacked_engine as together
+from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.toy import with_rows
 from fedtide.learn.fast import func_stack, stack
 from fedtide.learn.fast.func_stack import FuncStack

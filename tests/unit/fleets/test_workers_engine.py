@@ -15,9 +15,9 @@ from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import spec_of
 from helpers.blended import BLEND, SPLITTING
 from helpers.toys import TOY, played, toy

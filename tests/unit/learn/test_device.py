@@ -27,7 +27,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Reading, Rotation
 from fedtide.data.transforms import Normalize
-from fedtide.fleets.stacked import StackedEngine
+from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import judged
 from fedtide.learn import device
 from fedtide.learn import losses as loss

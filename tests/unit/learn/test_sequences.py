@@ -21,8 +21,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
 from fedtide.data.rows import Rows
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
 from fedtide.learn.branched import logits_and_features, with_branches

@@ -23,9 +23,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import line as lines
-from fedtide.remote.grpc import proof
 from fedtide.remote.grpc.line import CAUSES, Failed, Line, look_at, meaning
-from fedtide.remote.grpc.pieces import HEADER, MOST, Message, next_message
+from fedtide.remote.grpc.protocol import HEADER, MOST, Message, claim_bytes, make_nonce, next_message, verify_signature
 from fedtide.site import certificates
 from helpers.between import Between, listening, serving
 from helpers.callers import Near, echo, elsewhere, near, run
@@ -72,7 +71,7 @@ class Server:
         self.streams += 1
         self.context = context
         if self._let_in:
-            await self.say(Message("challenge", said={"nonce": proof.nonce(), "time": time.time(), "scheme": 1}))
+            await self.say(Message("challenge", said={"nonce": make_nonce(), "time": time.time(), "scheme": 1}))
             self.introduction = await self.hear()
             await self.say(Message("welcome"))
         await self._script(self)
@@ -127,8 +126,10 @@ def test_a_node_shows_its_key_for_its_server_alone(federation, rome):
     shown = server.introduction.said
     assert (shown["name"], shown["run"], shown["scheme"]) == (rome.name, rome.run, 1)
     assert shown["key"] == federation.keys["rome"]
-    assert not proof.holds(
-        shown["key"], shown["signature"], proof.claim(rome.run, rome.authority, rome.name, "0" * 64, shown["nonce"])
+    assert not verify_signature(
+        shown["key"],
+        shown["signature"],
+        claim_bytes(rome.run, rome.authority, rome.name, "0" * 64, shown["nonce"]),
     )
     assert said[-1] == "the study is over"
 
@@ -171,7 +172,7 @@ def test_a_server_that_says_what_is_no_message_is_left(federation, rome, piece):
 @pytest.mark.parametrize("times", [float("nan"), float("inf"), 10**400, -(10**400), "now", None, True, [1], -1.0, 0])
 def test_a_time_that_is_none_says_at_most_a_line(federation, rome, times):
     async def script(server):
-        await server.say(Message("challenge", said={"nonce": proof.nonce(), "time": times}))
+        await server.say(Message("challenge", said={"nonce": make_nonce(), "time": times}))
         assert (await server.hear()).kind == "introduction"
         await server.say(Message("welcome"))
         await server.say(Message("over"))
@@ -186,7 +187,7 @@ def test_a_time_that_is_none_says_at_most_a_line(federation, rome, times):
 )
 def test_clocks_that_differ_are_told(federation, rome, ahead, words):
     async def script(server):
-        await server.say(Message("challenge", said={"nonce": proof.nonce(), "time": time.time() + ahead}))
+        await server.say(Message("challenge", said={"nonce": make_nonce(), "time": time.time() + ahead}))
         await server.hear()
         await server.say(Message("welcome"))
         await server.say(Message("over"))

@@ -16,10 +16,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.fleets.ask import Ask
 from fedtide.remote import node_memory
-from fedtide.remote.heard import Heard
-from fedtide.remote.near import NearCarrier, memory_at, near_fleet
+from fedtide.remote.answers import Heard
 from fedtide.remote.node import ANSWERED, NoRules
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
+from fedtide.remote.offline import NearCarrier, memory_at, near_fleet
 from fedtide.remote.opening import as_owners_want
 from fedtide.site.policy import MODELS, Owner
 from helpers.carriers import host, told

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fedtide.remote.grpc import pieces
-from fedtide.remote.grpc.pieces import HEAD, PIECE, Broken, Head, Message, next_message
+from fedtide.remote.grpc import protocol as pieces
+from fedtide.remote.grpc.protocol import HEAD, PIECE, Broken, Head, Message, next_message
 from helpers.examples import examples
 
 END = object()

@@ -19,11 +19,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.near import NearCarrier, memory_at, near_fleet
 from fedtide.remote.node import NoRules
-from fedtide.remote.presence import Present
-from fedtide.remote.real_clock import RoundClock, WallClock
-from fedtide.remote.replay import replayed
+from fedtide.remote.offline import NearCarrier, memory_at, near_fleet, replayed
+from fedtide.remote.schedule import Present, RoundClock, WallClock
 from fedtide.runs.build import host_of
 from helpers.carriers import Time, host, lossy, lying, resealed, told, words
 from helpers.studies import SCAFFOLD, lines_of, record_of, run_of, study

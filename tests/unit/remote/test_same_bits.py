@@ -18,7 +18,7 @@ from fedtide.laws.case import Case
 from fedtide.laws.toy import played
 from fedtide.remote.grpc import door, line, server
 from fedtide.remote.grpc.server import GrpcCarrier
-from fedtide.remote.near import near_fleet
+from fedtide.remote.offline import near_fleet
 from helpers.between import Between, at_random
 from helpers.callers import Near, elsewhere
 from helpers.federation import Federation, until

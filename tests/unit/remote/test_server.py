@@ -24,9 +24,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc import door, proof, server
+from fedtide.remote.grpc import door, server
 from fedtide.remote.grpc.line import channel_to
-from fedtide.remote.grpc.pieces import HEADER, METHOD, PIECE, Message
+from fedtide.remote.grpc.protocol import HEADER, METHOD, PIECE, Message, public_line
 from fedtide.remote.grpc.server import GrpcCarrier
 from fedtide.site import certificates
 from helpers.callers import (
@@ -209,7 +209,7 @@ def test_a_key_that_is_not_admitted_is_noted_for_names_that_are_expected(federat
 
     for name in ("stranger", "anyone", ""):
         assert run(talk(name)) == "UNAUTHENTICATED: its key is not admitted"
-    assert federation.carrier.knocked() == {"stranger": proof.public_line(key)}
+    assert federation.carrier.knocked() == {"stranger": public_line(key)}
 
 
 def test_a_key_that_is_removed_while_it_is_shown_lets_nobody_in(federation, rome, monkeypatch):
@@ -766,7 +766,7 @@ def test_a_key_that_is_changed_lets_in_the_new_one_alone(federation, rome):
                 return (await message).kind
             return await ended(call)
 
-    federation.carrier.admit(federation.keys | {"rome": proof.public_line(new.key)})
+    federation.carrier.admit(federation.keys | {"rome": public_line(new.key)})
     assert run(talk(rome)) == "UNAUTHENTICATED: its key is not admitted"
     assert run(talk(new)) == "welcome"
     assert federation.carrier.removed() == {"rome"}

@@ -17,10 +17,9 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.near import NearCarrier
 from fedtide.remote.node import Node
-from fedtide.remote.presence import Present
-from fedtide.remote.real_clock import RoundClock
+from fedtide.remote.offline import NearCarrier
+from fedtide.remote.schedule import Present, RoundClock
 from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.build import wire_of
@@ -31,8 +30,8 @@ from fedtide.site.rows import FileRows
 from fedtide.site.seat import Seat, algorithm_without_rows, like
 from fedtide.site.serve import fleet_of
 from fedtide.site.site import Roster, Site, invite, make_site
+from fedtide.wire.answer_schema import made_up
 from fedtide.wire.ledger import LEDGER
-from fedtide.wire.schema import made_up
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
 from helpers.near_sites import nodes_of

@@ -14,7 +14,7 @@ import torch
 from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.remote.real_clock import WallClock
+from fedtide.remote.schedule import WallClock
 from fedtide.site.log import Log
 from fedtide.site.serve import Latest, Watch, next_round, without_failures
 from fedtide.site.site import Roster, read_roster, write_roster

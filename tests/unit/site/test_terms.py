@@ -14,7 +14,7 @@ from fedtide.runs.build import host_of
 from fedtide.site.policy import Policy
 from fedtide.site.terms import Term, terms_of, what_it_means
 from fedtide.wire.clip import Clip
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 from helpers.toys import toy
 
 LIKE = Shard(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(1))

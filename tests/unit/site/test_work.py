@@ -18,11 +18,11 @@ import torch
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
-from fedtide.remote import heard
+from fedtide.remote import answers as heard
 from fedtide.remote.asks import OTHER, REASONS, AskLine, NodeLine, NodeRecord
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.near import NearCarrier
-from fedtide.remote.presence import Present
+from fedtide.remote.offline import NearCarrier
+from fedtide.remote.schedule import Present
 from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from fedtide.site.log import Health

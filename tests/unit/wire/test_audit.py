@@ -14,13 +14,12 @@ import torch
 from scipy.special import betaincinv
 
 from fedtide.core.base import Slotted, Weighted
-from fedtide.wire.accounting import Plan
-from fedtide.wire.banded import coefficients
+from fedtide.wire.accounting import Plan, coefficients
 from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger
 from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.release import Release, simulated_noise
-from fedtide.wire.steps import Opening, Wire
 from fedtide.wire.vector import form_of, opened
 
 BOUNDS = {"delta": 0.5, "models": 2.0}

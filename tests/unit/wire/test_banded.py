@@ -10,7 +10,7 @@ import pytest
 from scipy.linalg import sqrtm, toeplitz
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.banded import coefficients, correlated, error, moved, sensitivity
+from fedtide.wire.accounting import coefficients, correlated, error, moved, sensitivity
 
 
 def dense(bands, rounds):

@@ -24,16 +24,15 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.toy import toy
-from fedtide.remote.near import near_fleet
+from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire import ledger as ledger_module
 from fedtide.wire.accounting import Plan
-from fedtide.wire.ledger import LEDGER, Ledger, Line, read
+from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest, read
+from fedtide.wire.noise import SystemNoise, normal
 from fedtide.wire.release import simulated_noise
-from fedtide.wire.safe import Safe, digest
-from fedtide.wire.system_noise import SystemNoise, normal
 
 BOUNDS = {
     "fedavg": ("delta", "loss"),
@@ -174,7 +173,7 @@ def test_a_server_that_is_killed_comes_to_the_bits_of_the_simulation(tmp_path, k
 def test_with_noise_of_the_system_a_killed_round_has_the_sum_that_was_released(tmp_path, monkeypatch, kill, step):
     """Fresh noise on the same sum, or the same noise on another one, would be a second release."""
     experiment, read_by_algorithm = experiment_of("fedavg", noise="plain"), defaultdict(set)
-    from fedtide.fleets import vectors
+    from fedtide.fleets import totals as vectors
 
     as_total, released = vectors.Vectors.again, []
 

@@ -19,20 +19,18 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
-from fedtide.remote.carrier import Response
 from fedtide.remote.masked import masked, objection
-from fedtide.remote.messages import KeyHeader, question_of
-from fedtide.remote.near import NearCarrier, near_fleet
+from fedtide.remote.messages import KeyHeader, Response, question_of
 from fedtide.remote.node import REFUSED
+from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
-from fedtide.remote.presence import Present
-from fedtide.remote.real_clock import RoundClock
+from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
 from fedtide.wire import masks
 from fedtide.wire.masks import Masker
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.release import simulated_noise
-from fedtide.wire.steps import Wire
 from fedtide.wire.vector import Form, Leaf
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)

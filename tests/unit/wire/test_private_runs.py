@@ -19,23 +19,22 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
-from fedtide.fleets.vectors import Vectors
-from fedtide.fleets.workers import WorkersEngine
+from fedtide.fleets.totals import Vectors
+from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws import private as every_private
 from fedtide.laws.case import Broken, Case, InAnyOrder
 from fedtide.laws.toy import played, toy
 from fedtide.laws.variants import variants_of
-from fedtide.remote.near import near_fleet
+from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed, plan_of, server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire.accounting import Sampling
-from fedtide.wire.clip import Clip
+from fedtide.wire.clip import Clip, check_private
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.noise import noised as noise_once
-from fedtide.wire.refusals import check_private
 from fedtide.wire.release import ledger_of, simulated_noise
 
 PRIVATE = {

@@ -10,12 +10,11 @@ import torch
 
 from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.wire.accounting import Plan, epsilon_of
-from fedtide.wire.banded import coefficients
+from fedtide.wire.accounting import Plan, coefficients, epsilon_of
 from fedtide.wire.ledger import Ledger, Line, read
 from fedtide.wire.noise import deviations, groups_of, noised
+from fedtide.wire.pipeline import Opening
 from fedtide.wire.release import Release, simulated_noise
-from fedtide.wire.steps import Opening
 from fedtide.wire.vector import BITS, form_of
 
 BOUNDS = {"delta": 1.0, "models": 1.0}

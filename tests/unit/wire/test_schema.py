@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.runs.build import host_of
-from fedtide.wire.schema import Schema, Schemas, made_up, misfit
+from fedtide.wire.answer_schema import Schema, Schemas, made_up, misfit
 from helpers.toys import played, toy
 
 NOW = Moment(0, 10)

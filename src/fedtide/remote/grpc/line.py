@@ -16,8 +16,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc import proof
-from fedtide.remote.grpc.pieces import BOTH, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message, library, next_message
+from fedtide.remote.grpc.protocol import (
+    BOTH,
+    HEADER,
+    METHOD,
+    MOST,
+    SCHEME,
+    Broken,
+    Head,
+    Message,
+    claim_bytes,
+    library,
+    make_nonce,
+    next_message,
+    public_line,
+    sign,
+)
 
 SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
 """Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
@@ -235,11 +249,11 @@ class Line:
         if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
             raise Broken("the server does not ask who this is")
         self._compare_clocks(head.said.get("time"))
-        known, own = self.known, proof.nonce()
-        claim = proof.claim(known.run, known.authority, known.name, asked, own)
+        known, own = self.known, make_nonce()
+        claim = claim_bytes(known.run, known.authority, known.name, asked, own)
         said = {
-            "scheme": SCHEME, "run": known.run, "name": known.name, "key": proof.public_line(known.key), "nonce": own,
-            "signature": proof.signed(known.key, claim),
+            "scheme": SCHEME, "run": known.run, "name": known.name, "key": public_line(known.key), "nonce": own,
+            "signature": sign(known.key, claim),
         }  # fmt: skip
         await call.write(next(Message("introduction", said=said).pieces()))
         if Head.of(await _piece(call, end)).kind != "welcome":

@@ -15,11 +15,24 @@ from typing import Any, Self
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote import messages
-from fedtide.remote.carrier import Question, Response
-from fedtide.remote.grpc import proof
+from fedtide.remote.answers import one_line
 from fedtide.remote.grpc.door import Door, check_files
-from fedtide.remote.grpc.pieces import BOTH, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message, library, next_message
-from fedtide.remote.heard import one_line
+from fedtide.remote.grpc.protocol import (
+    BOTH,
+    HEADER,
+    METHOD,
+    MOST,
+    SCHEME,
+    Broken,
+    Head,
+    Message,
+    claim_bytes,
+    library,
+    make_nonce,
+    next_message,
+    verify_signature,
+)
+from fedtide.remote.messages import Question, Response
 
 INTRODUCTION = 10.0
 """Seconds in which a node has to show its key."""
@@ -376,7 +389,7 @@ class GrpcCarrier:
             Broken: it says something else.
             _Refused: it is not let in; the text says why.
         """
-        asked = proof.nonce()
+        asked = make_nonce()
         await context.write(
             next(Message("challenge", said={"nonce": asked, "time": time.time(), "scheme": SCHEME}).pieces())
         )
@@ -393,7 +406,7 @@ class GrpcCarrier:
         name, key, own, signature, run = (each if isinstance(each, str) else "" for each in said)
         if run != self._run:
             raise _Refused(f"another study is served here ({self._run}); ask the site's owner for a new ticket")
-        if not proof.holds(key, signature, proof.claim(run, self._authority, name, asked, own)):
+        if not verify_signature(key, signature, claim_bytes(run, self._authority, name, asked, own)):
             raise _Refused("the key was not shown")
         with self._lock:
             known = self._names.get(key)

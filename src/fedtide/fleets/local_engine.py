@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
 
 from fedtide.core.base import Algorithm, Answer, Scores, State, with_weights
 from fedtide.core.memory import MemoryStore
@@ -15,7 +19,7 @@ from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.client import Clients, is_finite
 from fedtide.fleets.scoring import score
 from fedtide.fleets.totals import Block
-from fedtide.wire.steps import Wire
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import TooLarge
 
 WRITE_UPDATE = "write Answer(..., update=fitted.delta): received + update must be the model that the client trained"
@@ -108,3 +112,55 @@ class Host:
         judged = replay.scoring.ask
         served, slots = self.algorithm.serve(state, judged.clients)
         return Replayed(self.score(replace(replay.scoring, ask=replace(judged, slot=slots)), served))
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """An engine that runs blocks in order in this process.
+
+    Args:
+        host: algorithm, population, memory.
+        threads: torch threads for one client's work. One gives the same bits as any number of workers; two or more
+            pay off for larger models and change the last bits.
+    """
+
+    host: Host
+    threads: int = 1
+
+    @property
+    def memory(self) -> MemoryStore:
+        """What clients keep."""
+        return self.host.memory
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
+        """Run a question."""
+        return (self._with_threads(self.host.ask, block, payload) for block in blocks)
+
+    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
+        """Run a scoring."""
+        return (self._with_threads(self.host.score, scoring, payload) for scoring in scorings)
+
+    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
+        """Put a question to clients once more, one by one."""
+        return (self._with_threads(self.host.replay, replay, payload, state) for replay in replays)
+
+    def _with_threads(self, run: Callable[..., T], *given: Any) -> T:
+        with threads(self.threads):
+            return run(*given)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Set the number of torch threads to `count`, and put it back."""
+    before = torch.get_num_threads()
+    if before == count:  # setting it takes longer than looking
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

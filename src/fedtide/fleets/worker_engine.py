@@ -21,9 +21,8 @@ from fedtide.core.base import Scores, State
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
-from fedtide.fleets.calls import Processes
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import threads
+from fedtide.fleets.local_engine import Host, threads
+from fedtide.fleets.pool import Processes
 from fedtide.fleets.totals import add_up, halves
 from fedtide.fleets.worker import Channel, SharedRef, own_function
 
@@ -126,7 +125,7 @@ class WorkersEngine:
         ref = self.pool.put("payload", payload)
         try:
             here = (lambda number: self._here(jobs[number], payload)) if self.pool.joined else None
-            yield from self.pool.map("fedtide.fleets.workers:run_job", _Calls(self, jobs, ref), here)
+            yield from self.pool.map("fedtide.fleets.worker_engine:run_job", _Calls(self, jobs, ref), here)
         finally:
             self.pool.free(ref)
 

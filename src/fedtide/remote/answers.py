@@ -15,11 +15,11 @@ from fedtide.core.errors import FedtideError, printable, refused
 from fedtide.core.trees import Tree, all_finite
 from fedtide.fleets.ask import Ask
 from fedtide.remote import messages
-from fedtide.remote.carrier import Response
 from fedtide.remote.masked import bundle_of, shown_of
+from fedtide.remote.messages import Response
 from fedtide.remote.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
-from fedtide.wire.schema import LARGEST, Schema, misfit
-from fedtide.wire.steps import Wire
+from fedtide.wire.answer_schema import LARGEST, Schema, misfit
+from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import Form
 
 LOST = "lost: "

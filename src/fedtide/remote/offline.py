@@ -6,26 +6,162 @@ the simulation has the bits of the deployment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Moment
+from fedtide.core.base import Algorithm, Memory, Moment, Shard
 from fedtide.core.errors import FedtideError, refused
+from fedtide.core.loop import begin, play
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
+from fedtide.data.build import build
+from fedtide.data.groups import Split
+from fedtide.data.partition import IID
+from fedtide.data.rows import Rows
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.client import is_finite
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.devices import SteadyClock
+from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.fleets.simulated import Race, SimulatedFleet
-from fedtide.fleets.totals import Block
-from fedtide.fleets.vectors import Vectors
-from fedtide.remote.fleet import AT_WORK
-from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE
-from fedtide.wire.steps import Wire
+from fedtide.fleets.totals import Block, Vectors
+from fedtide.learn.target import CLASSES
+from fedtide.remote.fleet import AT_WORK, RemoteFleet
+from fedtide.remote.messages import Carrier, Question, Response
+from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, Node
+from fedtide.remote.schedule import Rehearsed
+from fedtide.wire.answer_schema import ROWS, Schemas, made_up
+from fedtide.wire.masks import Masker
+from fedtide.wire.pipeline import Wire
+
+
+class NearCarrier:
+    """A carrier to nodes in this process, which answer when they are asked after, in the order of the questions.
+
+    Args:
+        nodes: by name.
+    """
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.nodes = nodes
+        self._questions: deque[tuple[Question, float]] = deque()
+
+    def removed(self) -> frozenset[str]:
+        """Return no name."""
+        return frozenset()
+
+    def present(self) -> frozenset[str]:
+        """Return the names of all nodes."""
+        return frozenset(self.nodes)
+
+    def push(self, questions: Sequence[Question]) -> None:
+        """Take questions."""
+        now = time.monotonic()
+        self._questions.extend((question, now) for question in questions)
+
+    def drop(self, questions: Sequence[str]) -> None:
+        """Do nothing: nodes answer all that they are asked."""
+
+    def pull(self) -> list[Response]:
+        """Let a node answer one question."""
+        if not self._questions:
+            return []
+        question, pushed = self._questions.popleft()
+        header, payload = self.nodes[question.node].handle(json.loads(json.dumps(question.header)), question.payload)
+        told = json.loads(json.dumps(header))
+        return [Response(question.id, question.node, told, payload, time.monotonic() - pushed)]
+
+
+def near_fleet(
+    host: Host,
+    nodes: int,
+    home: Path,
+    carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier,
+    wire: Wire | None = None,
+    **options: Any,
+) -> RemoteFleet:
+    """Build a fleet of nodes in this process, which share the clients of a simulation.
+
+    Args:
+        host: the algorithm, and the clients with their rows.
+        nodes: how many; the first ones have a client more.
+        home: folder of theirs, in which each keeps what its clients keep.
+        carry: makes the carrier from the nodes by name.
+        wire: as the server knows it; None as clients do.
+        options: further arguments of `RemoteFleet`.
+    """
+    population, algorithm = host.population, host.algorithm
+    roster = {f"node-{k}": ids.tolist() for k, ids in enumerate(population.clients.tensor_split(nodes))}
+    secure = host.wire is not None and host.wire.secure
+    at = {
+        name: Node(
+            algorithm,
+            host.seed,
+            population,
+            home / name,
+            partial_work=host.partial_work,
+            wire=host.wire,
+            masker=Masker("", name) if secure else None,
+            clients=frozenset(roster[name]),
+        )
+        for name in roster
+    }
+    schemas = Schemas(algorithm.works, made_up(*population.few()))
+    return RemoteFleet(
+        carry(at),
+        roster,
+        **{"who": Rehearsed(population)} | options,
+        reveals=algorithm.traits.reveals,
+        first=algorithm.traits.first,
+        deadline=algorithm.traits.deadline,
+        schemas=schemas,
+        vectors=None if host.wire is None else Vectors(wire or host.wire, schemas),
+    )
+
+
+def memory_at(fleet: RemoteFleet, client: int) -> Memory:
+    """Return what a client of a fleet of nodes in this process keeps now, as the server counts."""
+    assert isinstance(fleet.carrier, NearCarrier)
+    (name,) = (name for name, clients in fleet.roster.items() if client in clients)
+    return fleet.carrier.nodes[name].memory_of(client, fleet.counted(client))
+
+
+CLIENTS, ROUNDS = 8, 3
+"""Clients and rounds of a trial."""
+
+
+def trial(
+    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire | None = None
+) -> Iterator[tuple[SimulatedFleet, Any]]:
+    """Play a trial; yield the fleet, with the questions of a round, and the state, once before round 0 too.
+
+    Args:
+        algorithm: the method.
+        like: rows as a model sees them, one at least.
+        classes: number of classes, or of bins.
+        clients: how many there are; some methods need several.
+        wire: how sums pass to the server; here none is too small, and nothing is done to it.
+    """
+    rows = made_up(like, classes, ROWS * clients)
+    y, value = (rows.y, None) if rows.bins is None else (rows.bins, rows.y)
+    target = CLASSES if algorithm.task is None else algorithm.task.target
+    made = Rows("made-up rows", rows.x, y, classes, value=value, target=target)
+    population = build(made, IID(clients=clients), split=Split(val=0.2, test=0.2))
+    plain = None if wire is None else replace(wire, fewest=1, steps=(), hides=False)
+    host = Host(algorithm, population, 0, MemoryStore(None), wire=plain)
+    fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
+    start = begin(algorithm, fleet, seed=0, rounds=ROUNDS)
+    yield fleet, start.state
+    for step in play(algorithm, fleet, start, seed=0, rounds=ROUNDS):
+        yield fleet, step.state
+
 
 Lines = Mapping[int, Mapping[str, Any]]
 """Lines of a record by the number of their round."""

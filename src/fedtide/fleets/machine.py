@@ -1,16 +1,20 @@
-"""A temporary folder of one process, removed with it or, if it was killed, by the next one that makes such a folder.
+"""What processes on one machine share: temporary folders, the search path, cores and the C library's allocator.
 
-It knows nothing of the rest of the package, so that what must start fast can use it.
+Nothing here imports torch, so that a process that must start fast can use it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from fedtide.fields.user_code import current_folder
 
 try:
     import fcntl
@@ -76,3 +80,41 @@ def remove_left_behind(directory: Path) -> None:
 def _ours(path: Path, kind: Callable[[int], bool]) -> bool:
     found = path.lstat()
     return kind(found.st_mode) and found.st_uid == os.getuid()
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Names of settings in malloc.h of the GNU C library."""
+
+KEPT = 2**26
+"""Bytes that may lie free at the end of the heap: as many as the library comes to by itself, in the end."""
+
+FROM_HEAP = 2**25
+"""Bytes below which a block comes from the heap: the largest threshold that the library takes."""
+
+
+def keep_freed() -> None:
+    """Let this process keep up to `KEPT` bytes that it has freed, where its C library can be told so.
+
+    For processes that train and are ours: the setting is of the whole process.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if mallopt is not None:
+            mallopt(TRIM_THRESHOLD, KEPT)
+            mallopt(MMAP_THRESHOLD, FROM_HEAP)
+
+
+def search_path() -> str:
+    """Return where another process finds modules: as this one does, but never in the current folder.
+
+    What a configuration names is looked for there last of all (`fedtide.fields.user_code`).
+    """
+    here = current_folder()
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in sys.path if path and path != here]
+    return os.pathsep.join(paths if package in paths else [*paths, package])
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
