@@ -2,7 +2,7 @@
 
 Each page has a folder and a Python session of its own. In the folder are the files of docs/examples and every block of
 any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
-valid experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
+valid experiment, or become one with BASE. Its population must be possible, unless its data are not here.
 Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out. Examples of the reference are
 doctests of the package, and run with its tests.
 """
@@ -35,8 +35,8 @@ def check(page: Path) -> int:
     session: dict[str, object] = {"__name__": "__main__"}
     _files()
     count = 0
-    for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
-        head, body = found["head"], found["body"]
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        head, body = block["head"], block["body"]
         kind, title = head.split()[0], TITLE.search(head)
         if ".norun" in head:
             continue
@@ -57,9 +57,9 @@ def _files() -> None:
     for file in (DOCS / "examples").glob("*.py"):
         shutil.copy(file, file.name)
     for page in DOCS.rglob("*.md"):
-        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
-            if title := TITLE.search(found["head"]):
-                Path(title[1]).write_text(found["body"], encoding="utf-8")
+        for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if title := TITLE.search(block["head"]):
+                Path(title[1]).write_text(block["body"], encoding="utf-8")
 
 
 def _doctest(page: Path, body: str, session: dict[str, object]) -> None:

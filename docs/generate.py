@@ -2,8 +2,8 @@
 
 They stand in the pages, so that they can be read in the repository, between a line `<!-- generated: NAME ... -->` and a
 line `<!-- end of generated -->` (with `#` in mkdocs.yml); the pages of algorithms and namespaces are made as a whole.
-Types, ranges and defaults come from `fedtide.config`, meanings from docstrings, algorithms from the registry, laws from
-`fedtide.laws`, tables of recipes from docs/results, those of papers from docs/papers.toml. A test compares the pages
+Types, ranges and defaults come from `fedtide.config`, and meanings from docstrings. Algorithms come from the registry, laws
+from `fedtide.laws`, results from docs/results, and rows of papers from docs/papers.toml. A test compares the pages
 with what this makes.
 """
 
@@ -102,56 +102,56 @@ def uses(family: str) -> str:
     rows = ["| use | when | the server sees |", "| --- | --- | --- |"]
     for name, entry in REGISTRY.items():
         blocks = inspect.cleandoc(module_of(entry).__doc__ or "").split("\n\n")
-        for said in (block.partition(": ")[2] for block in blocks if block.startswith("When to use it: ")):
+        for text in (block.partition(": ")[2] for block in blocks if block.startswith("When to use it: ")):
             if entry.family == family:
-                when = " ".join((said[:1].upper() + said[1:]).split())
+                when = " ".join((text[:1].upper() + text[1:]).split())
                 rows.append(f"| [{title(name)}]({name}.md) | {when} | {entry.sees} |")
     return "\n".join(rows)
 
 
 def advice() -> str:
-    """What an inspection may find, and the methods that it speaks for."""
+    """Answers of an inspection, and the methods that they speak for."""
     rows = ["| what was found | speaks for |", "| --- | --- |"]
-    for trait, found in TRAITS.items():
+    for trait, answers in TRAITS.items():
         losses = [f"the loss `{loss}`" for loss, about in LOSSES.items() if trait in about]
-        known = [f"[{title(name)}](algorithms/{name}.md)" for name, entry in REGISTRY.items() if trait in entry.helps]
-        rows.append(f"| {', or '.join(found)} | {', '.join([*losses, *known])} |")
+        methods = [f"[{title(name)}](algorithms/{name}.md)" for name, entry in REGISTRY.items() if trait in entry.helps]
+        rows.append(f"| {', or '.join(answers)} | {', '.join([*losses, *methods])} |")
     return "\n".join(rows)
 
 
 def reveals() -> str:
-    """What the server is shown of a client by itself, by each method and by its variants that show something else."""
+    """Values of single clients that the server sees, for each method and each variant that differs."""
     heads = ("method", "the server is shown of a client by itself", "sums and messages tell", "secure sums")
     rows = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
-        told: dict[tuple[tuple[str, ...], str, str], str] = {}
-        for variant, given in {"": {}, **variants_of(name)}.items():
-            if "cohort" not in given:  # what a cohort asks it shows for every method
-                made = algorithm_in_toy(name, {**variants_of(name).get("", {}), **given})
-                told.setdefault((made.traits.reveals, entry.tells, why_not(made)), variant)
-        for (shown, tells, why), variant in told.items():
-            said = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
+        variants: dict[tuple[tuple[str, ...], str, str], str] = {}
+        for variant, options_given in {"": {}, **variants_of(name)}.items():
+            if "cohort" not in options_given:  # what a cohort asks it shows for every method
+                algorithm = algorithm_in_toy(name, {**variants_of(name).get("", {}), **options_given})
+                variants.setdefault((algorithm.traits.reveals, entry.tells, why_not(algorithm)), variant)
+        for (shown, tells, why), variant in variants.items():
+            shown_words = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
             hidden = "hide what the update tells" if shown else "hide all that is sent"
             masked = f"refused: {why}" if why else "no sums" if entry.family == "baseline" else hidden
             method = f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)
-            rows.append(f"| {method} | {said} | {tells or 'nothing'} | {masked} |")
+            rows.append(f"| {method} | {shown_words} | {tells or 'nothing'} | {masked} |")
     return "\n".join(rows)
 
 
-def algorithm_in_toy(name: str, given: Mapping[str, Any]) -> Algorithm[Any]:
+def algorithm_in_toy(name: str, values: Mapping[str, Any]) -> Algorithm[Any]:
     """A method with some options, as the laws meet it."""
-    tables = {key: value for key, value in given.items() if key in ("shift", "data")}
-    experiment = toy(name, {key: value for key, value in given.items() if key not in tables}, **tables)
+    tables = {key: value for key, value in values.items() if key in ("shift", "data")}
+    experiment = toy(name, {key: value for key, value in values.items() if key not in tables}, **tables)
     return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
 
 
 def forms() -> str:
-    """What the safe form of each method is, which transforms it can take, and how long its file is."""
+    """Safe form, transforms and code lines of each method."""
     rows = ["| method | `safe = true` stands for | transforms | code lines |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
-        made = algorithm_in_toy(name, variants_of(name).get("", {}))
+        algorithm = algorithm_in_toy(name, variants_of(name).get("", {}))
         kinds = [transform.kind for transform in (Anchored(), Pooled(), Shared(), Personalized("choice"))
-                 if not why_no_transform(made, transform)]  # fmt: skip
+                 if not why_no_transform(algorithm, transform)]  # fmt: skip
         lines = code_lines(inspect.getsource(module_of(entry))) if not is_preset(entry.make) else ""
         cells = [f"[{title(name)}]({name}.md)", safe_form(name) or "no other form", ", ".join(kinds) or "none", lines]
         rows.append(f"| {' | '.join(map(str, cells))} |")
@@ -162,8 +162,8 @@ def code_lines(source: str) -> int:
     """Count the lines of code: without imports, docstrings, comments and blanks."""
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if said or isinstance(node, ast.Import | ast.ImportFrom):
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if is_docstring or isinstance(node, ast.Import | ast.ImportFrom):
             skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -171,10 +171,10 @@ def code_lines(source: str) -> int:
 
 
 def printed(entry: Entry) -> str:
-    """Say what a method plays with nothing but its name, as its file says it."""
+    """The sentence in the file of a method about its plain name."""
     text = " ".join((module_of(entry).__doc__ or "").split())
-    found = re.search(r"With nothing but (?:its|their) names?\b.*?(?<!Eq)\.(?= |$)", text)
-    return found[0] if found else ""
+    sentence = re.search(r"With nothing but (?:its|their) names?\b.*?(?<!Eq)\.(?= |$)", text)
+    return sentence[0] if sentence else ""
 
 
 def navigation() -> str:
@@ -222,13 +222,13 @@ def algorithm_page(name: str) -> str:
 def sections(text: str | None) -> str:
     """A module's docstring as Markdown, with headings for `When to use it:` and `Choices:`."""
     text = inspect.cleandoc(text or "") + "\n"
-    text = re.sub(r"^Choices:\n((?: {4}.*\n|\n)+)", lambda said: f"## Choices\n\n{dedent(said[1])}\n", text, flags=re.M)
+    text = re.sub(r"^Choices:\n((?: {4}.*\n|\n)+)", lambda match: f"## Choices\n\n{dedent(match[1])}\n", text, flags=re.M)
     heading = "## When to use it\n\n"
-    return re.sub(r"^When to use it: (\w)", lambda said: heading + said[1].upper(), text, flags=re.M).strip()
+    return re.sub(r"^When to use it: (\w)", lambda match: heading + match[1].upper(), text, flags=re.M).strip()
 
 
 def option_table(name: str) -> str:
-    """What a method with this algorithm may say."""
+    """The options of an algorithm."""
     make, rows = REGISTRY[name].make, []
     for key, (kind, default) in options(name).items():
         text = row(key, kind, default, explained(make, docstring(make.__doc__), key, kind))
@@ -257,10 +257,10 @@ def example(name: str) -> str:
 def reductions_table(name: str) -> str:
     """Which options make an algorithm another one."""
     rows = ["| with | it is | equal |", "| --- | --- | --- |"] if reductions_of(name) else []
-    for found in reductions_of(name):
-        exact = "bit for bit" if found.tolerance is None else f"to {found.tolerance:g}"
-        other = ", ".join(said for said in (f"[{title(found.to)}]({found.to}.md)", plain(found.its)) if said)
-        rows.append(f"| {plain(found.options) or 'its defaults'} | {other} | {exact} |")
+    for reduction in reductions_of(name):
+        exact = "bit for bit" if reduction.tolerance is None else f"to {reduction.tolerance:g}"
+        other = ", ".join(part for part in (f"[{title(reduction.to)}]({reduction.to}.md)", plain(reduction.its)) if part)
+        rows.append(f"| {plain(reduction.options) or 'its defaults'} | {other} | {exact} |")
     return "\n".join(rows)
 
 
@@ -303,9 +303,9 @@ def spaces() -> dict[str, types.ModuleType]:
 
 
 def space_table() -> str:
-    """What each namespace is for."""
-    said = {name: " ".join(blocks(space)[0].split()) for name, space in spaces().items()}
-    rows = [f"| [`ft.{name}`]({name}.md) | {about} |" for name, about in said.items()]
+    """The purpose of each namespace."""
+    purposes = {name: " ".join(blocks(space)[0].split()) for name, space in spaces().items()}
+    rows = [f"| [`ft.{name}`]({name}.md) | {about} |" for name, about in purposes.items()]
     return "\n".join(["| namespace | what it has |", "| --- | --- |", *rows])
 
 
@@ -315,7 +315,7 @@ def space_navigation() -> str:
 
 
 def top() -> str:
-    """What runs things from Python, and what it returns."""
+    """The functions at the top of the package, and their results."""
     results = [
         get_type_hints(function)["return"]
         for function in (fedtide.simulate, fedtide.run, fedtide.tune, fedtide.recommend)
@@ -323,22 +323,22 @@ def top() -> str:
     results = [getattr(result, "__origin__", result) for result in results]
     names = [name for name in fedtide.__all__ if name not in spaces()]
     shown = {f"ft.{name}": getattr(fedtide, name) for name in sorted(names, key=str.swapcase)}  # functions first
-    return reference(shown | {made.__name__: made for made in (*results, Trained, Findings, Finding)})
+    return reference(shown | {kind.__name__: kind for kind in (*results, Trained, Findings, Finding)})
 
 
 def space_page(name: str) -> str:
     """The page of a namespace: what it is for, and every class and function in it."""
     space, more = spaces()[name], ""
     example = "\n\n".join(block for block in blocks(space) if block.startswith(">>>"))
-    things = {f"ft.{name}.{one}": getattr(space, one) for one in dir(space) if not one.startswith("_")}
+    things = {f"ft.{name}.{one}": getattr(space, one) for one in space.__all__}
     if space is fedtide.algorithms:
         more = "Every algorithm has a [page of its own](../algorithms/index.md)."
         things = {f"ft.{name}.{one}": getattr(space, one) for one in ("Entry", "Safe", "preset")}
     if space is fedtide.base:
         core = fedtide.core.base
         more = aliases(core)
-        own = {one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__}
-        things |= {one: thing for one, thing in own.items() if one not in dir(space)}
+        local_types = {one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__}
+        things |= {one: thing for one, thing in local_types.items() if one not in space.__all__}
     entries = reference({one: thing for one, thing in things.items() if documentable(thing)})
     parts = [MARK, f"# ft.{name}", docstring(space.__doc__).prose, example and fenced("pycon", example), more, entries]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -348,10 +348,10 @@ def aliases(module: types.ModuleType) -> str:
     """Names of types, each with the text below it."""
     body = ast.parse(inspect.getsource(module)).body
     rows = [
-        f"| `{line.targets[0].id}` | {' '.join(str(said.value.value).split())} |"
-        for line, said in pairwise(body)
+        f"| `{line.targets[0].id}` | {' '.join(str(comment.value.value).split())} |"
+        for line, comment in pairwise(body)
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
-        if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
+        if isinstance(comment, ast.Expr) and isinstance(comment.value, ast.Constant)
     ]
     return "\n".join(["| name in signatures | meaning |", "| --- | --- |", *rows])
 
@@ -371,7 +371,7 @@ def described(name: str, thing: Any) -> Iterator[str]:
     if thing in PLACES:
         yield f"Its fields are [keys of experiment files](../configuration.md#{PLACES[thing]})."
     else:
-        yield "\n".join(f"- `{each}`: {meaning}" for each, meaning in doc.args.items())
+        yield "\n".join(f"- `{argument}`: {meaning}" for argument, meaning in doc.args.items())
     yield from (" ".join(block.split()) for block in blocks(thing) if block.startswith(("Returns:", "Raises:")))
     for member, value in vars(thing).items() if inspect.isclass(thing) else ():
         read = isinstance(value, property | cached_property)
@@ -388,17 +388,17 @@ def blocks(thing: Any) -> list[str]:
 
 def signature(name: str, thing: Any, width: int = 100) -> str:
     """How a class or a function is called, as in its file."""
-    found = inspect.signature(thing)
-    parts, kinds = [], [p.kind for p in found.parameters.values()]
-    for i, (key, p) in enumerate(found.parameters.items()):
+    described_signature = inspect.signature(thing)
+    parts, kinds = [], [p.kind for p in described_signature.parameters.values()]
+    for i, (key, p) in enumerate(described_signature.parameters.items()):
         if p.kind is p.KEYWORD_ONLY and p.VAR_POSITIONAL not in kinds and p.KEYWORD_ONLY not in kinds[:i]:
             parts.append("*")
         hint = "" if p.annotation is p.empty else f": {said_type(p.annotation)}"
         default = "" if p.default is p.empty else f" = {said_default(p.default)}"
         if key != "self" and not (key in ("kind", "by") and said_type(p.annotation).startswith("Literal")):
             parts.append(str(p.replace(annotation=p.empty, default=p.empty)) + hint + default)
-    returns = found.return_annotation
-    back = "" if inspect.isclass(thing) or returns in (found.empty, None, "None") else f" -> {said_type(returns)}"
+    returns = described_signature.return_annotation
+    back = "" if inspect.isclass(thing) or returns in (described_signature.empty, None, "None") else f" -> {said_type(returns)}"
     line = f"{name}({', '.join(parts)}){back}"
     return line if len(line) <= width else "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){back}"])
 
@@ -411,8 +411,8 @@ def said_type(hint: Any) -> str:
 def said_default(value: Any) -> str:
     """A default: numbers and texts as they are, others by class or name, with what is not the class's default."""
     if dataclasses.is_dataclass(value):
-        given = ", ".join(f"{key}={said_default(each)}" for key, each in changed(value).items() if key != "kind")
-        return f"{type(value).__name__}({given})"
+        fields = ", ".join(f"{key}={said_default(item)}" for key, item in changed(value).items() if key != "kind")
+        return f"{type(value).__name__}({fields})"
     if isinstance(value, int | float | str | tuple | frozenset | None):
         return repr(value)
     return getattr(value, "__name__", "...")
@@ -462,20 +462,20 @@ PART = re.compile(
 
 def pages() -> dict[Path, str]:
     """Every page with generated parts, as it should be."""
-    made = {name: make() for name, make in GENERATED.items()}
+    parts = {name: make() for name, make in GENERATED.items()}
     files = [ROOT / "mkdocs.yml", *{*DOCS.glob("*.md")} - {RECIPES}, *DOCS.glob("*/index.md")]
     return (
-        {RECIPES: filled((DOCS / "parts" / RECIPES.name).read_text(encoding="utf-8"), made)}
-        | {path: filled(path.read_text(encoding="utf-8"), made) for path in sorted(files)}
+        {RECIPES: filled((DOCS / "parts" / RECIPES.name).read_text(encoding="utf-8"), parts)}
+        | {path: filled(path.read_text(encoding="utf-8"), parts) for path in sorted(files)}
         | {DOCS / "algorithms" / f"{name}.md": algorithm_page(name) for name in REGISTRY}
         | {DOCS / "reference" / f"{name}.md": space_page(name) for name in spaces()}
     )
 
 
-def filled(page: str, made: Mapping[str, str]) -> str:
+def filled(page: str, parts: Mapping[str, str]) -> str:
     """A page with its generated parts."""
-    gap = {name: "" if name.endswith("navigation") else "\n" for name in made}
-    return PART.sub(lambda part: f"{part[1]}{gap[part[2]]}{made[part[2]]}\n{gap[part[2]]}{part[3]}", page)
+    gap = {name: "" if name.endswith("navigation") else "\n" for name in parts}
+    return PART.sub(lambda part: f"{part[1]}{gap[part[2]]}{parts[part[2]]}\n{gap[part[2]]}{part[3]}", page)
 
 
 def outdated(wanted: Mapping[Path, str]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What only the built site has: source files of the package, and notebooks that were run, in place of links to them."""
+"""The built site has source files of the package, and notebooks that were run, in place of links to them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     return re.sub(r"^\[`([\w-]+\.ipynb)`\]\(.*\)$", _run, markdown, flags=re.MULTILINE)
 
 
-def _shown(found: re.Match[str]) -> str:
-    lines = (ROOT / found[1]).read_text(encoding="utf-8").splitlines()
-    return "\n".join([f'??? example "{found[1]}"', *(f"    {line}" for line in ["```python", *lines, "```"])])
+def _shown(link: re.Match[str]) -> str:
+    lines = (ROOT / link[1]).read_text(encoding="utf-8").splitlines()
+    return "\n".join([f'??? example "{link[1]}"', *(f"    {line}" for line in ["```python", *lines, "```"])])
 
 
-def _run(found: re.Match[str]) -> str:
+def _run(link: re.Match[str]) -> str:
     """Run a notebook of docs/notebooks, and return its cells and what they showed; a cell that fails ends the build."""
     import nbformat  # here, as only a build runs notebooks
     from mkdocs.exceptions import PluginError
@@ -31,12 +31,12 @@ def _run(found: re.Match[str]) -> str:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from traitlets.config import Config
 
-    notebook: Any = nbformat.read(ROOT / "docs" / "notebooks" / found[1], as_version=4)
+    notebook: Any = nbformat.read(ROOT / "docs" / "notebooks" / link[1], as_version=4)
     sockets = Config({"KernelManager": {"transport": "ipc"}})  # files, that no other user reads
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", config=sockets)
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
-            where = f"docs/notebooks/{found[1]}, cell {index + 1}"  # text counts, too
+            where = f"docs/notebooks/{link[1]}, cell {index + 1}"  # text counts, too
             try:
                 client.execute_cell(cell, index)
             except CellExecutionError as error:
@@ -45,7 +45,7 @@ def _run(found: re.Match[str]) -> str:
                 raise PluginError(f"{where}: not done within {SECONDS} s") from None
             except DeadKernelError:
                 raise PluginError(f"{where}: its process died") from None
-    return "\n\n".join([*map(_cell, notebook.cells), f"[The notebook]({found[1]})"])
+    return "\n\n".join([*map(_cell, notebook.cells), f"[The notebook]({link[1]})"])
 
 
 def _cell(cell: Any) -> str:

@@ -17,11 +17,11 @@ def recipes() -> str:
 
 def planted(command: str) -> str:
     """Results of `bench/planted.py`: its command, its claims, and the table of its worlds."""
-    kept = json.loads((ROOT / "docs" / "results" / "planted" / f"{command}.json").read_text(encoding="utf-8"))
-    cores = f"{kept['cores']} core{'s' * (kept['cores'] > 1)}"
-    taken = f"{minutes(kept['minutes'])} on {cores} ({kept['processor']}), {kept['made']}. {kept['note']}"
-    parts = [f"```console\npython bench/planted.py {command}\n```", taken.strip(), _claims(kept)]
-    return "\n\n".join([*parts, as_markdown(**kept["results"])])
+    result = json.loads((ROOT / "docs" / "results" / "planted" / f"{command}.json").read_text(encoding="utf-8"))
+    cores = f"{result['cores']} core{'s' * (result['cores'] > 1)}"
+    taken = f"{minutes(result['minutes'])} on {cores} ({result['processor']}), {result['made']}. {result['note']}"
+    parts = [f"```console\npython bench/planted.py {command}\n```", taken.strip(), _claims(result)]
+    return "\n\n".join([*parts, as_markdown(**result["results"])])
 
 
 def minutes(taken: float) -> str:
@@ -43,40 +43,40 @@ def recipe(path: Path) -> str:
     if not kept_at.is_file():
         verb = "tune" if "tune" in content else "run"
         return "\n\n".join([*parts, f"```console\nfedtide {verb} recipe:{path.stem}\n```"])
-    kept = json.loads(kept_at.read_text(encoding="utf-8"))
-    command = " ".join(["fedtide run", f"recipe:{path.stem}", *kept["options"]])
+    result = json.loads(kept_at.read_text(encoding="utf-8"))
+    command = " ".join(["fedtide run", f"recipe:{path.stem}", *result["options"]])
     parts += [
         f"```console\n{command}\n```",
-        f"{minutes(kept['minutes'])} on {kept['cores']} cores ({kept['processor']}); {kept['rounds']} rounds, "
-        f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}, {kept['made']}. {kept['note']}".strip(),
+        f"{minutes(result['minutes'])} on {result['cores']} cores ({result['processor']}); {result['rounds']} rounds, "
+        f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}, {result['made']}. {result['note']}".strip(),
     ]
-    points = kept["points"]
+    points = result["points"]
     if len(points) == 1:
         parts += [as_markdown(**points[0]["results"]), _claims(points[0])]
         return "\n\n".join(part for part in parts if part)
     methods = list(points[0]["accuracy"])
-    rows = [[name, *(_cell(point, name, kept["chosen"]) for point in points)] for name in methods]
-    parts.append(as_markdown([kept.get("score", "accuracy"), *(point["point"] for point in points)], rows))
-    said = [row[0] for row in points[0]["claims"]["rows"]]
-    verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(said)]
+    rows = [[name, *(_cell(point, name, result["chosen"]) for point in points)] for name in methods]
+    parts.append(as_markdown([result.get("score", "accuracy"), *(point["point"] for point in points)], rows))
+    claims = [row[0] for row in points[0]["claims"]["rows"]]
+    verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(claims)]
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    parts.append(_claims(kept))
+    parts.append(_claims(result))
     for point in points:
         table = as_markdown(**point["results"])
         parts.append(f'<details markdown="1">\n<summary>More about {point["point"]}</summary>\n\n{table}\n\n</details>')
     return "\n\n".join(part for part in parts if part)
 
 
-def _claims(found: dict[str, Any]) -> str:
+def _claims(point: dict[str, Any]) -> str:
     """The table of the claims about a point, or about a whole sweep."""
-    kept = found.get("claims", {"header": [], "rows": []})
-    return as_markdown(kept["header"], kept["rows"])
+    claims = point.get("claims", {"header": [], "rows": []})
+    return as_markdown(claims["header"], claims["rows"])
 
 
 def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:
     mean, error = point["accuracy"].get(name), point["error"].get(name)
-    said = "-" if mean is None else f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-    return f"**{said}**" if chosen.get(name) == point["point"] else said
+    text = "-" if mean is None else f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    return f"**{text}**" if chosen.get(name) == point["point"] else text
 
 
 def as_markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -36,9 +36,9 @@ PLACES: dict[Any, str] = {}
 
 
 def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
-    """What a docstring says of a key, or else its type."""
-    if said := doc.args.get(name) or described(kind):
-        return re.sub(r"(?<!\.)\.$", "", said)
+    """The text of a docstring about a key, or else about its type."""
+    if text := doc.args.get(name) or described(kind):
+        return re.sub(r"(?<!\.)\.$", "", text)
     raise LookupError(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
 
 

@@ -46,10 +46,10 @@ def section(paper: dict[str, Any]) -> Iterator[str]:
 def line(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
     big, small = (shown(row, scale) for scale in ("paper", "cpu"))
-    said = row.get("found", True) if command(row, "cpu") else False
-    more = "; at the paper's size alone" if row.get("cpu") is False else "" if said else "; no small run is kept"
-    said = found(row) if said is True else said or "-"
-    return [row["item"], big, small, said, row["state"] + more]
+    verdict = row.get("found", True) if command(row, "cpu") else False
+    more = "; at the paper's size alone" if row.get("cpu") is False else "" if verdict else "; no small run is kept"
+    verdict = verdicts_of(row) if verdict is True else verdict or "-"
+    return [row["item"], big, small, verdict, row["state"] + more]
 
 
 def is_long(row: dict[str, Any], scale: str) -> bool:
@@ -59,7 +59,7 @@ def is_long(row: dict[str, Any], scale: str) -> bool:
 
 
 def shown(row: dict[str, Any], scale: str) -> str:
-    """What the table says of a command."""
+    """The cell of a command."""
     whole = command(row, scale)
     return "below" if is_long(row, scale) else f"`{shlex.join(whole)}`" if whole else "-"
 
@@ -73,40 +73,40 @@ def command(row: dict[str, Any], scale: str) -> list[str]:
     return ["fedtide", row.get("verb", "run"), f"recipe:{recipe}", "--scale", scale, *options]
 
 
-def found(row: dict[str, Any]) -> str:
+def verdicts_of(row: dict[str, Any]) -> str:
     """How many claims of a recipe, over all points of its sweep, came out how; with a link to them.
 
-    What a recipe claims of forms of ours says nothing of a paper: such claims count in rows of our own alone.
+    Claims about forms of ours say nothing of a paper, so they count in rows of our own alone.
     """
     recipe = row.get("cpu_recipe", row["recipe"])
     kept_at = DOCS / "results" / f"{recipe}.json"
     if not kept_at.is_file():
         return "not run whole since it last changed"
-    kept = json.loads(kept_at.read_text(encoding="utf-8"))
-    tables = [*(point["claims"] for point in kept["points"]), kept.get("claims", {"rows": []})]
+    result = json.loads(kept_at.read_text(encoding="utf-8"))
+    tables = [*(point["claims"] for point in result["points"]), result.get("claims", {"rows": []})]
     ours = row["item"].startswith("Ours")
-    verdicts = Counter(said[-1] for table in tables for said in table["rows"] if ours or "(our " not in said[0])
-    said = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
-    seeds = f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}"
-    old = is_old(kept, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
-    return f"[{said or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}"
+    verdicts = Counter(counts[-1] for table in tables for counts in table["rows"] if ours or "(our " not in counts[0])
+    counts = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
+    seeds = f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}"
+    old = is_old(result, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
+    return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}"
 
 
-def is_old(kept: dict[str, Any], recipe: dict[str, Any]) -> bool:
+def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
     """Tell whether kept results have other claims, methods, rounds or points than a recipe has by now."""
     small = recipe["scale"].get("cpu", {})
-    tables = [*(point["claims"] for point in kept["points"]), kept.get("claims", {"rows": []})]
-    said = {line[0] for table in tables for line in table["rows"]}
+    tables = [*(point["claims"] for point in result["points"]), result.get("claims", {"rows": []})]
+    claims = {line[0] for table in tables for line in table["rows"]}
     methods = {method["name"] for method in recipe["method"]}
-    played = {name for point in kept["points"] for name in point["accuracy"]}
+    played = {name for point in result["points"] for name in point["accuracy"]}
     uses = {
         name for name in played if any(name.startswith(f"{method}, ") for method in methods)
     }  # of a method's models
     points = math.prod(len(values) for values in small.get("sweep", recipe.get("sweep", {})).values())
     swept = "rounds" in str([*small.get("sweep", recipe.get("sweep", {}))])
     return (
-        said != {claim["text"] for claim in recipe.get("claim", [])}
+        claims != {claim["text"] for claim in recipe.get("claim", [])}
         or not methods <= played <= methods | uses
-        or len(kept["points"]) != points
-        or (not swept and kept["rounds"] != small.get("rounds", recipe.get("rounds")))
+        or len(result["points"]) != points
+        or (not swept and result["rounds"] != small.get("rounds", recipe.get("rounds")))
     )

@@ -70,10 +70,10 @@ def ditto(
             return [lam * (v - a) for v, a in zip(now, anchor, strict=True)]
 
         v = w if memory is None else memory["own"]
-        own = local(task, task.loss, v, shard, moment, rng.at("own"), term=pull)
-        kept = ft.weights.map_leaves(torch.clone, own.weights)
+        personal = local(task, task.loss, v, shard, moment, rng.at("own"), term=pull)
+        copy = ft.weights.map_leaves(torch.clone, personal.weights)
         total = {"delta": Weighted(delta, len(shard)), "loss": Weighted(loss, len(shard))}
-        return Answer(total, memory={"own": kept}, update=delta)
+        return Answer(total, memory={"own": copy}, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, dict[str, Any]]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
@@ -85,5 +85,5 @@ def ditto(
         return replace(state, weights=ft.weights.add(state.weights, got["delta"])), {"loss": got["loss"]}
 
     predict = ft.personal.by_own_weights(task, "own")
-    made = Algorithm("ditto", init, {"train": train}, round, shared_weights, predict, traits=Traits(keeps=1))
-    return with_cohort(made, cohort, task, local)
+    result = Algorithm("ditto", init, {"train": train}, round, shared_weights, predict, traits=Traits(keeps=1))
+    return with_cohort(result, cohort, task, local)

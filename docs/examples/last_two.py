@@ -74,5 +74,5 @@ def last_two(
         return replace(state, weights=ft.weights.add(state.weights, step), last=now), {"loss": got["loss"]}
 
     works = {"train": train}
-    made = Algorithm("last-two", init, works, round, serve=shared_weights, predict=task.predict)
-    return with_cohort(made, cohort, task, local)
+    result = Algorithm("last-two", init, works, round, serve=shared_weights, predict=task.predict)
+    return with_cohort(result, cohort, task, local)

@@ -69,10 +69,10 @@ def test_methods_that_a_command_spells_have_nothing_of_ours(papers):
 
 
 def test_what_was_found_counts_verdicts_and_links_to_them(papers):
-    said = papers.found({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
+    said = papers.verdicts_of({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
     assert "(recipes.md#fedtem-shift-strength), 5 seeds" in said
     assert "holds: " in said
-    assert papers.found({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
+    assert papers.verdicts_of({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
 
 
 def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkeypatch):
@@ -89,10 +89,10 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
     recipe = "rounds = 4\n[scale.cpu]\n[[method]]\nname = 'A'\n"
     recipe += "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
     (tmp_path / "one.toml").write_text(recipe, encoding="utf-8")
-    assert papers.found({"item": "Figure 1", "recipe": "one"}) == "[holds: 1](recipes.md#one), 5 seeds"
-    assert papers.found({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
+    assert papers.verdicts_of({"item": "Figure 1", "recipe": "one"}) == "[holds: 1](recipes.md#one), 5 seeds"
+    assert papers.verdicts_of({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
     (tmp_path / "one.toml").write_text(f'{recipe}\n[[claim]]\ntext = "It lasts"', encoding="utf-8")
-    assert papers.found({"item": "Figure 1", "recipe": "one"}).endswith(", 5 seeds, of an earlier form of the recipe")
+    assert papers.verdicts_of({"item": "Figure 1", "recipe": "one"}).endswith(", 5 seeds, of an earlier form of the recipe")
 
 
 def test_results_of_other_claims_methods_rounds_or_points_are_old(papers):
