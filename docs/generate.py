@@ -2,9 +2,9 @@
 
 They stand in the pages, so that they can be read in the repository, between a line `<!-- generated: NAME ... -->` and a
 line `<!-- end of generated -->` (with `#` in mkdocs.yml); the pages of algorithms and namespaces are made as a whole.
-Types, ranges and defaults come from `fedtide.config`, and meanings from docstrings. Algorithms come from the registry, laws
-from `fedtide.laws`, results from docs/results, and rows of papers from docs/papers.toml. A test compares the pages
-with what this makes.
+Types, ranges and defaults come from `fedtide.config`, and meanings from docstrings. Algorithms come from the
+registry, laws from `fedtide.laws`, results from docs/results, and rows of papers from docs/papers.toml. A test compares
+the pages with what this makes.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ def code_lines(source: str) -> int:
     """Count the lines of code: without imports, docstrings, comments and blanks."""
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        is_docstring = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
         if is_docstring or isinstance(node, ast.Import | ast.ImportFrom):
             skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -222,7 +224,9 @@ def algorithm_page(name: str) -> str:
 def sections(text: str | None) -> str:
     """A module's docstring as Markdown, with headings for `When to use it:` and `Choices:`."""
     text = inspect.cleandoc(text or "") + "\n"
-    text = re.sub(r"^Choices:\n((?: {4}.*\n|\n)+)", lambda match: f"## Choices\n\n{dedent(match[1])}\n", text, flags=re.M)
+    text = re.sub(
+        r"^Choices:\n((?: {4}.*\n|\n)+)", lambda match: f"## Choices\n\n{dedent(match[1])}\n", text, flags=re.M
+    )
     heading = "## When to use it\n\n"
     return re.sub(r"^When to use it: (\w)", lambda match: heading + match[1].upper(), text, flags=re.M).strip()
 
@@ -259,7 +263,9 @@ def reductions_table(name: str) -> str:
     rows = ["| with | it is | equal |", "| --- | --- | --- |"] if reductions_of(name) else []
     for reduction in reductions_of(name):
         exact = "bit for bit" if reduction.tolerance is None else f"to {reduction.tolerance:g}"
-        other = ", ".join(part for part in (f"[{title(reduction.to)}]({reduction.to}.md)", plain(reduction.its)) if part)
+        other = ", ".join(
+            part for part in (f"[{title(reduction.to)}]({reduction.to}.md)", plain(reduction.its)) if part
+        )
         rows.append(f"| {plain(reduction.options) or 'its defaults'} | {other} | {exact} |")
     return "\n".join(rows)
 
@@ -337,7 +343,9 @@ def space_page(name: str) -> str:
     if space is fedtide.base:
         core = fedtide.core.base
         more = aliases(core)
-        local_types = {one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__}
+        local_types = {
+            one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__
+        }
         things |= {one: thing for one, thing in local_types.items() if one not in space.__all__}
     entries = reference({one: thing for one, thing in things.items() if documentable(thing)})
     parts = [MARK, f"# ft.{name}", docstring(space.__doc__).prose, example and fenced("pycon", example), more, entries]
@@ -398,7 +406,11 @@ def signature(name: str, thing: Any, width: int = 100) -> str:
         if key != "self" and not (key in ("kind", "by") and said_type(p.annotation).startswith("Literal")):
             parts.append(str(p.replace(annotation=p.empty, default=p.empty)) + hint + default)
     returns = described_signature.return_annotation
-    back = "" if inspect.isclass(thing) or returns in (described_signature.empty, None, "None") else f" -> {said_type(returns)}"
+    back = (
+        ""
+        if inspect.isclass(thing) or returns in (described_signature.empty, None, "None")
+        else f" -> {said_type(returns)}"
+    )
     line = f"{name}({', '.join(parts)}){back}"
     return line if len(line) <= width else "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){back}"])
 

@@ -37,7 +37,9 @@ BARE = frozenset(
 )
 """Words that say nothing as the name of a variable, a parameter or a function."""
 
-CLAUSE = re.compile(r"(What|Who|Whoever|Whose|Nobody)\b[^?]*$|(Return|Tell|Say) (what|who|whose|whom|those)\b|Return whether\b")
+CLAUSE = re.compile(
+    r"(What|Who|Whoever|Whose|Nobody)\b[^?]*$|(Return|Tell|Say) (what|who|whose|whom|those)\b|Return whether\b"
+)
 """Beginnings of a sentence whose subject or object is a clause."""
 
 SENTENCES = re.compile(r"(?<=[.!?:])\s+|\n\s*\n|\n\s*(?:[-*] |\d+\. )|\n\s+(?=\w+: )")

@@ -72,7 +72,9 @@ def test_what_was_found_counts_verdicts_and_links_to_them(papers):
     said = papers.verdicts_of({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
     assert "(recipes.md#fedtem-shift-strength), 5 seeds" in said
     assert "holds: " in said
-    assert papers.verdicts_of({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
+    assert (
+        papers.verdicts_of({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
+    )
 
 
 def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkeypatch):
@@ -92,7 +94,9 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
     assert papers.verdicts_of({"item": "Figure 1", "recipe": "one"}) == "[holds: 1](recipes.md#one), 5 seeds"
     assert papers.verdicts_of({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
     (tmp_path / "one.toml").write_text(f'{recipe}\n[[claim]]\ntext = "It lasts"', encoding="utf-8")
-    assert papers.verdicts_of({"item": "Figure 1", "recipe": "one"}).endswith(", 5 seeds, of an earlier form of the recipe")
+    assert papers.verdicts_of({"item": "Figure 1", "recipe": "one"}).endswith(
+        ", 5 seeds, of an earlier form of the recipe"
+    )
 
 
 def test_results_of_other_claims_methods_rounds_or_points_are_old(papers):
