@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
-from fedtide.config.code import named
-from fedtide.config.overrides import as_toml, flat, seed_list
-from fedtide.config.track import check_installed, spelled
+from fedtide.config.overrides import flat, seed_list
+from fedtide.config.settings import check_installed, read_tracker
+from fedtide.config.writing import as_toml, named
 from fedtide.core.durations import seconds_of
 from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.data.population import Population
@@ -534,7 +534,7 @@ def track(run_folder: str | Path, tracker: str | None = None) -> None:
     """
     from fedtide.tracking.feed import track as track_folder
 
-    track_folder(Path(run_folder), None if tracker is None else spelled(tracker))
+    track_folder(Path(run_folder), None if tracker is None else read_tracker(tracker))
 
 
 @hinted

@@ -472,10 +472,10 @@ def track(run_folder: Path, tracker: str | None = None, /, *, output: Telling = 
         tracker: tensorboard, mlflow or wandb, or one with its place, such as mlflow:http://localhost:5000; by default
             that of its [track].
     """
-    from fedtide.config.track import spelled
+    from fedtide.config.settings import read_tracker
     from fedtide.tracking.feed import track as track_folder
 
-    runs = track_folder(run_folder, None if tracker is None else spelled(tracker))
+    runs = track_folder(run_folder, None if tracker is None else read_tracker(tracker))
     say(f"{len(runs)} run{'s' * (len(runs) != 1)} tracked", console(output))
     tell({"folder": run_folder, "runs": [run.title for run in runs]}, output)
     return 0

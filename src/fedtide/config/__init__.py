@@ -5,11 +5,11 @@
 2
 """
 
-from fedtide.config.fleet import Auto, FleetSettings, Local, Ray, Stacked, Workers
-from fedtide.config.reading import brief, from_dict, read, resolved, slug, to_toml
+from fedtide.config.reading import brief, from_dict, read
 from fedtide.config.schema import Claim, Data, Experiment, Forgetting, Method, StopAt, is_own, maker, options_model
+from fedtide.config.settings import Auto, FleetSettings, Local, Range, Ray, Stacked, Tune, TuneStage, Workers
 from fedtide.config.sweep import Point, axes, matching, points
-from fedtide.config.tune import Range, Tune, TuneStage
+from fedtide.config.writing import resolved, slug, to_toml
 
 __all__ = [
     "Auto", "Claim", "Data", "Experiment", "FleetSettings", "Forgetting", "Local", "Method", "Point", "Range", "Ray",

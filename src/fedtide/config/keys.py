@@ -1,4 +1,4 @@
-"""The keys of an experiment file, and what may stand there, in words: for the command line and the documentation."""
+"""The keys of an experiment file, and their values, in words: for the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -10,47 +10,21 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from textwrap import dedent
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config.overrides import as_toml
-from fedtide.config.schema import SHARED, Experiment, Method, maker
+from fedtide.config.schema import SHARED, Experiment, Method, maker, options_model
+from fedtide.config.writing import as_toml
 from fedtide.core.errors import FedtideError, folded, nearest, synonyms
 from fedtide.fields.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
 from fedtide.fields.types import changed
 
-
-def options(name: str) -> dict[str, tuple[Any, Any]]:
-    """Return the options of a method with this algorithm: (type, default)."""
-    make = maker(name)
-    hints = get_type_hints(make, include_extras=True)
-    return {
-        key: (hints.get(key, Any), ... if p.default is inspect.Parameter.empty else p.default)
-        for key, p in inspect.signature(make).parameters.items()
-        if key != "task"
-    }
-
-
-def arguments(block: str) -> dict[str, str]:
-    """Return the description of each name in an `Args:` section.
-
-    >>> arguments("Args:\\n    rate: of learning,\\n        above 0.\\n    batch: rows.")
-    {'rate': 'of learning, above 0.', 'batch': 'rows.'}
-    """
-    found: dict[str, str] = {}
-    name = ""
-    for line in dedent("\n".join(block.splitlines()[1:])).splitlines():
-        if line.startswith(" "):
-            found[name] += " " + line.strip()
-        else:
-            name, _, found_text = line.partition(":")
-            found[name] = found_text.strip()
-    return found
-
+# -- values ------------------------------------------------------------------------------------------------------------
 
 RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": "at most {}"}
+WORDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}
 
 
 def allowed(kind: Any) -> str:
@@ -69,121 +43,140 @@ def allowed(kind: Any) -> str:
         return "table"
     if is_union(kind):
         return " or ".join(allowed(member) for member in get_args(kind) if member is not type(None))
-    word = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}.get(kind)
-    if word is None:
+    if kind not in WORDS:
         return f"`{getattr(kind, '__name__', kind)}`"
-    limits = {name: getattr(r, name) for r in marks for name in RANGES if getattr(r, name, None) is not None}
-    if limits.keys() in ({"ge", "le"}, {"ge", "lt"}):
-        most = _bound(limits["le"]) if "le" in limits else f"below {_bound(limits['lt'])}"
-        return f"{word}, {_bound(limits['ge'])} to {most}"
-    said = [RANGES[name].format(_bound(value)) for name, value in limits.items()]
-    return ", ".join([word, " and ".join(said)] if said else [word])
-
-
-def _bound(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    limits = {name: getattr(mark, name) for mark in marks for name in RANGES if getattr(mark, name, None) is not None}
+    bounds = {name: f"{value:,}" if isinstance(value, int) else f"{value:g}" for name, value in limits.items()}
+    if bounds.keys() == {"ge", "le"}:
+        return f"{WORDS[kind]}, {bounds['ge']} to {bounds['le']}"
+    if bounds.keys() == {"ge", "lt"}:
+        return f"{WORDS[kind]}, {bounds['ge']} to below {bounds['lt']}"
+    words = [RANGES[name].format(bound) for name, bound in bounds.items()]
+    return ", ".join(filter(None, [WORDS[kind], " and ".join(words)]))
 
 
 def code(value: Any) -> str:
-    """A value as it stands in TOML.
+    """Return a value as TOML, in backticks.
 
     >>> code({"kind": "sgd", "momentum": 0.9})
     '`{ kind = "sgd", momentum = 0.9 }`'
     """
-    if isinstance(value, dict):
-        return f"`{{ {', '.join(f'{key} = {code(each).strip(chr(96))}' for key, each in value.items())} }}`"
-    if isinstance(value, list | tuple):
-        return f"`[{', '.join(code(each).strip(chr(96)) for each in value)}]`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+    return f"`{as_toml(value)}`"
 
 
 def spelled(value: Any) -> str:
-    """A default as it would be written."""
+    """Return a default as a person would write it."""
     if value is ...:
         return "must be given"
     if value is None:
         return "none"
     if value == {}:
         return "empty"
-    if dataclasses.is_dataclass(value) and (names := tags(type(value))):
-        own = {key: each for key, each in changed(value).items() if key != "kind"}
-        kind = {"by" if hasattr(value, "by") else "kind": names[0]}
-        return code(kind | own) if own else code(names[0])
-    if dataclasses.is_dataclass(value) and (own := changed(value)):
-        return code(own)
-    if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
+    if isinstance(value, BaseModel):
         return "see its keys"
-    return code(value)
+    if not dataclasses.is_dataclass(value):
+        return code(value)
+    options = {key: child for key, child in _as_file(value).items() if key != "kind"}
+    if not (names := tags(type(value))):
+        return code(options) if options else "see its keys"
+    by = "by" if hasattr(value, "by") else "kind"
+    return code({by: names[0], **options} if options else names[0])
 
 
-# -- docstrings -------------------------------------------------------------------------------------------------------
+def _as_file(value: Any) -> Any:
+    """Return a value with ingredients in it as tables."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _as_file(changed(value))
+    return {key: _as_file(child) for key, child in value.items()} if isinstance(value, dict) else value
+
+
+# -- docstrings --------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Doc:
-    """A docstring: its prose as Markdown, and what its Args section says of each name."""
+    """A docstring: its prose as Markdown, and the description of each name in its Args section."""
 
     prose: str
     args: dict[str, str]
 
 
 def docstring(text: str | None, names: Sequence[str] = ()) -> Doc:
-    """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
+    """Read a docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
     prose: list[str] = []
     args: dict[str, str] = {}
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
         first = block.splitlines()[0] if block else ""
-        if first in ("Args:", "Returns:", "Raises:"):
-            args |= arguments(block) if first == "Args:" else {}
-        elif first.startswith(">>>"):
+        if first == "Args:":
+            args |= _arguments(block)
+        elif first in ("Returns:", "Raises:") or first.startswith(">>>"):
             continue
-        elif said := inline(block, names):
-            args |= said
+        elif inline := _inline_arguments(block, names):
+            args |= inline
         else:
             prose.append(block)
     return Doc("\n\n".join(prose), args)
 
 
-def inline(block: str, names: Sequence[str]) -> dict[str, str]:
-    """Read a paragraph `name: ... name: ...` about some of `names`; nothing where it is no such paragraph."""
-    known = "|".join(names)
-    if not names or not re.match(rf"({known}): ", block):
+def _arguments(block: str) -> dict[str, str]:
+    """Return the description of each name in an `Args:` section.
+
+    >>> _arguments("Args:\\n    rate: of learning,\\n        above 0.\\n    batch: rows.")
+    {'rate': 'of learning, above 0.', 'batch': 'rows.'}
+    """
+    lines = re.split(r"\n(?! )", dedent("\n".join(block.splitlines()[1:])))
+    pairs = (line.partition(":") for line in lines if line)
+    return {name: " ".join(text.split()) for name, _, text in pairs}
+
+
+def _inline_arguments(block: str, names: Sequence[str]) -> dict[str, str]:
+    """Read a paragraph `name: ... name: ...` about some of `names`; nothing if it is no such paragraph."""
+    pattern = "|".join(names)
+    if not names or not re.match(rf"({pattern}): ", block):
         return {}
-    parts = re.split(rf"(?:^|(?<=[.;] ))({known}): ", " ".join(block.split()))
+    parts = re.split(rf"(?:^|(?<=[.;] ))({pattern}): ", " ".join(block.split()))
     return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
 
 
 def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
-    """The keys of a table: (type, default); `...` for a key that must be given."""
-    shown = {name: hint for name, hint in fields_of(kind).items() if (kind.__name__, name) not in HIDDEN}
-    return {name: (hint, _default(kind, name)) for name, hint in shown.items()}
+    """Return the keys of a table: (type, default); `...` for a key that must be given."""
+    if issubclass(kind, BaseModel):
+        return {
+            name: (
+                Annotated[field.annotation, field],
+                ... if field.is_required() else field.get_default(call_default_factory=True),
+            )
+            for name, field in kind.model_fields.items()
+            if (kind.__name__, name) not in HIDDEN
+        }
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    return {name: (hint, _default(fields[name])) for name, hint in fields_of(kind).items()}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+def options(name: str) -> dict[str, tuple[Any, Any]]:
+    """Return the options of a method with this algorithm: (type, default)."""
+    return table_fields(options_model(name))
 
 
 def documented(kind: Any) -> Doc:
-    """The docstring of a type, with what its bases say of their keys."""
+    """Return the docstring of a type, with descriptions of keys from its bases."""
     names = tuple(table_fields(kind))
     bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
-    args = {name: said for base in bases for name, said in docstring(base.__doc__, names).args.items()}
-    own = docstring(kind.__doc__, names)
-    return dataclasses.replace(own, args=args | own.args)
-
-
-def _default(kind: Any, name: str) -> Any:
-    if issubclass(kind, BaseModel):
-        field = kind.model_fields[name]
-        return ... if field.is_required() else field.get_default(call_default_factory=True)
-    made = next(field for field in dataclasses.fields(kind) if field.name == name)
-    if made.default_factory is not dataclasses.MISSING:
-        return made.default_factory()
-    return ... if made.default is dataclasses.MISSING else made.default
+    args = {name: text for base in bases for name, text in docstring(base.__doc__, names).args.items()}
+    doc = docstring(kind.__doc__, names)
+    return dataclasses.replace(doc, args=args | doc.args)
 
 
 def within_list(kind: Any) -> Any:
@@ -198,7 +191,7 @@ def within_list(kind: Any) -> Any:
 
 
 def tables_in(kind: Any) -> list[Any]:
-    """The tables that may stand at a key: one, the members of a choice, or none.
+    """Return the tables that may stand at a key: one, the members of a choice, or none.
 
     >>> from fedtide.cohorts import Cohort
     >>> [tags(table)[0] for table in tables_in(Cohort)][:3], tables_in(int)
@@ -210,21 +203,24 @@ def tables_in(kind: Any) -> list[Any]:
 
 @cache
 def ingredients() -> dict[str, Any]:
-    """The tables and choices that algorithms take, by the name of the keyword; the first of a name stands for all."""
-    found: dict[str, Any] = {}
+    """Return the tables and choices that algorithms take, by the keyword; the first of a name stands for all."""
+    kinds: dict[str, Any] = {}
     for name in REGISTRY:
         for keyword, (kind, _) in options(name).items():
             if tables_in(kind):
-                found.setdefault(keyword, kind)
-    return found
+                kinds.setdefault(keyword, kind)
+    return kinds
 
 
 def _below(table: Any) -> dict[str, Any]:
-    """The keys of a table with their types; of a method, those of every algorithm too."""
-    own = {key: hint for key, (hint, _) in table_fields(table).items()}
+    """Return the keys of a table with their types; of a method, those of every algorithm too."""
+    keys = {key: hint for key, (hint, _) in table_fields(table).items()}
     if table is Method:
-        own = {key: hint for name in REGISTRY for key, (hint, _) in options(name).items()} | ingredients() | own
-    return own
+        keys = {key: hint for name in REGISTRY for key, (hint, _) in options(name).items()} | ingredients() | keys
+    return keys
+
+
+# -- places of keys ----------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -242,13 +238,13 @@ def _walk(table: Any, above: str, within: tuple[Any, ...]) -> Iterator[str]:
 
 
 FIRST = ("", "data.partition.", "method.local.", "method.cohort.", "method.server.", "data.", "method.")
-"""Tables in which a key is looked for, those first that people mean most often."""
+"""Tables in which a key is looked for, the commonest first."""
 
 
 def places(word: str, near: bool = False) -> list[str]:
-    """The dotted keys that a word may mean, in whichever table, those first that people mean most often.
+    """Return the dotted keys that a word may mean, in all tables, the commonest first.
 
-    With `near` also those that it is a misspelling of.
+    With `near` also those of which the word is a misspelling.
 
     >>> places("learning_rate")[:2], places("num_clients")[:1], places("alpa", near=True)[0]
     (['method.local.lr', 'method.server.lr'], ['data.partition.clients'], 'data.partition.alpha')
@@ -258,30 +254,33 @@ def places(word: str, near: bool = False) -> list[str]:
     meant = [*(name for name in names if folded(name) == folded(word)), *synonyms(word, names)]
     if near and not meant:
         meant = get_close_matches(folded(word), names, n=1, cutoff=0.85)
-    found = [place for name in meant for place, (_, _, end) in ends.items() if end == name]
-    heads = {place: "".join(ends[place][:2]) for place in found}
-    return sorted(found, key=lambda place: FIRST.index(heads[place]) if heads[place] in FIRST else len(FIRST))
+    matches = [place for name in meant for place, (_, _, end) in ends.items() if end == name]
+    heads = {place: "".join(ends[place][:2]) for place in matches}
+    return sorted(matches, key=lambda place: FIRST.index(heads[place]) if heads[place] in FIRST else len(FIRST))
 
 
 def place(word: str, near: bool = False) -> str:
-    """Say where the key stands that a word may mean; "" where there is none.
+    """Describe the place of the key that a word may mean; "" if there is none.
 
     >>> place("num_clients"), place("learning_rate"), place("nonsense")
     ("'data.partition.clients'", "'local.lr' in [[method]] or [defaults]", '')
     """
-    found = next(iter(places(word, near)), "")
-    name = found.removeprefix("method.")
-    return "" if not found else f"'{found}'" if name == found else f"'{name}' in [[method]] or [defaults]"
+    first = next(iter(places(word, near)), "")
+    name = first.removeprefix("method.")
+    return "" if not first else f"'{first}'" if name == first else f"'{name}' in [[method]] or [defaults]"
 
 
 def place_beside(word: str, near: bool = False) -> str:
-    """Say where the key stands that a word in a method may mean, if that is no key of methods; else ""."""
-    return next((f"'{found}'" for found in places(word, near) if not found.startswith("method.")), "")
+    """Describe the place of the key that a word in a method may mean, if that is no key of methods; else ""."""
+    return next((f"'{place}'" for place in places(word, near) if not place.startswith("method.")), "")
+
+
+# -- for the command line ----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of a method: its name, what it may hold, its default, and what it means."""
+    """A key of a method: its name, allowed values, its default, and its meaning."""
 
     name: str
     allowed: str
@@ -289,28 +288,25 @@ class Key:
     meaning: str
 
 
+def _key(name: str, hint: Any, default: Any, meaning: str | None) -> Key:
+    plain = (text.replace("`", "") for text in (allowed(hint), spelled(default)))
+    return Key(name, *plain, meaning or described(hint))
+
+
 def keys_of(name: str) -> list[Key]:
-    """The keys of a method with this algorithm, and then those that every method has.
+    """Return the keys of a method with this algorithm, and then those of every method.
 
     >>> keys = {key.name: key for key in keys_of("vanilla")}
     >>> list(keys)[:3], keys["branches"].allowed, keys["branches"].default, keys["branches"].meaning
     (['local', 'branches', 'branch_layer'], 'whole number, 1 to 1,000', '2', 'number of branches, K.')
     """
-    own = [(key, *option) for key, option in options(name).items()]
-    shared = [
-        (key, field.annotation, ... if field.is_required() else field.default)
-        for key, field in Method.model_fields.items()
-        if key in {*SHARED, "shift"}
-    ]
-    said = docstring(Method.__doc__).args | docstring(maker(name).__doc__).args
-    return [
-        Key(key, _plain(allowed(hint)), _plain(spelled(default)), said.get(key) or described(hint))
-        for key, hint, default in (*own, *shared)
-    ]
+    shared = {key: field for key, field in table_fields(Method).items() if key in {*SHARED, "shift"}}
+    meanings = docstring(Method.__doc__).args | docstring(maker(name).__doc__).args
+    return [_key(key, *field, meanings.get(key)) for key, field in (*options(name).items(), *shared.items())]
 
 
 def safe_form(name: str) -> str:
-    """Say what `safe = true` stands for in a method with this algorithm; "" if it has no such form.
+    """Describe what `safe = true` stands for in a method with this algorithm; "" if it has no such form.
 
     >>> safe_form("fedem"), safe_form("fedavg")
     ('`transforms = ["anchored"]`', '')
@@ -318,10 +314,10 @@ def safe_form(name: str) -> str:
     safe = REGISTRY[name].safe
     if safe is None:
         return ""
-    said = [_short(_as_file(transform)) for transform in safe.transforms]
+    transforms = [_short(_as_file(transform)) for transform in safe.transforms]
     sets = [f"`{key} = {spelled(value).strip('`')}`" for key, value in safe.options.items()]
     usual = [f"by default `{key} = {spelled(value).strip('`')}`" for key, value in safe.usual.items()]
-    return ", ".join([*sets, *([f"`transforms = {as_toml(said)}`"] if said else []), *usual])
+    return ", ".join([*sets, *([f"`transforms = {as_toml(transforms)}`"] if transforms else []), *usual])
 
 
 def _short(table: dict[str, Any]) -> Any:
@@ -330,16 +326,9 @@ def _short(table: dict[str, Any]) -> Any:
     return table["kind"] if len(table) == 1 else table
 
 
-def _as_file(value: Any) -> Any:
-    """Return a value with ingredients in it as tables."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _as_file(changed(value))
-    return {key: _as_file(each) for key, each in value.items()} if isinstance(value, dict) else value
-
-
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A table of an experiment file: where it stands, what it is, and its keys."""
+    """A table of an experiment file: its place as a title, its purpose, and its keys."""
 
     title: str
     about: str
@@ -347,7 +336,7 @@ class Section:
 
 
 def sections(path: str = "") -> list[Section]:
-    """The tables at a dotted key, one for each kind that may stand there; without a key the top of the file.
+    """Return the tables at a dotted key, one for each kind that may stand there; without a key the top of the file.
 
     Args:
         path: such as "data.partition", "data.partition.dirichlet" (one kind), "data.partition.alpha" (one key) or
@@ -367,11 +356,11 @@ def sections(path: str = "") -> list[Section]:
         kinds = [table for table in tables if step in tags(table)]
         owners = [table for table in tables if step in _below(table)]
         if not kinds and not owners:
-            known = sorted({key for table in tables for key in (*_below(table), *tags(table))})
-            hint = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
-            said = nearest(step, known) if tables else f"allowed: '{above}', which has no keys of its own"
-            raise FedtideError(f"keys: found '{path}', {said}{'' if 'did you mean' in said else hint}")
-        inside = kinds or [found for table in owners for found in tables_in(_below(table)[step])]
+            choices = sorted({key for table in tables for key in (*_below(table), *tags(table))})
+            meant = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
+            hint = nearest(step, choices) if tables else f"allowed: '{above}', which has no keys of its own"
+            raise FedtideError(f"keys: found '{path}', {hint}{'' if 'did you mean' in hint else meant}")
+        inside = kinds or [inner for table in owners for inner in tables_in(_below(table)[step])]
         if not inside and number == len(steps) - 1:
             return [_section(above, table, step) for table in owners]
         tables = list(dict.fromkeys(inside))
@@ -380,36 +369,27 @@ def sections(path: str = "") -> list[Section]:
 
 
 def _section(path: str, table: Any, only: str = "") -> Section:
-    """A table at a dotted key, or one of its keys."""
-    fields, chosen = table_fields(table), next(iter(tags(table)), "")
-    if only and only not in fields:  # of an algorithm
-        fields = {only: next(found for name in REGISTRY if (found := options(name).get(only)) is not None)}
-    doc = documented(table)
+    """Return a table at a dotted key, or one of its keys."""
+    fields, kind = table_fields(table), next(iter(tags(table)), "")
     by = "kind" if "kind" in fields else "by"
-    title = f'{path} = {{ {by} = "{chosen}" }}' if chosen else f"[{path}]" if path else "the top of the file"
-    if table is Method and not only:
-        title = "[[method]]"
+    if only and only not in fields:  # of an algorithm
+        fields = next(keys for name in REGISTRY if only in (keys := options(name)))
+    doc = documented(table)
+    title = f'{path} = {{ {by} = "{kind}" }}' if kind else f"[{path}]" if path else "the top of the file"
+    names = [only] if only else [key for key in fields if not (kind and key == by)]
     return Section(
-        title,
+        "[[method]]" if table is Method and not only else title,
         " ".join(doc.prose.partition("\n\n")[0].split()),
-        [
-            Key(key, _plain(allowed(hint)), _plain(spelled(default)), doc.args.get(key) or described(hint))
-            for key, (hint, default) in fields.items()
-            if (key == only or not only) and not (chosen and key == by)
-        ],
+        [_key(name, *fields[name], doc.args.get(name)) for name in names],
     )
 
 
-def _plain(text: str) -> str:
-    return text.replace("`", "")
-
-
-# -- one algorithm ----------------------------------------------------------------------------------------------------
+# -- one algorithm -----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Title of an algorithm, a sentence about it, and the paper that it is from, with its year."""
+    """Title of an algorithm, a sentence about it, and the title and year of its paper."""
 
     title: str
     summary: str
@@ -418,7 +398,7 @@ class Source:
 
 
 def source(name: str) -> Source:
-    """Read where an algorithm is from in the docstrings of its module and function.
+    """Read the source of an algorithm in the docstrings of its module and function.
 
     >>> source("ifca").title, source("ifca").paper, source("ifca").year
     ('IFCA', 'An Efficient Framework for Clustered Federated Learning', '2020')
@@ -428,21 +408,19 @@ def source(name: str) -> Source:
     make = maker(name)
     module = inspect.cleandoc(sys.modules[make.__module__].__doc__ or "")
     head, _, rest = module.partition("\n")[0].partition(": ")
-    named = folded(head).startswith(folded(name)) and not is_preset(make)
-    called = head if named else next((word for word in re.findall(r"[\w-]+", module) if word.lower() == name), name)
-    said = rest[:1].upper() + rest[1:] if named else (make.__doc__ or "").partition("\n")[0]
-    between = " ".join(module.split()).split("*")  # what is in every other place is the title of a paper
-    papers = [
-        (text, paper, (re.findall(r"\b(?:19|20)\d\d\b", after) or [""])[0])
-        for text, paper, after in zip(between[::2], between[1::2], between[2::2], strict=False)
-        if paper
-    ]
-    if is_preset(make):  # its module tells of several papers: of the one behind its name, or of "the others"
-        papers = [found for found in papers if f"{called} (" in found[0]] or [found for found in papers if found[2]][
-            -1:
-        ]
-    _, paper, year = next(((text, paper, year) for text, paper, year in papers if year), ("", "", ""))
-    return Source(called, said, paper, year)
+    titled = folded(head).startswith(folded(name)) and not is_preset(make)
+    title = head if titled else next((word for word in re.findall(r"[\w-]+", module) if word.lower() == name), name)
+    summary = rest[:1].upper() + rest[1:] if titled else (make.__doc__ or "").partition("\n")[0]
+    between = " ".join(module.split()).split("*")  # every other part is the title of a paper
+    papers = []
+    for before, paper, after in zip(between[::2], between[1::2], between[2::2], strict=False):
+        years = re.findall(r"\b(?:19|20)\d\d\b", after)
+        if paper and years:
+            papers.append((before, paper, years[0]))
+    if is_preset(make):  # its module is about several papers: the one behind the name, else the last
+        papers = [paper for paper in papers if f"{title} (" in paper[0]] or papers[-1:]
+    _, paper, year = papers[0] if papers else ("", "", "")
+    return Source(title, summary, paper, year)
 
 
 def is_preset(make: Any) -> bool:
@@ -453,7 +431,7 @@ def is_preset(make: Any) -> bool:
 def about(name: str) -> Iterator[str]:
     """Describe an algorithm and its source: the first paragraphs of its module, one line each."""
     make = maker(name)
-    if is_preset(make):  # its module tells of several
+    if is_preset(make):  # its module is about several
         yield (make.__doc__ or "").partition("\n")[0]
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[make.__module__].__doc__ or ""))
     for block in blocks[:2]:

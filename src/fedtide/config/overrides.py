@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +17,7 @@ SEEDS = 1000
 """At most so many seeds may be asked for as the first and the last."""
 
 SHORT = {"cohort": as_cohort, "stop_at": as_stop_at, "groups": by_what}
-"""How what is written short at a key is read, where it is not by its kind."""
+"""Readers of short values of keys that are not read by their kind."""
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
@@ -39,31 +37,6 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
         return path, values["value"]
     except ValueError:  # no TOML, or a number with thousands of digits
         return path, text.strip()
-
-
-def as_toml(value: Any) -> str:
-    """Return a value as it is written in a file, in a line.
-
-    >>> print(as_toml({"kind": "iid", "clients": [1, 2]}), as_toml("caf\u00e9"))
-    { kind = "iid", clients = [1, 2] } "caf\u00e9"
-
-    Raises:
-        TypeError: a file has no word for it.
-    """
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key_as_toml(key)} = {as_toml(each)}' for key, each in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def key_as_toml(key: object) -> str:
-    """Return a key as it is written in a file.
-
-    >>> print(key_as_toml("lr"), key_as_toml("FedAvg, lr 1"))
-    lr "FedAvg, lr 1"
-    """
-    return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else as_toml(str(key))
 
 
 def seed_list(text: str) -> str:
@@ -142,46 +115,35 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
     names = [item.get("name", item.get("algorithm", item.get("kind"))) for item in items]
     where = f"{above}.{'.'.join(path)}"
-    which, rest = None, path
-    for other in (full, bare) if above == "method" else ():  # "IFCA (safe)" and "IFCA"
-        called = [other(str(name), item) for name, item in zip(names, items, strict=True)]
-        which, rest = located(path, called)
-        if which is not None:
-            if called.count(called[which]) > 1 and not path[0].isdigit():
-                raise FedtideError(f"{where}: several methods are called '{called[which]}'; name one with its form")
-            break
-    if above != "method":
-        which, rest = located(path, names)
+    number, rest = _located_method(path, items, names, where) if above == "method" else located(path, names)
     if not rest:
         raise FedtideError(f"{where}: that is a whole table; name one of its keys, '{where}.<key>'")
-    if above == "method" and which is None and len(rest) > 1 and not _is_key(rest[0], items):
+    if above == "method" and number is None and len(rest) > 1 and not _is_key(rest[0], items):
         raise FedtideError(f"{where}: no method is called '{rest[0]}'; {nearest(rest[0], list(map(str, names)))}")
-    for item in items if which is None else [items[which]]:
+    for item in items if number is None else [items[number]]:
         assign(item, rest, copy.deepcopy(value), above)  # a later key may change it for one of them
 
 
-def full(name: str, method: Mapping[str, Any]) -> str:
-    """Return a method's name with what is ours in it behind, as records have it.
-
-    >>> full("IFCA", {"safe": True}), full("IFCA (safe)", {"safe": True}), bare("IFCA (safe)", {"safe": True})
-    ('IFCA (safe)', 'IFCA (safe)', 'IFCA')
-    """
-    form = form_of(method)
-    return name if name.endswith(form) else name + form
-
-
-def bare(name: str, method: Mapping[str, Any]) -> str:
-    """Return a method's name as it was written, without what is ours in it."""
-    return name.removesuffix(form_of(method))
+def _located_method(path: list[str], methods: list[Any], names: list[Any], where: str) -> tuple[int | None, list[str]]:
+    """Return the number of the method that a dotted key enters, by its name with or without its form, and the rest."""
+    forms = [form_of(method) for method in methods]
+    bare = [str(name).removesuffix(form) for name, form in zip(names, forms, strict=True)]
+    for full in ([name + form for name, form in zip(bare, forms, strict=True)], bare):
+        number, rest = located(path, full)
+        if number is not None:
+            if full.count(full[number]) > 1 and not path[0].isdigit():
+                raise FedtideError(f"{where}: several methods are called '{full[number]}'; name one with its form")
+            return number, rest
+    return None, path
 
 
 def _is_key(word: str, methods: list[Any]) -> bool:
-    """Tell whether a word is a key of one of the methods, or much like one; of an algorithm of one's own it may be."""
+    """Tell whether a word is a key of one of the methods, or much like one; any word may be of a user's algorithm."""
     algorithms = [str(method["algorithm"]) for method in methods if "algorithm" in method]
-    if any(map(is_own, algorithms)):  # which is not imported for this
+    if any(map(is_own, algorithms)):  # not imported for this
         return True
-    known = {*Method.model_fields}.union(*(options_model(algorithm).model_fields for algorithm in algorithms))
-    return word in known or "did you mean" in nearest(word, sorted(known))
+    keys = {*Method.model_fields}.union(*(options_model(algorithm).model_fields for algorithm in algorithms))
+    return word in keys or "did you mean" in nearest(word, sorted(keys))
 
 
 def _as_table(key: str, value: Any, full: str) -> Any:

@@ -16,11 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, Validatio
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.options import options_of
 from fedtide.clusters.representation import Embedding
-from fedtide.config.deploy import Deploy
-from fedtide.config.fleet import FleetSettings, Local
-from fedtide.config.track import Track
-from fedtide.config.tune import Tune
-from fedtide.config.wire import WireSettings
+from fedtide.config.settings import Deploy, FleetSettings, Local, Track, Tune, WireSettings
 from fedtide.core.base import Algorithm, EvalSplit, Grouping
 from fedtide.core.errors import refused, unknown
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
@@ -60,17 +56,18 @@ class Data(Strict):
     """Rows, and how they are dealt to clients.
 
     Args:
-        source: where rows come from.
-        directory: the data directory, where files of the source are looked for first.
-        partition: how rows are dealt to clients; None means natural where the source names clients, else iid.
+        source: of the rows.
+        directory: the data directory, in which files of the source are looked for first.
+        partition: how rows are dealt to clients; None means natural if the source names clients, else iid.
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
         public_samples: number of training rows that no client holds and all may see, without their labels, for
             methods that need a common view of the data; as many of each domain of the source, if it has them.
-        transforms: what is done to images before the model sees them, in order.
-        seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
-        target: what rows are labeled with: classes, a number, its quantiles, a count, or several labels at once.
+        transforms: steps that images pass before the model sees them, in order.
+        seed: of the dealing, and of a source that is drawn; None means the seed of the run, so that every seed deals
+            anew.
+        target: labels of rows: classes, a number, its quantiles, a count, or several labels at once.
     """
 
     source: Annotated[Source, Spelled] = DayNightCharacters()
@@ -89,20 +86,19 @@ class Method(Strict):
     """Method of a comparison: a named algorithm with its settings, and a shift of its own if it has one.
 
     Args:
-        name: how the report calls it; what is ours in it stands behind, as in "IFCA (safe)".
+        name: in the report; transforms and the safe form follow it in brackets, as in "IFCA (safe)".
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
-        safe: the recommended form of the method: the one that lost no point where there was nothing to find. The page
-            of a method says what it stands for.
-        transforms: what is ours, or a way to personalize, added to the method as its paper has it; in any order.
-        loss: what local training minimizes; "cross-entropy" is the target's own loss where rows have no classes.
+        safe: the recommended form of the method, which lost no point if there was nothing to find. The page of a
+            method describes it.
+        transforms: additions to the method of the paper: our improvements, or a way to personalize; in any order.
+        loss: minimized by local training; "cross-entropy" is the target's own loss if rows have no classes.
         init_from: a file of safetensors with the weights that the method's model begins with, by their names, or the
             folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
             draws them.
         shift: in place of the experiment's `who`, `what` or `how`.
-        decide_per: which rows decide together at inference which branch answers for them: all of a "client", a
-            "batch" of at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", in a
-            simulation alone).
+        decide_per: rows that choose their branch together at inference: all of a "client", a "batch" of at most 64 of
+            a client's, each "sample", or 64 of the same true group ("oracle", in a simulation alone).
     """
 
     name: Text = Field(min_length=1, max_length=100)
@@ -127,12 +123,12 @@ class Method(Strict):
 
     @property
     def form(self) -> str:
-        """What is ours in it, as it stands behind its name: " (safe, shared trunk)"; "" for a method as it is."""
+        """The safe form and transforms, in brackets after its name: " (safe, shared trunk)"; "" without any."""
         return self._form([transform.label for transform in self.transforms])
 
     def _form(self, labels: list[str]) -> str:
-        said = ", ".join(filter(None, ["safe" if self.safe else "", *labels]))
-        return f" ({said})" if said else ""
+        words = ", ".join(filter(None, ["safe" if self.safe else "", *labels]))
+        return f" ({words})" if words else ""
 
     @property
     def bare(self) -> str:
@@ -142,12 +138,11 @@ class Method(Strict):
     @property
     def others(self) -> list[str]:
         """Names of other uses of its models, each judged as a method of its own."""
-        ways = [transform for transform in self.all_transforms if isinstance(transform, Personalized)]
-        return [name for way in ways for name in way.named()]
+        return [name for each in self.all_transforms if isinstance(each, Personalized) for name in each.named()]
 
     def named(self, other: str) -> Method:
         """Return the method under the name of one of its other uses, which personalizes in a way of its own."""
-        form = self._form([each.label for each in self.transforms if not isinstance(each, Personalized)])
+        form = self._form([other.label for other in self.transforms if not isinstance(other, Personalized)])
         return self.model_copy(update={"name": f"{self.bare}, {other}{form}"})
 
 
@@ -155,7 +150,7 @@ TRANSFORMS: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[AnyTransform, ...])
 
 
 def form_of(method: Mapping[str, Any]) -> str:
-    """Return what is ours in a method that is written in a file, as it stands behind its name; "" if it is not right.
+    """Return the form of a method that is written in a file, in brackets after its name; "" for one with mistakes.
 
     >>> form_of({"transforms": ["anchored", {"kind": "shared", "layers": "trunk"}]}), form_of({"transforms": 3})
     (' (anchored, shared trunk)', '')
@@ -182,11 +177,10 @@ class Forgetting(Strict):
     Every participant's training is done once more on copies and judged on every owner's rows: participants x owners.
 
     Args:
-        rounds: which, counted from 0 as `round` in rounds.jsonl. The model that is sent out in round r, and has seen r
-            rounds, is compared with what the round's participants make of it.
-        part: on which rows of the owners, "val" or "test".
-        eval_clients: on whose rows: of the round's "participants", or of at most so many registered clients, drawn
-            once.
+        rounds: numbers from 0, as `round` in rounds.jsonl. The model sent out in round r, which has seen r rounds,
+            is compared with the models that the round's participants make of it.
+        part: rows of the owners, "val" or "test".
+        eval_clients: owners of the rows: the round's "participants", or at most so many registered clients, drawn once.
     """
 
     rounds: Annotated[tuple[Whole, ...], Distinct]
@@ -211,26 +205,16 @@ class MacroF1:
 
     kind: Literal["macro-f1"] = "macro-f1"
 
-    @property
-    def units(self) -> dict[str, Unit]:
-        """Its numbers in records, claims and reports, with their units."""
-        return {each.name: each.unit for each in SHIPPED[self.kind]}
-
 
 @ingredient
 class AUC:
     """Area under the ROC curve, each class against the rest, all rows together, as a mean over classes.
 
-    Scores are log-odds in 640 bins from -16 to 16, so that sums of clients tell it; `auc_bound` is how far it is off at
-    most, half the share of pairs that one bin holds.
+    Scores are log-odds in 640 bins from -16 to 16, so that it follows from sums of clients. `auc_bound` is its largest
+    error, half the share of pairs in one bin.
     """
 
     kind: Literal["auc"] = "auc"
-
-    @property
-    def units(self) -> dict[str, Unit]:
-        """Its numbers in records, claims and reports, with their units."""
-        return {each.name: each.unit for each in SHIPPED[self.kind]}
 
 
 class OwnMetric(Strict):
@@ -240,7 +224,7 @@ class OwnMetric(Strict):
         function: `module:function`, called with the scores (`fedtide.evaluate.Scores`) and `options`; returns a number.
         options: keyword arguments for it.
         name: in records, claims and reports; None means the function's name.
-        unit: how reports write it: a "share" (0 to 1) as percent.
+        unit: in reports: a "share" (0 to 1) is written as percent.
         needs: sums over all rows that it reads as `scores.pooled[needs]`: "confusion" (classes, 3), right predictions,
             all predictions, and rows, of each class; "odds" (classes, 2, 640), rows of the class and others in bins of
             their log-odds for it; None for none.
@@ -258,19 +242,21 @@ class OwnMetric(Strict):
         """Name in records, claims and reports."""
         return self.name or self.function.rpartition(":")[2]
 
-    @property
-    def units(self) -> dict[str, Unit]:
-        """Its number in records, claims and reports, with its unit."""
-        return {self.key: self.unit}
+
+def units_of(metric: MacroF1 | AUC | OwnMetric) -> dict[str, Unit]:
+    """Return the numbers of a metric in records, claims and reports, with their units."""
+    if isinstance(metric, OwnMetric):
+        return {metric.key: metric.unit}
+    return {number.name: number.unit for number in SHIPPED[metric.kind]}
 
 
 class StopAt(Strict):
-    """Early end of a run at a target accuracy; it is not known whether the accuracy would have stayed there.
+    """Early end of a run at a target accuracy; nothing says whether the accuracy would have stayed there.
 
     Args:
-        accuracy: of held-out clients where there are any, else of the clients' own test rows, else of their validation
+        accuracy: of held-out clients if there are any, else of the clients' own test rows, else of their validation
             rows; from 0 to 1.
-        evaluations: so many in a row have to be at or above it.
+        evaluations: number in a row that have to be at or above it.
     """
 
     accuracy: Fraction
@@ -278,11 +264,11 @@ class StopAt(Strict):
 
 
 class Claim(Strict):
-    """Something that the experiment set out to see; its report says whether it holds.
+    """Statement that the experiment tests; its report says whether it holds.
 
     Args:
         text: the claim, as a sentence.
-        method: whose number it is about.
+        method: the method with the number.
         versus: the method that it is compared with, seed by seed; of several the one with the highest mean, with `less`
             the lowest; None compares the number itself with `bound`.
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... None means the
@@ -290,9 +276,9 @@ class Claim(Strict):
         bound: the number, or the difference, must lie beyond this.
         less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
         within: it must lie closer to `bound` than this, on either side.
-        at: the part of a sweep that the claim is about, by parts of the points' names as the report writes them: "alpha
-            0.1", or "chosen" for all of it. Of several points each method takes the one that it chose by its validation
-            rows. None asks at every point anew.
+        at: a part of the sweep, by parts of the points' names as the report writes them: "alpha 0.1", or "chosen" for
+            all of it. Of several points each method takes the one that it chose by its validation rows. None tests the
+            claim at every point.
         beyond: another part of the sweep, whose number is subtracted, seed by seed; needs `at`.
     """
 
@@ -307,12 +293,12 @@ class Claim(Strict):
     beyond: str | None = None
 
     def about(self, score: str) -> Claim:
-        """Return the claim, about a score where it says no measure."""
+        """Return the claim, about a score if it names no measure."""
         return self if self.measure is not None else self.model_copy(update={"measure": score})
 
     @property
     def measured(self) -> str:
-        """Return the measure; a claim that says none has to be `about` a score before."""
+        """Return the measure; a claim that names none has to be `about` a score before."""
         assert self.measure is not None
         return self.measure
 
@@ -352,34 +338,33 @@ class Experiment(Strict):
         seeds: every method is run with each.
         eval_every: rounds between evaluations; the last round is always judged.
         eval_clients: judge at most so many clients of each kind, drawn once; None means all.
-        eval_splits: who is judged: "train_clients" and "held_out_clients" on test rows, "val" on validation
-            rows, by which a sweep chooses, and which cost a training of their own where clients personalize; None
-            means all.
-        metrics: computed at each evaluation beside accuracy and loss: "macro-f1", "auc", and your own.
-        embedding: a network that is never trained; by clients' mean features there those of a cluster are compared at
-            each evaluation, as they are by their labels; None means by labels alone.
+        eval_splits: rows of each evaluation: "train_clients" and "held_out_clients" are test rows; "val" are validation
+            rows (used to pick sweep points; personalizing methods train once more for them); None means all.
+        metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", and your own.
+        embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
+            None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         average_last: rounds over which late accuracy is averaged; None means two periods of the shift, on a calendar
             all that make whole weeks (or days), else the last quarter of the rounds.
         baseline: the method that others are compared with, seed by seed.
         precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
-            passes rows through the model in bfloat16, which is refused where a step then takes longer.
-        data: which rows, and who holds them.
-        shift: what changes with time.
+            passes rows through the model in bfloat16; it is refused if a step then takes longer.
+        data: the rows, and their clients.
+        shift: changes with time.
         model: the network.
-        devices: how long clients take on the simulated clock; None means a second a round.
-        fleet: what runs the clients' work.
+        devices: time that clients take on the simulated clock; None means a second a round.
+        fleet: runs the clients' work.
         wire: how sums pass from clients to the server; None adds them in floating point, as they are sent.
-        forgetting: at which rounds local client forgetting is measured; None means at none.
+        forgetting: rounds at which local client forgetting is measured; None means at none.
         method: the rows of the comparison.
         sweep: a grid: dotted keys, each with a list of values. Keys that change together stand side by side,
             `"shift.what.cycles, rounds" = [[3, 60], [10, 200]]`; the first names the points. Worlds
             that differ in whole tables are named by a swept `title`.
-        claim: what the experiment set out to see.
-        tune: what `fedtide tune` searches; None means nothing.
+        claim: statements that the experiment tests.
+        tune: the search of `fedtide tune`; None means none.
         deploy: where and when real clients are asked; None means the defaults.
-        track: what else is told of each round as it is played; None means nothing. Changes no result.
+        track: tracker that gets each round as it is played; None means none. Changes no result.
     """
 
     title: Text = ""
@@ -429,9 +414,9 @@ class Experiment(Strict):
 
     @property
     def metric_units(self) -> dict[str, Unit]:
-        """Units of what is recorded beside the metrics of every experiment: of the target, and of `metrics`."""
-        more: dict[str, Unit] = {name: OF_TARGETS[name].unit for name in self.data.target.about.metrics}
-        return more | {name: unit for metric in self.metrics for name, unit in metric.units.items()}
+        """Units of numbers that are recorded besides those of every experiment: of the target, and of `metrics`."""
+        units: dict[str, Unit] = {name: OF_TARGETS[name].unit for name in self.data.target.about.metrics}
+        return units | {name: unit for metric in self.metrics for name, unit in units_of(metric).items()}
 
     @property
     def timing(self) -> Devices:
@@ -440,7 +425,7 @@ class Experiment(Strict):
 
     @property
     def period(self) -> float | None:
-        """The period of the shift in rounds, of the first method that has one; None where none has."""
+        """The period of the shift in rounds, of the first method that has one; None if none has."""
         periods = [self.shift.period, *(self.shift_of(method).period for method in self.method)]
         return next((period for period in periods if period is not None), None)
 
@@ -475,10 +460,10 @@ def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algori
     if algorithm in REGISTRY:
         return REGISTRY[algorithm].make
     if is_own(algorithm):
-        found = imported(algorithm, key)
-        if not callable(found):
-            raise refused(key, found, "a function that makes an Algorithm")
-        return found
+        make = imported(algorithm, key)
+        if not callable(make):
+            raise refused(key, make, "a function that makes an Algorithm")
+        return make
     module = algorithm.removesuffix(".py")
     if isfile(f"{module}.py"):
         raise refused(key, algorithm, f"'{module}:FUNCTION', a function of {module}.py")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtide.config.overrides import assign
-from fedtide.config.reading import copied, from_dict, resolved, slug
+from fedtide.config.reading import copied, from_dict
 from fedtide.config.schema import Experiment
+from fedtide.config.writing import resolved, slug
 from fedtide.core.errors import FedtideError, refused, unknown
 
 MOST = 1000

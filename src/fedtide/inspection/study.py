@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config.overrides import as_toml
+from fedtide.config.writing import as_toml
 from fedtide.core.durations import LONGEST, seconds_of
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar

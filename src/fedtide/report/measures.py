@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fedtide.config import Experiment, matching
 from fedtide.config import points as points_of
+from fedtide.config.schema import units_of
 from fedtide.core.errors import refused, unknown
 from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, metrics_for
@@ -234,10 +235,10 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     """
     own = [metric.name for metric in metrics_for(experiment.data.target.about)]
     for place, metric in enumerate(experiment.metrics):
-        for name in metric.units:
+        for name in units_of(metric):
             if name in (*own, *NO_METRICS) or unit_of(name) is not None:
                 raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")
-        own += metric.units
+        own += units_of(metric)
     own += experiment.metric_units
     for place, claim in enumerate(experiment.claim):
         if claim.measured in {"accuracy", "skill"} - {experiment.score}:

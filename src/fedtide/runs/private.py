@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedtide.cohorts import Uniform
 from fedtide.config import Experiment, Method, points
-from fedtide.config.wire import Privacy
+from fedtide.config.settings import Privacy
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, unknown
 from fedtide.fleets.local_engine import Host

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from fedtide.config.deploy import parted
+from fedtide.config.settings import split_address
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.site.files import PUBLIC, SECRET, check_secret, read_bytes, write_new
@@ -69,7 +69,7 @@ def renew(folder: Path, address: str) -> None:
     except (ValueError, TypeError) as error:
         raise FedtideError(f"{folder / 'ca.key'}: damaged or not a private key ({error})") from None
     key = ec.generate_private_key(ec.SECP256R1())
-    made = _certificate(authority, parted(address)[0], key, SERVER)
+    made = _certificate(authority, split_address(address)[0], key, SERVER)
     for name in ("server.crt", "server.key"):  # first both: a key is never beside the certificate of another
         (folder / name).unlink(missing_ok=True)
     write_new(folder / "server.key", _private(key), SECRET)
@@ -90,7 +90,7 @@ def renew_if_due(folder: Path, address: str) -> str:
     if (found := _fitting(folder)) is not None:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         covered = [str(each) for kind in (x509.DNSName, x509.IPAddress) for each in names.get_values_for_type(kind)]
-        if parted(address)[0] in covered:
+        if split_address(address)[0] in covered:
             left = found.not_valid_after_utc - now
     if left >= SOON:
         ends, but = read_certificate(folder / "ca.crt").not_valid_after_utc, "make another site, with new tickets"

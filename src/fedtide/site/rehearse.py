@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from fedtide.config import from_dict, resolved, to_toml
-from fedtide.config.deploy import Deploy
+from fedtide.config.settings import Deploy
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import read_rounds

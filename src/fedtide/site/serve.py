@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.config.deploy import listening
+from fedtide.config.settings import bind_address
 from fedtide.core.base import Algorithm, Facts, Shard, Simulation
 from fedtide.core.durations import seconds_of, zone_of
 from fedtide.core.errors import FedtideError
@@ -302,7 +302,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     """
     library()
     _renew(site, log)
-    host, port = listening(site.address)
+    host, port = bind_address(site.address)
     with ExitStack() as stack:
         carrier = stack.enter_context(
             GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=len(site.roster.node))

@@ -30,9 +30,7 @@ import tomli_w
 from pydantic import Field
 
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
-from fedtide.config.deploy import Deploy, parted
-from fedtide.config.fleet import Local
-from fedtide.config.wire import WireSettings
+from fedtide.config.settings import Deploy, Local, WireSettings, split_address
 from fedtide.core.atomic import making, replacing
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
@@ -343,7 +341,7 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
     deploy = experiment.deploy or Deploy()
     if address is not None:
         try:
-            parted(address)
+            split_address(address)
         except ValueError as error:
             raise FedtideError(f"--address: {error}") from None
         deploy = deploy.model_copy(update={"address": address})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedtide.config.deploy import listening
+from fedtide.config.settings import bind_address
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.fields.strict import Strict, checked
@@ -121,7 +121,7 @@ def intent(site: Site, now: datetime) -> Iterator[str]:
         yield f"rounds: all {rounds} are played; see them with: fedtide report {site.run}"
         return
     yield f"rounds: {rounds - played} of {rounds} are left"
-    yield "listens: at port {1} of {0}, the only one".format(*listening(site.address))
+    yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.address))
     each = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
     clients = f"{deploy.fewest} {'client is' if deploy.fewest == 1 else 'clients are'}"
     yield f"begins a round: {each}, once {clients} there"

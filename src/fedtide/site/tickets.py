@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
-from fedtide.config.deploy import Address
+from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.data.sources import CSV, NPZ
 from fedtide.fields.explain import explained

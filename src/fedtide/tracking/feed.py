@@ -12,7 +12,7 @@ from typing import Any
 
 from fedtide.config import Experiment, resolved
 from fedtide.config.overrides import flat
-from fedtide.config.track import Track, check_installed
+from fedtide.config.settings import Track, check_installed
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import run_lock

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedtide.config.track import MLflow, TensorBoard, Track, WandB
+from fedtide.config.settings import MLflow, TensorBoard, Track, WandB
 
 PACE = 2.0
 """Seconds from one message to a server to the next."""

@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from fedtide.config import from_dict, read
-from fedtide.config.fleet import Kind
 from fedtide.config.keys import Key, places, sections
 from fedtide.config.overrides import seed_list
+from fedtide.config.settings import AnyFleet
 from fedtide.core.errors import SYNONYMS, FedtideError, nearest
 from fedtide.fields.explain import tags_of
 from fedtide.runs.request import FleetKind
@@ -232,4 +232,4 @@ def test_groups_may_be_a_word():
 
 
 def test_the_command_line_knows_every_kind_of_fleet():
-    assert get_args(FleetKind) == tuple(tags_of(Kind))
+    assert get_args(FleetKind) == tuple(tags_of(AnyFleet))

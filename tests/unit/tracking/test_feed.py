@@ -8,7 +8,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.config import from_dict, resolved
-from fedtide.config.track import TensorBoard, WandB, spelled
+from fedtide.config.settings import TensorBoard, WandB, read_tracker
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.runs.experiment import RunsDisplay
@@ -38,7 +38,7 @@ class Kept:
 def kept(monkeypatch):
     Kept.runs = {}
     monkeypatch.setattr(feed, "tracker", Kept)
-    monkeypatch.setattr("fedtide.config.track.find_spec", lambda name: object())
+    monkeypatch.setattr("fedtide.config.settings.find_spec", lambda name: object())
     return Kept.runs
 
 
@@ -133,7 +133,7 @@ def test_settings_are_told_by_key(kept, tmp_path, monkeypatch):
 
 
 def test_a_missing_library_is_one_line_before_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtide.config.track.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtide.config.settings.find_spec", lambda name: None)
     with pytest.raises(
         FedtideError, match=r'track.kind: "tensorboard" needs its library; pip install "fedtide\[track\]"'
     ):
@@ -149,6 +149,6 @@ def test_a_damaged_note_is_one_line(tmp_path):
 
 
 def test_trackers_as_words():
-    assert spelled("wandb:mine") == WandB(project="mine")
+    assert read_tracker("wandb:mine") == WandB(project="mine")
     with pytest.raises(FedtideError, match=r"track: found 'tensorbord', allowed: .*; did you mean"):
-        spelled("tensorbord")
+        read_tracker("tensorbord")
