@@ -289,8 +289,7 @@ class Key:
 
 
 def _key(name: str, hint: Any, default: Any, meaning: str | None) -> Key:
-    plain = (text.replace("`", "") for text in (allowed(hint), spelled(default)))
-    return Key(name, *plain, meaning or described(hint))
+    return Key(name, allowed(hint).replace("`", ""), spelled(default).replace("`", ""), meaning or described(hint))
 
 
 def keys_of(name: str) -> list[Key]:

@@ -270,8 +270,9 @@ def _method(
     options = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     with within(where):
         options = _in_safe_form(entry, options, nested)
-        for key in options if model is not None and entry["algorithm"] in REGISTRY else ():
-            if key not in model.model_fields and (old := old_key(entry["algorithm"], key)):
+        keys = options if model is None else model.model_fields
+        for key in options:
+            if entry["algorithm"] in REGISTRY and key not in keys and (old := old_key(entry["algorithm"], key)):
                 raise FedtideError(old)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
@@ -377,7 +378,8 @@ def _rhythm(shift: dict[str, Any], rounds: Any, models: Any) -> Rhythm:
 
 def _of_shift(options: BaseModel, values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Yield the values that are marked `OfShift`: the table, the key, and what is taken from the shift."""
-    tables = [(values, type(options)), *((values.get(key), type(value)) for key, value in options)]
+    tables: list[tuple[Any, type]] = [(values, type(options))]
+    tables += [(values.get(key), type(value)) for key, value in options]
     for table, kind in tables:
         for key, what in _marks(kind).items():
             if isinstance(table, dict) and key in table:
@@ -385,7 +387,7 @@ def _of_shift(options: BaseModel, values: dict[str, Any]) -> Iterator[tuple[dict
 
 
 @cache
-def _marks(kind: type) -> dict[str, str]:
+def _marks(kind: Any) -> dict[str, str]:
     """Return the keys of a table that are marked `OfShift`, with what they take from the shift."""
     return {
         key: extra.what
