@@ -22,25 +22,12 @@ Choices:
 from __future__ import annotations
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State
+from fedtide.algorithms.fedavg import State, average_answers
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Shard,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer, one_gradient
-from fedtide.learn.server import SGD, Server, step_server
+from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.weighting import Weighting, client_weight
@@ -73,16 +60,7 @@ def fedsgd(
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
         return Answer(total, update=delta)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
-
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        return step_server(state, server, mean(reply.total))
-
-    made = Algorithm("fedsgd", init, {"train": train}, round, shared_weights, task.predict)
-    return with_cohort(made, cohort, task, local, trained=lambda rows: rows)
+    return average_answers("fedsgd", train, task, local, server, cohort, trained=lambda rows: rows)
 
 
 ENTRY = Entry("fedsgd", fedsgd, "weights down, gradient step up", "global")

@@ -220,7 +220,7 @@ def fedtem(
             return state, {}
         # Lines 10 and 11: the network.
         got, rows = mean(reply.total), reply.rows
-        state, _ = step_branches(state, server, got, lam)
+        state, _ = step_branches(state, server, reply.total, lam)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
         heard = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
         q = prior.shares(fleet.moment, branches, heard)

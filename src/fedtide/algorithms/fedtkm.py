@@ -228,7 +228,7 @@ def fedtkm(
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
         centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
         # Line 15: the network.
-        state, _ = step_branches(state, server, got, lam)
+        state, _ = step_branches(state, server, reply.total, lam)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
         facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
         return replace(state, centers=centers, log_alpha=log_alpha, prior=heard, started=started), facts

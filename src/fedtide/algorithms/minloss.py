@@ -20,29 +20,16 @@ The safe form has an anchor (docs/never-worse.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.algorithms.fedavg import State, average_answers
 from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Shard,
-    Traits,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Notes, Shard, Traits, Weights, Work
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Fraction, NonNegative
 from fedtide.learn.branched import with_branches
@@ -63,15 +50,6 @@ from fedtide.mixtures.branches import (
 )
 from fedtide.models.branched import BranchCount
 from fedtide.transforms import Anchored
-
-
-@dataclass(frozen=True)
-class State:
-    """The network, the optimizer's memo, and the memo of the cohort."""
-
-    weights: Weights
-    server: Any
-    cohort: Any = None
 
 
 def minloss(
@@ -97,31 +75,47 @@ def minloss(
     refuse_equal_start(task, branches)
     task = with_branches(task, branch_layer, branches)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
+    def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[int]:
+        losses = yield BranchLosses(task, weights, shard)
+        return int(losses.mean(1).argmin())  # ties: the first
+
+    train = train_branch(task, local, branches, partial(BranchLoss, task.loss, lam=lam, eps=eps), choose, weighting)
+    predict, traits = predict_by_certainty(task, choose_per), Traits(models="branches")
+    step, forward = partial(step_branches, lam=lam, normalize_by=normalize_by), {"train": 1}  # a pass of all branches
+    return average_answers("min-loss", train, task, local, server, cohort, step, predict, traits, forward=forward)
+
+
+def train_branch(
+    task: Task,
+    local: LocalTrainer,
+    branches: int,
+    loss: Callable[[int], BranchLoss],
+    choose: Callable[[Weights, Shard, Moment], Steps[int]],
+    weighting: Weighting,
+) -> Work:
+    """Build the question "train" of methods whose clients train one branch.
+
+    Args:
+        task: a task with branches.
+        local: local training.
+        branches: number of branches, K.
+        loss: the loss of a client, by the number of its branch.
+        choose: (weights, samples, moment) -> number of the client's branch, in steps.
+        weighting: weight of a client.
+    """
 
     @Stepwise
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        k = int((yield BranchLosses(task, payload, shard)).mean(1).argmin())  # ties: the first
-        fitted = yield Train(task, local, payload, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
+        k = yield from choose(payload, shard, moment)
+        fitted = yield Train(task, local, payload, shard, moment, rng, loss=loss(k))
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        if reply.total is None:
-            return state, {}
-        return step_branches(state, server, mean(reply.total), lam, normalize_by)
-
-    predict, traits = predict_by_certainty(task, choose_per), Traits(models="branches")
-    made = Algorithm("min-loss", init, {"train": train}, round, shared_weights, predict, traits=traits)
-    # One pass of all branches.
-    return with_cohort(made, cohort, task, local, forward={"train": 1})
+    return train
 
 
 ENTRY = Entry(

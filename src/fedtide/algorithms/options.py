@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BeforeValidator, create_model
 
 from fedtide.algorithms.entry import Safe, build, with_safe
-from fedtide.algorithms.old_keys import old_key
 from fedtide.cohorts import Cohort
 from fedtide.core.base import Algorithm, Holdings
 from fedtide.core.errors import FedtideError, refused, within
@@ -71,7 +70,7 @@ def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None)
             if not strangers:
                 raise FedtideError(f"{name}: {error}") from None
             key = next(iter(strangers))
-            raise FedtideError(f"{name}.{old_key(name, key, python=True) or unknown_key(key, model())}") from None
+            raise FedtideError(f"{name}.{unknown_key(key, model())}") from None
         if in_safe:
             weighted = isinstance(getattr(bound.arguments.get("task"), "loss", None), WSM)
             with within(name):

@@ -34,29 +34,14 @@ from typing import Any
 import torch
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State
+from fedtide.algorithms.fedavg import State, average_answers, step_by_mean
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Shard,
-    Sum,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Memory, Moment, Shard, Sum, Traits, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import mul
 from fedtide.fields.types import NonNegative
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, step_server
+from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
@@ -81,19 +66,8 @@ def qfedavg(
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
     train = FairTraining(task, local, weighting, q=q)
-    server = SGD()
-
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
-
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        return step_server(state, server, mean(fair_totals(reply.total)))
-
     traits = Traits(unprivate="a client's weight is a power of its loss, which has no bound")
-    made = Algorithm("q-fedavg", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
-    return with_cohort(made, cohort, task, local)
+    return average_answers("q-fedavg", train, task, local, SGD(), cohort, step_fairly, traits=traits)
 
 
 @dataclass(frozen=True)
@@ -129,6 +103,11 @@ class FairTraining(Training):
             "h": Weighted(steep + lipschitz * power, delta.weight),
         }
         return replace(answer, total=answer.total | fair)
+
+
+def step_fairly(state: State, server: Server, total: Any) -> tuple[State, Facts]:
+    """Take the step of Algorithm 2."""
+    return step_by_mean(state, server, fair_totals(total))
 
 
 def fair_totals(total: Any) -> Any:

@@ -20,44 +20,22 @@ Choices:
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State
+from fedtide.algorithms.fedavg import State, average_answers
+from fedtide.algorithms.minloss import train_branch
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Shard,
-    Traits,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Moment, Shard, Traits, Weights
 from fedtide.core.errors import refused
-from fedtide.core.rng import Rng
 from fedtide.fields.types import Fraction, NonNegative
 from fedtide.learn.branched import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
+from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.weighting import Weighting
-from fedtide.mixtures.branches import (
-    CERTAIN,
-    BranchDivisor,
-    BranchLoss,
-    ChoosePer,
-    branch_update,
-    predict_by_certainty,
-    step_branches,
-)
+from fedtide.mixtures.branches import CERTAIN, BranchDivisor, BranchLoss, ChoosePer, predict_by_certainty, step_branches
 from fedtide.mixtures.priors import Linear, Rhythm
 from fedtide.models.branched import WHOLE, BranchCount
 
@@ -92,29 +70,14 @@ def scsgd(
     task = with_branches(task, branch_layer, branches)
     prior.check(branches)
 
-    def branch(moment: Moment) -> int:
+    def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[int]:
+        yield from ()  # nothing has to be computed of samples
         return int(prior.shares(moment, branches).argmax())  # ties: the first, so branch 1 while q(t) >= 1/2
 
-    @Stepwise
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        k = branch(moment)
-        fitted = yield Train(task, local, payload, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
-        if not fitted.steps:
-            return None
-        total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
-
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
-
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        return step_branches(state, server, mean(reply.total), lam=lam, normalize_by=normalize_by)
-
+    train = train_branch(task, local, branches, partial(BranchLoss, task.loss, lam=lam, eps=eps), choose, weighting)
     predict, traits = predict_by_certainty(task, choose_per), Traits(models="branches")
-    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, predict, traits=traits)
-    return with_cohort(made, cohort, task, local)
+    step = partial(step_branches, lam=lam, normalize_by=normalize_by)
+    return average_answers("scsgd", train, task, local, server, cohort, step, predict, traits)
 
 
 ENTRY = Entry("scsgd", scsgd, "weights down, update up", "branches", helps=("hours",), exempt={"numbers": CERTAIN})

@@ -45,7 +45,6 @@ from fedtide.core.base import (
     Weighted,
     Weights,
     Work,
-    mean,
 )
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -149,7 +148,7 @@ def tshot(
             return collected(state, fleet, rng), {}
         payload = Sent(state.weights, state.centers)
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
-        state, facts = step_branches(state, server, mean(reply.total), lam, normalize_by)
+        state, facts = step_branches(state, server, reply.total, lam, normalize_by)
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:

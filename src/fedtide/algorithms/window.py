@@ -15,31 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State
+from fedtide.algorithms.fedavg import State, average_answers
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.cohorts.participation import take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Shard,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count
 from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server, step_server
+from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
@@ -84,16 +71,7 @@ def window(
         kept = Kept(step, replace(shard, x=home(shard.x), fetch_val=None))
         return replace(answer, memory={"kept": (*past, kept)})
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
-
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        return step_server(state, server, mean(reply.total))
-
-    made: Algorithm[Any] = Algorithm("window", init, {"train": train}, round, shared_weights, task.predict)
-    return with_cohort(made, cohort, task, local)
+    return average_answers("window", train, task, local, server, cohort)
 
 
 def merge_shards(shards: Sequence[Shard]) -> Shard:

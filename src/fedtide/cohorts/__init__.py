@@ -23,17 +23,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedtide.cohorts.arrivals import Arrivals
-from fedtide.cohorts.by_size import BySize
-from fedtide.cohorts.everyone import Everyone
-from fedtide.cohorts.in_turn import InTurn
+from fedtide.cohorts.basic import Arrivals, BySize, Everyone, InTurn, PickedBy, Uniform
 from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
-from fedtide.cohorts.own import PickedBy
 from fedtide.cohorts.participation import with_cohort
 from fedtide.cohorts.power_of_choice import PowerOfChoice
 from fedtide.cohorts.protocol import Picking
-from fedtide.cohorts.uniform import Uniform
 from fedtide.fields.user_code import Python
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, no_reports, with_reports
 from fedtide.cohorts.protocol import Serve, Sized
+from fedtide.cohorts.sampling import Known, ask_reachable, descending, draw_clients, no_reports, with_reports
 from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
 from fedtide.fields.types import NonNegative, ingredient
@@ -46,11 +46,8 @@ class Nearest(Sized):
         """Record representations (clients, width), for methods with others than label distributions."""
         return with_reports(memo, clients, reports) if len(clients) else memo
 
-    def pick(
-        self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
-    ) -> Tensor:
+    def select(self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more. Clients without a report are farthest."""
-        among, m = fleet.reachable if among is None else among, self.asked() if m is None else m
         far = self._distances(memo.of[among], memo.heard[among])
         heat = self.temperature * float(far.median()) if len(far) else 0.0
         if heat:

@@ -31,8 +31,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, fill_unknown, no_reports, with_reports
 from fedtide.cohorts.protocol import Serve, Sized
+from fedtide.cohorts.sampling import (
+    Known,
+    ask_reachable,
+    descending,
+    draw_clients,
+    fill_unknown,
+    no_reports,
+    with_reports,
+)
 from fedtide.core.base import Fleet, Moment, Reply
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
@@ -113,8 +121,8 @@ class Oort(Sized):
 
     def init(self, fleet: Fleet) -> Tried:
         """Ask the clients reachable before round 0 how many samples they train on; none is tried yet."""
-        clients, said = ask_reachable(fleet, "count")
-        reward = with_reports(no_reports(len(fleet.clients), 1), clients, said[:, -1:])
+        clients, answers = ask_reachable(fleet, "count")
+        reward = with_reports(no_reports(len(fleet.clients), 1), clients, answers[:, -1:])
         never = torch.zeros(len(fleet.clients), dtype=torch.int64)
         zeros = never.double()
         return Tried(reward, never > 0, zeros, zeros, never, zeros[:0], self.round_threshold)
@@ -130,11 +138,9 @@ class Oort(Sized):
             min(self.exploration_factor, self.exploration_min),
         )
 
-    def pick(
-        self, memo: Tried, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
-    ) -> Tensor:
+    def select(self, memo: Tried, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
-        among, m = (fleet.reachable if among is None else among).sort().values, self.asked() if m is None else m
+        among = among.sort().values
         t = max(fleet.moment.round + 1, 1)
         if m >= len(among):
             return among

@@ -33,8 +33,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, ask_sizes, by_size, descending, draw_clients
 from fedtide.cohorts.protocol import Serve, Sized
+from fedtide.cohorts.sampling import Known, ask_sizes, descending, draw_clients, log_sizes
 from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, ingredient
@@ -57,15 +57,12 @@ class PowerOfChoice(Sized):
         """Ask the clients that are reachable before round 0 for their number of samples."""
         return ask_sizes(fleet)
 
-    def pick(
-        self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
-    ) -> Tensor:
+    def select(self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:
         """Return the `m` candidates with the largest reported losses, sorted."""
-        among, m = fleet.reachable if among is None else among, self.asked() if m is None else m
         if not m:
             return among[:0]  # of a cluster without a place no client is asked
         d = m if serve is None else max(2 * m if self.d is None else self.d, m)
-        candidates = draw_clients(among, by_size(memo, among), d, rng.at("candidates"))
+        candidates = draw_clients(among, log_sizes(memo, among), d, rng.at("candidates"))
         if serve is None or len(candidates) <= m:
             return candidates
         payload, slot = serve(candidates)

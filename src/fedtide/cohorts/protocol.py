@@ -77,20 +77,26 @@ class Picking(Protocol):
             among: ids to choose from, sorted, for one cluster of several; None means all reachable clients.
             m: number of clients; None means the cohort's own number.
         """
+        among = fleet.reachable if among is None else among
+        return self.select(memo, fleet, rng, serve, among, self.asked(len(among)) if m is None else m)
+
+    def select(self, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:
+        """Return the clients that participate, as `pick`; by default all of those to choose from."""
+        return among
 
     def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
         """Return the memo after a round of training; called with the reply to "train", once a round."""
         return memo
 
-    def asked(self, there: int = 0) -> int:
-        """Return the number of clients asked among those there: `over_selection` times those that count.
+    def asked(self, reachable: int = 0) -> int:
+        """Return the number of clients to ask: `over_selection` times those that count; without a number all.
 
         >>> from fedtide.cohorts import Arrivals, Everyone, Uniform
         >>> Uniform(10, over_selection=1.3).asked(), Arrivals(10, over_selection=1.01).asked(), Everyone().asked(20)
         (13, 11, 20)
         """
         size = self.clients_per_round
-        return there if size is None else math.ceil(round(size * self.over_selection, 9))
+        return reachable if size is None else math.ceil(round(size * self.over_selection, 9))
 
 
 @ingredient

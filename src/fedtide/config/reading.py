@@ -14,7 +14,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Safe, with_safe
-from fedtide.algorithms.old_keys import old_key
 from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
@@ -270,10 +269,6 @@ def _method(
     options = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     with within(where):
         options = _in_safe_form(entry, options, nested)
-        keys = options if model is None else model.model_fields
-        for key in options:
-            if entry["algorithm"] in REGISTRY and key not in keys and (old := old_key(entry["algorithm"], key)):
-                raise FedtideError(old)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
         turns = options.get("branches", options.get("components", 2))

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.base import Facts, Prediction, Shard, Weighted, Weights
+from fedtide.core.base import Facts, Prediction, Shard, Weighted, Weights, mean
 from fedtide.core.errors import refused
+from fedtide.core.trees import Tree
 from fedtide.learn.branched import logits_and_features
 from fedtide.learn.device import home
 from fedtide.learn.local import Fitted
@@ -307,7 +308,7 @@ def branch_update(
 
 
 def step_branches(
-    state: S, server: Server, got: Mapping[str, Any] | None, lam: float, normalize_by: BranchDivisor = "participants"
+    state: S, server: Server, total: Tree, lam: float, normalize_by: BranchDivisor = "participants"
 ) -> tuple[S, Facts]:
     """Take the server's step of the trunk and of updated branches; no step without an update.
 
@@ -316,12 +317,13 @@ def step_branches(
     Args:
         state: state with the branched network's weights.
         server: the optimizer.
-        got: the means over participants of `branch_update`.
+        total: sums over participants of `branch_update`; None without an answer.
         lam: weight of the branches that a client does not train.
         normalize_by: divisor of a branch's update.
     """
-    if got is None:
+    if total is None:
         return state, {}
+    got = mean({name: total[name] for name in ("delta", "loss", "branches")})
     shares = got["branches"]
     divisor = torch.where(shares > 0, shares, 1.0) if normalize_by == "members" else None
     active = (shares > 0) | (lam > 0)

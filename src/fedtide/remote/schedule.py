@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.draw import draw_clients
+from fedtide.cohorts.sampling import draw_clients
 from fedtide.core.base import Moment
 from fedtide.core.durations import zone_of
 from fedtide.core.rng import Rng

@@ -328,41 +328,12 @@ def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
         ),
         ({"representation": TWO, "clustering": {"kind": "k-means", "center": "median"}}, "center: found 'median'"),
         ({"reassign": "al"}, "reassign: found 'al', allowed: drifted, all"),
-        ({"reassign_seconds": -1.0}, "reassign_seconds"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(options, line):
     with pytest.raises(FedtideError, match=line) as caught:
         preflight(toy("fielding", options))
     assert "\n" not in str(caught.value)
-
-
-class Spending(Watched):
-    """Keeps what the server spends."""
-
-    def __init__(self, fleet):
-        super().__init__(fleet)
-        self.spent = {}
-
-    def add_server_time(self, seconds):
-        self.spent[self.moment.round] = self.spent.get(self.moment.round, 0.0) + seconds
-        self._fleet.add_server_time(seconds)
-
-
-@pytest.mark.parametrize("moves", ["drifted", "all"])
-def test_moves_and_clusterings_take_the_time_that_is_said(moves):
-    """Of the eight clients of the toy all were heard of before round 0."""
-    fleets = []
-    options = {"reassign_seconds": 0.5, "clustering_seconds": 2.0, "reassign": moves}
-    run = played(toy("fielding drifts", options, rounds=8), fleet=lambda f: fleets.append(Spending(f)) or fleets[0])
-    expected = {
-        step.moment.round: 0.5 * (8 if moves == "all" else step.facts["drifted"]) + 2.0 * 8 * step.facts["reclustered"]
-        for step in run.steps
-        if step.facts.get("drifted")
-    }
-    assert fleets[0].spent == expected
-    assert {round(seconds % 1, 2) for seconds in expected.values()} <= {0.0, 0.5}
-    assert any(step.facts["reclustered"] for step in run.steps)
 
 
 def test_fair_clusters_and_the_re_weighted_softmax_change_what_is_trained():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedtide.cohorts import InTurn
-from fedtide.cohorts.in_turn import Lap
+from fedtide.cohorts.basic import Lap
 from fedtide.core.base import Cost, Moment, Reply
 from fedtide.core.ids import grown
 from fedtide.core.rng import Rng

@@ -73,9 +73,7 @@ def test_safe_as_a_default_goes_to_the_methods_that_have_such_a_form():
         ({"transforms": ["fine-tund"]}, "found 'fine-tund', allowed: anchored, pooled, shared, personalized, choice"),
         ({"transforms": ["fine-tund"]}, "did you mean 'fine-tuned'"),
         ({"algorithm": "fedavg", "window": 3}, "window: unknown key"),
-        ({"algorithm": "feddrift", "window": 3}, "window: no longer an option; write algorithm = 'window'"),
         ({"algorithm": "fedavg", "anchor": True}, "anchor: unknown key"),
-        ({"algorithm": "feddrift", "pooling": True}, "pooling: no longer an option; write transforms = ['pooled']"),
     ],
 )
 def test_a_mistake_names_what_this_method_can_take(method, said):
@@ -88,7 +86,6 @@ def test_a_mistake_names_what_this_method_can_take(method, said):
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: ft.algorithms.ifca(TASK, anchor=True), r"write safe=True, or ft\.transforms\.anchored\(algorithm\)"),
         (lambda: ft.transforms.anchored(TASK), r"found 'Task', allowed: an Algorithm"),
         (lambda: ft.transforms.apply(ft.algorithms.ifca(TASK), "anchored"), r"found 'anchored', allowed: a transform"),
         (lambda: ft.transforms.pooled(ft.algorithms.ifca(TASK)), "its models begin with different weights"),

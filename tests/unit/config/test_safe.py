@@ -100,12 +100,6 @@ def test_dotted_keys_reach_a_transform_by_its_kind():
         ({"algorithm": "ifca", "transforms": ["anchord"]}, "did you mean 'anchored'"),
         ({"algorithm": "ifca", "transforms": "anchored"}, "transforms"),
         ({"algorithm": "ifca", "safe": "yes"}, "safe"),
-        ({"algorithm": "fedprox", "mu": 0.1}, "mu: no longer an option; write local.proximal"),
-        ({"algorithm": "ifca", "anchor": False}, "anchor: no longer an option; "),
-        ({"algorithm": "flexcfl", "pooling": False}, "pooling: no longer an option; "),
-        ({"algorithm": "ifca", "cluster_layer": "head"}, "write transforms = ['shared']"),
-        ({"algorithm": "aem", "personal": "choice"}, "personal: no longer an option; "),
-        ({"algorithm": "fielding", "reveal": "nothing"}, "write algorithm = 'fielding-by-sums'"),
     ],
 )
 def test_a_mistake_is_one_line(method, said):

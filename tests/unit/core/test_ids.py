@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.draw import no_reports
+from fedtide.cohorts.sampling import no_reports
 from fedtide.core.base import Weights
 from fedtide.core.ids import grown, per_client
 from fedtide.core.trees import same

@@ -54,7 +54,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: A.fedavg(TASK, cohort=ft.cohorts.Arrivals), r"fedavg\.cohort: "),
     (lambda: A.fedavg(TASK, cohort=0), r"fedavg\.cohort\.clients_per_round: found 0, allowed: 1 or more"),
     (lambda: A.q_fedavg(TASK, q=-1), r"q-fedavg\.q: found -1, allowed: 0\.0 or more"),
-    (lambda: A.fedprox(TASK, mu=1), r"fedprox\.mu: no longer an option; write LocalTrainer"),
     (lambda: A.fedavg(nn.Linear(3, 2)), r"fedavg\.task: found Linear.*, allowed: a Task, such as "),
     (lambda: A.fedavg(), r"fedavg: missing a required argument: 'task'"),
     (lambda: simulated(cohort=30), r"fedavg\.cohort\.clients_per_round: found 30, allowed: at most 5, the registered"),

@@ -193,7 +193,6 @@ def test_a_stage_that_cannot_be(stage, said):
             "ranges.method.local.lrr = 0.01: method 'A'.local.lrr: unknown key; .*did you mean 'lr'",
         ),
         ({"method.nu": RATE}, "ranges.method.nu = 0.01: method 'A'.nu: unknown key"),
-        ({"method.mu": RATE}, "ranges.method.mu = 0.01: method 'A': mu: no longer an option; write local.proximal"),
         (
             {"method.local.lr": {"low": -1, "high": 1}},
             "lr = -1.0: method 'A'.local.lr: found -1.0, allowed: greater",

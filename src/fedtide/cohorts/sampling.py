@@ -31,10 +31,10 @@ def no_reports(clients: int, width: int) -> Known:
     return Known(torch.zeros(clients, width, dtype=torch.float64), torch.zeros(clients, dtype=torch.bool))
 
 
-def with_reports(memo: Known, clients: Tensor, said: Tensor) -> Known:
+def with_reports(memo: Known, clients: Tensor, reports: Tensor) -> Known:
     """Add reports of `clients` to a memo; reports of another width replace it."""
-    memo = memo if memo.of.shape[1] == said.shape[1] else no_reports(len(memo.of), said.shape[1])
-    return Known(memo.of.index_copy(0, clients, said.to(memo.of)), memo.heard.index_fill(0, clients, True))
+    memo = memo if memo.of.shape[1] == reports.shape[1] else no_reports(len(memo.of), reports.shape[1])
+    return Known(memo.of.index_copy(0, clients, reports.to(memo.of)), memo.heard.index_fill(0, clients, True))
 
 
 def ask_reachable(fleet: Fleet, question: str) -> tuple[Tensor, Tensor]:
@@ -45,11 +45,11 @@ def ask_reachable(fleet: Fleet, question: str) -> tuple[Tensor, Tensor]:
 
 def ask_sizes(fleet: Fleet) -> Known:
     """Ask clients for their number of samples: the memo of cohorts that draw in proportion to size."""
-    clients, said = ask_reachable(fleet, "count")
-    return with_reports(no_reports(len(fleet.clients), 1), clients, said[:, :1])
+    clients, answers = ask_reachable(fleet, "count")
+    return with_reports(no_reports(len(fleet.clients), 1), clients, answers[:, :1])
 
 
-def by_size(memo: Known, among: Tensor) -> Tensor:
+def log_sizes(memo: Known, among: Tensor) -> Tensor:
     """Return log-weights (n,) in proportion to samples; a client without a report counts as having the mean."""
     return fill_unknown(memo.of[among, 0], memo.heard[among]).log()
 
@@ -68,8 +68,8 @@ def draw_clients(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:
     >>> draw_clients(torch.tensor([4, 7, 9]), torch.tensor([0.0, -torch.inf, 1.0]), 2, Rng(0)).tolist()
     [4, 9]
     """
-    every = rng.numpy().standard_exponential(int(among.max()) + 1 if len(among) else 0)
-    waits = every[among.numpy()]  # the first of exponential times: draws without replacement
+    times = rng.numpy().standard_exponential(int(among.max()) + 1 if len(among) else 0)
+    waits = times[among.numpy()]  # the first of exponential times: draws without replacement
     key = np.log(waits) - likely.double().numpy()
     return among[torch.from_numpy(np.lexsort((waits, key))[:m])].sort().values
 
