@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedtide.algorithms.fielding import State, cluster_reports, handle_drift, recluster
+from fedtide.algorithms.fielding import MovingCenters, State, cluster_reports, handle_drift, recluster
 from fedtide.clusters.clusterer import Clustering, KMeans
-from fedtide.clusters.distance import Kind, means
-from fedtide.clusters.drift import FixedFraction, MovingCenters, event_of, heterogeneity
+from fedtide.clusters.distance import Kind, heterogeneity, means
+from fedtide.clusters.triggers import FixedFraction, event_of
 from fedtide.core.base import Weights
 from fedtide.core.rng import Rng
 from fedtide.fleets.local_engine import threads

@@ -22,7 +22,7 @@ from fedtide.algorithms.feddrift import (
     merge_models,
     with_new,
 )
-from fedtide.clusters.rounds import Served
+from fedtide.clusters.served import Served
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.server import SGD

@@ -9,8 +9,8 @@ import torch
 
 from fedtide.algorithms.fielding import State, fielding, handle_drift
 from fedtide.clusters.clusterer import KCenter
-from fedtide.clusters.drift import Adaptive, FixedFraction
 from fedtide.clusters.representation import Gradient
+from fedtide.clusters.triggers import Adaptive, FixedFraction
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer

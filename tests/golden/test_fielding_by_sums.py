@@ -14,7 +14,7 @@ from torch import nn
 
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
 from fedtide.clusters.clusterer import KMeans
-from fedtide.clusters.drift import FixedFraction, Gain
+from fedtide.clusters.triggers import FixedFraction, Gain
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore

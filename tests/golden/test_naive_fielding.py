@@ -20,8 +20,8 @@ from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import between
-from fedtide.clusters.drift import FixedFraction
 from fedtide.clusters.representation import Gradient, Labels
+from fedtide.clusters.triggers import FixedFraction
 from fedtide.cohorts import Uniform
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng

@@ -33,8 +33,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.cfl import bipartition as halves
 from fedtide.algorithms.cfl import norms_of, reveal_update, weighted_mean
-from fedtide.clusters.kmeans import cosines, halves
+from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import mean_over_slots
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.cohorts.participation import ask_to_train, with_cohort

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.clusters.kmeans import cosines, halves
+from fedtide.algorithms.cfl import bipartition as halves
+from fedtide.clusters.distance import cosines
 from helpers.examples import examples
 
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.algorithms.fielding import mixing_matrix
 from fedtide.clusters.clusterer import KMeans, k_center, lloyd, silhouettes
-from fedtide.clusters.distance import Kind, between, sum_distances
-from fedtide.clusters.drift import heterogeneity, mixing_matrix
+from fedtide.clusters.distance import Kind, between, heterogeneity, sum_distances
 from fedtide.core.rng import Rng
 from helpers.examples import examples
 

@@ -51,16 +51,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import (
-    NOT_POOLED,
-    Served,
-    at_most_registered,
-    find_model,
-    init_models,
-    predict_by_cluster,
-    refuse_equal_start,
-    step_models,
-)
+from fedtide.clusters.rounds import NOT_POOLED, at_most_registered, init_models, refuse_equal_start, step_models
+from fedtide.clusters.served import Served, find_model, predict_by_cluster
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import take_part, with_cohort
 from fedtide.core.base import (

@@ -59,16 +59,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.array_kmeans import best_kmeans
 from fedtide.clusters.distance import unit
-from fedtide.clusters.kmeans import best_kmeans
-from fedtide.clusters.rounds import (
-    Served,
-    as_served_in_cluster,
-    find_model,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
-)
+from fedtide.clusters.rounds import train_clusters
+from fedtide.clusters.served import Served, as_served_in_cluster, find_model, predict_by_cluster, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import with_cohort
 from fedtide.core.base import (

@@ -43,22 +43,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.distance import unit
-from fedtide.clusters.kmeans import Linkage, cosines, halves
-from fedtide.clusters.rounds import (
-    Served,
-    as_served_in_cluster,
-    predict_by_cluster,
-    replace_at,
-    serve_clusters,
-    train_clusters,
-)
+from fedtide.clusters.distance import cosines, unit
+from fedtide.clusters.rounds import replace_at, train_clusters
+from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.cohorts.participation import with_cohort
 from fedtide.core.base import (
@@ -86,6 +80,9 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.weighting import Weighting, client_weight
+
+Linkage = Literal["single", "complete"]
+"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
 
 
 @dataclass(frozen=True)
@@ -340,9 +337,28 @@ def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:
     if len(updates) <= 2:
         return None
     similarity = cosines(updates)
-    second = torch.from_numpy(halves(similarity.numpy(), linkage))
+    second = torch.from_numpy(bipartition(similarity.numpy(), linkage))
     cross = float(similarity[~second][:, second].max())
     return second if ((1 - cross) / 2) ** 0.5 > gamma else None
+
+
+def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
+    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
+
+    Single linkage minimizes the largest similarity between the two halves.
+
+    >>> bipartition(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
+    [False, True, False]
+    """
+    # SciPy is slow to import, and only this function needs it.
+    from scipy.cluster.hierarchy import linkage as tree
+    from scipy.cluster.hierarchy import to_tree
+    from scipy.spatial.distance import squareform
+
+    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
+    second = np.zeros(len(similarity), dtype=bool)
+    second[root.get_right().pre_order()] = True
+    return ~second if second[0] else second
 
 
 def make_halves(state: State, before: State, k: int, clients: Tensor, updates: Tensor, second: Tensor) -> State:

@@ -56,16 +56,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import (
+from fedtide.clusters.rounds import mix_models, replace_at, train_clusters
+from fedtide.clusters.served import (
     Served,
     as_served_in_cluster,
     errors_of,
     find_model,
-    mix_models,
     predict_by_cluster,
-    replace_at,
     serve_clusters,
-    train_clusters,
 )
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.cohorts.participation import with_cohort

@@ -24,55 +24,25 @@ changes, only gradients detect it; `{ kind = "combined", parts = ["labels", "gra
 must not see single clients, use fielding-by-sums.
 
 Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering: a client joins
-the nearest cluster at its first report and stays; centers follow those that join. `tau = inf` alone moves clients and
-never re-clusters. Algorithm 4, the subject of the theory, is close to `clustering = { kind = "k-center", k = 4 }`
-with `reassign = "all"` and `trigger = "adaptive"`: after a drift event every client goes to the nearest center, and
-if two clients of one cluster are too far apart, k-center clustering starts over.
+the nearest cluster at its first report and stays. `tau = inf` alone moves clients and never re-clusters. Algorithm 4
+is close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and `trigger = "adaptive"`.
 
 Choices:
-    - paper: centers are recomputed after each move, as line 3 of Algorithm 2 has it. Ours: in the order of
-      clients' numbers. The text of section 2.2 holds them fixed until all have moved, so that no order matters.
+    - paper: centers are recomputed after each move (line 3). The order is that of clients' numbers (ours).
     - paper: drift is handled before each round (appendix C). Algorithm 1 has R rounds between.
-    - ours: one epoch by default. `local.local_steps` is the paper's L.
-    - ours: k-means has 2 to 10 clusters. Of many clients some are drawn: 20,000 to fit, 1,000 to judge. All models
-      begin equal.
-    - ours: all reports of a round are there before the first client moves, so centers are means of the new ones.
-    - ours: no code was found. A client reports if its representation is more than `drift_eps` away from its last
-      report. No model is sent for that, unless gradients are taken at the global one.
-    - ours: a center without members stays where it is, and counts neither for moves nor for the threshold. With a
-      single cluster the next drift event always re-clusters.
-    - paper: `drift_baseline = "last-event"` measures the movement of centers in this drift event alone, so slow drift
-      never triggers; "last-clustering" measures it since the last clustering.
-    - ours: running statistics and the optimizer's moments are mixed as models are, in proportion to the members'
-      previous clusters.
-    - ours: if a cluster is smaller than its share, all its members train, and the others get the rest. What M / K
-      leaves over goes to the largest clusters, in every round: with fewer participants than clusters the smaller ones
-      never train.
-    - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those of its
-      clients that the shift sends.
-    - paper: clients have equal weights within a cluster, as in the pseudo-code.
-    - ours: a client that never reported trains with the largest cluster and is not counted as its member. Before
-      evaluation it finds its cluster by its own representation, as held-out clients do.
-    - ours: with `trigger = "learned"` all reachable clients receive their cluster's model in every round and report
-      its accuracy on their validation samples. That costs bytes, and as many seconds as a forward pass over the
-      training samples. "gain" is ours, too.
-    - ours: under k-center clustering, too, centers are means of members, participants are drawn without replacement,
-      and each takes one or more steps of local training. Algorithm 4 has a given threshold; here it is the adaptive
-      one of appendix F.2.
-    - ours: how far centers moved and theta are lengths: roots of distances that grow with the square, as those of
-      embeddings and gradients. The length of combined representations is the sum of their lengths, each in its own
-      unit.
-    - ours: with one cluster participants are those that FedAvg with the same cohort has; with several, first as many
-      of them as each cluster's share allows. With `reporters = "participants"` they are drawn before they move.
-      `cohort = "nearest"` takes distances to the mean report of a cluster's reachable members.
-    - ours: combined representations are compared by the sum of the distances of their parts, each in units of its
-      mean between two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide
-      whether it drifted, because it does not know these units.
-    - paper: with `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along
-      the result.
-    - ours: the server's computation takes time on a clock of devices if `reassign_seconds` and `clustering_seconds`
-      are set. The paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for
-      each client.
+    - paper: `drift_baseline = "last-event"` measures movements in this drift event alone; "last-clustering" since then.
+    - paper: clients have equal weights within a cluster. With `q` clusters aggregate as in q-FedAvg.
+    - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those that arrive.
+    - ours: a cluster smaller than its share trains whole. The rest of M / K goes to the largest clusters.
+    - ours: one epoch by default; `local.local_steps` is the paper's L. k-means has 2 to 10 clusters.
+    - ours: a client reports if its representation is more than `drift_eps` away from its last report.
+    - ours: a center without members stays where it is. With a single cluster the next event always re-clusters.
+    - ours: running statistics and the optimizer's moments are mixed as models are.
+    - ours: a client that never reported trains with the largest cluster, and is not counted as its member. Before
+      evaluation it finds its cluster by its own representation.
+    - ours: with `trigger = "learned"` reachable clients score their cluster's model in every round.
+    - ours: movements and theta are lengths: roots of distances that grow with the square.
+    - ours: parts of a combined representation are compared in units of their mean distance at the last clustering.
 
 The safe form has one cluster if the best silhouette is below 0.15, pools updates, and takes the participants that
 arrive unless another cohort is given (docs/never-worse.md).
@@ -91,47 +61,24 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans
-from fedtide.clusters.distance import Distance, means
-from fedtide.clusters.drift import (
+from fedtide.clusters.distance import Center, Distance, between, heterogeneity, means, renormalize, unit
+from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
+from fedtide.clusters.rounds import mean_over_slots, mix_clusters, mix_models, pick_per_cluster, train_clusters
+from fedtide.clusters.served import Served, accuracy_question, as_served_in_cluster, predict_by_cluster, serve_clusters
+from fedtide.clusters.triggers import (
     Adaptive,
     FixedFraction,
     Gain,
     Learned,
-    MovingCenters,
     Trigger,
     center_moves,
     event_of,
     has_val,
-    heterogeneity,
-    mixing_matrix,
     theta,
-)
-from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
-from fedtide.clusters.rounds import (
-    Served,
-    accuracy_question,
-    as_served_in_cluster,
-    mean_over_slots,
-    mix_clusters,
-    mix_models,
-    pick_per_cluster,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
 )
 from fedtide.cohorts import Arrivals, Cohort, Uniform
 from fedtide.cohorts.participation import with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Facts,
-    Fleet,
-    Payload,
-    Slot,
-    Timed,
-    Traits,
-    Weights,
-    Work,
-)
+from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Traits, Weights, Work
 from fedtide.core.errors import refused
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
@@ -198,8 +145,6 @@ def fielding(
     server: Server = SGD(),
     cohort: Cohort = Uniform(),
     weighting: Weighting = "uniform",
-    reassign_seconds: NonNegative = 0.0,
-    clustering_seconds: NonNegative = 0.0,
 ) -> Algorithm[State]:
     """Clustered federated learning that follows drift.
 
@@ -219,14 +164,12 @@ def fielding(
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
         cohort: selection of participants: "arrivals" are taken whatever their cluster, of others equally many of each
             cluster.
-        reassign_seconds: server seconds for each client that may move, on a clock of devices.
-        clustering_seconds: server seconds for each client in a re-clustering.
 
     Raises:
         FedtideError: medians represent clusters of representations other than label distributions.
     """
     if clustering.center == "median" and representation.kind != "labels":
-        raise refused("clustering.center", "median", "'mean', because only label distributions have medians")
+        raise refused("clustering.center", "median", "'mean'; 'median' needs representation = 'labels'")
     train = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
     totals = fair_totals if q else None
 
@@ -234,20 +177,31 @@ def fielding(
         weights, count = task.init(rng), len(fleet.clients)
         none, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
         state = State(
-            weights=(weights,), server=(server.init(weights),), reported=none, cluster=unknown, centers=none[:1],
-            baseline=none[:1], distance=representation.distance_of(task), trigger=trigger.start(),
+            weights=(weights,),
+            server=(server.init(weights),),
+            reported=none,
+            cluster=unknown,
+            centers=none[:1],
+            baseline=none[:1],
+            distance=representation.distance_of(task),
+            trigger=trigger.start(),
             cohort=cohort.init_unasked(fleet),
-        )  # fmt: skip
-        state, drifted = heard(state, fleet, fleet.reachable)
+        )
+        state, drifted = ask_reports(state, fleet, fleet.reachable)
         # Algorithm 1, line 1.
         return recluster(state, cluster_reports(state, clustering, rng.at("cluster"))) if len(drifted) else state
 
-    def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
-        """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
-        payload = mix_models(state.weights, state.members) if representation.needs_model else None
-        reply = fleet.ask("report", clients, payload, reveal=("representation",)) if len(clients) else None
-        if reply is None or not len(reply.clients):
-            return state, clients[:0]
+    def model_to_report(state: State) -> Weights | None:
+        """Return the model for gradients: the mean over clients."""
+        return mix_models(state.weights, state.members) if representation.needs_model else None
+
+    def ask_reports(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
+        """Record the reports of some clients; return also the clients (n,) that reported, because they drifted."""
+        if not len(clients):
+            return state, clients
+        reply = fleet.ask("report", clients, model_to_report(state), reveal=("representation",))
+        if not len(reply.clients):
+            return state, reply.clients
         state = with_reports(state, reply.clients, reply.rows["representation"])
         memo = cohort.record(state.cohort, reply.clients, reply.rows["representation"])
         return replace(state, cohort=memo), reply.clients
@@ -257,7 +211,7 @@ def fielding(
         models, cluster = partial(serve, state), state.trains_with
         return pick_per_cluster(cohort, state.cohort, fleet, rng, models, cluster, len(state.weights))
 
-    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         participants = pick_participants(state, fleet, rng) if reporters == "participants" else None
         may = fleet.reachable if participants is None else participants
         if reporters == "once" and (len(state.weights) > 1 or clustering.k_max == 1):
@@ -277,9 +231,9 @@ def fielding(
             state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
         return state, {**trained, **facts}
 
-    def follow_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
+    def follow_drift(state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
         """Let clients report drift, and handle it; one cluster is divided by any drift, if the trigger says so."""
-        state, drifted = heard(state, fleet, clients)
+        state, drifted = ask_reports(state, fleet, clients)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
@@ -292,8 +246,6 @@ def fielding(
             if facts["reclustered"]:
                 state = replace(state, cohort=cohort.renewed(state.cohort))
             facts["drifted"] = len(drifted)
-            reclustered = facts["reclustered"] * len(state.known)
-            fleet.add_server_time(reassign_seconds * len(movers) + clustering_seconds * reclustered)
         facts |= {"clusters": len(state.weights), "members": state.members}
         if state.silhouette is not None:
             facts["silhouette"] = state.silhouette
@@ -305,16 +257,17 @@ def fielding(
         # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
         if not len(state.known):
             return serve_clusters(state.weights, state.trains_with, clients)
-        model = mix_models(state.weights, state.members) if representation.needs_model else None
-        places = Places(state.centers, state.members > 0, state.distance, model)
+        places = Places(state.centers, state.members > 0, state.distance, model_to_report(state))
         return serve_clusters(state.weights, state.cluster, clients, places=places)
 
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     traits = Traits(
-        reveals=("representation",), sends=(Served, Places), models="clusters",
+        reveals=("representation",),
+        sends=(Served, Places),
+        models="clusters",
         unless_changed=() if representation.needs_model else ("report",),
         unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",
-    )  # fmt: skip
+    )
     works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
     predict, adapt = predict_by_cluster(task), find_nearest(task, representation)
     made = Algorithm(
@@ -332,6 +285,64 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
         state = replace(state, centers=reported[:1], baseline=reported[:1])
     cluster = state.cluster if len(state.weights) > 1 else state.cluster.index_fill(0, clients, 0)
     return replace(state, reported=reported.index_copy(0, clients, reports), cluster=cluster)
+
+
+class MovingCenters:
+    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
+
+    The cost of a move grows with the number of clusters, not of clients, but for medians. An empty cluster keeps its
+    center and is nobody's nearest.
+
+    Args:
+        x: (rows, d) the last report of every client.
+        label: (rows,) int64, the cluster of each client, -1 for none.
+        centers: (K, d), centers before.
+        kind: the distance.
+        center: mean or median.
+
+    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
+    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
+    >>> clusters.nearest(2)
+    0
+    >>> clusters.move(2, 0)
+    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
+    ([0, 0, 0, 1], [2.0, 9.0])
+    """
+
+    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
+        self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
+        self.rows = (unit(x) if kind == "cosine" else x).double()
+        known = label >= 0
+        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(0, label[known], self.rows[known])
+        self.counts = torch.bincount(label[known], minlength=len(centers))
+        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
+
+    def nearest(self, i: int) -> int:
+        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
+        filled = self.counts.nonzero()[:, 0]
+        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
+
+    def move(self, i: int, new: int) -> None:
+        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
+        old = int(self.label[i])
+        if new != old:
+            self.label[i] = new
+            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
+                self.sums[k].add_(self.rows[i], alpha=change)
+                self.counts[k] += change
+                self.stale.add(k)
+        for k in {old, new} & self.stale:
+            self._recompute(k)
+            self.stale.remove(k)
+
+    def _recompute(self, k: int) -> None:
+        if self.center == "median":
+            member, kept = self.label == k, self.centers[k : k + 1]
+            first = torch.zeros(int(member.sum()), dtype=torch.int64)
+            self.centers[k] = means(self.x[member], first, 1, kept, self.kind, "median")[0]
+        elif self.counts[k]:
+            mean = (self.sums[k] / self.counts[k])[None]
+            self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]
 
 
 def handle_drift(
@@ -366,14 +377,28 @@ def handle_drift(
     return recluster(state, anew()) if fired else state, facts  # lines 6 to 10
 
 
-def recluster(state: State, found: Clustering) -> State:
+def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
+    """Return the mixing matrix A (new, old) float64 with rows that sum to one; new models are A times old models.
+
+    A[k, l] is the share of the new cluster's members who were in the old one, so a new model is the mean of its
+    members' old models. An empty new cluster takes the mean over all clients.
+
+    >>> mixing_matrix(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
+    [[0.67, 0.33], [0.0, 1.0]]
+    """
+    counts = torch.bincount(new_label * old_k + old_label, minlength=new_k * old_k).reshape(new_k, old_k).double()
+    counts[counts.sum(1) == 0] = counts.sum(0)
+    return counts / counts.sum(1, keepdim=True)
+
+
+def recluster(state: State, new: Clustering) -> State:
     """Make new clusters (Algorithm 2, lines 6 to 10): the model of each is the mean of its members' old models."""
     known = state.known
-    share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
-    silhouette = found.silhouette.get(found.k, max(found.silhouette.values(), default=None))
-    label = state.cluster.index_copy(0, known, found.label)
+    share = mixing_matrix(state.cluster[known], new.label, len(state.weights), new.k)
+    silhouette = new.silhouette.get(new.k, max(new.silhouette.values(), default=None))
+    label = state.cluster.index_copy(0, known, new.label)
     state = replace(mix_clusters(state, share), cluster=label, silhouette=silhouette)
-    return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)
+    return replace(state, centers=new.centers, baseline=new.centers, distance=new.distance)
 
 
 def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering:
@@ -384,6 +409,6 @@ def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering
 ENTRY = Entry(
     "fielding", fielding, "a cluster's model down, its update up", "clustered", reveals=("representation",),
     keeps="its last report", helps=("labels", "groups", "drift"),
-    exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
+    exempt={"newcomers": "registered clients without a report count as members of the largest cluster"},
     safe=Safe({"clustering": KMeans(min_silhouette=0.15)}, {"cohort": Arrivals()}, (Pooled(),)),
 )  # fmt: skip

@@ -63,24 +63,11 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import Distance, between
-from fedtide.clusters.drift import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
-from fedtide.clusters.kmeans_by_sums import (
-    FoundBySums,
-    Groups,
-    Sets,
-    cluster_by_sums,
-    group_questions,
-    nearest,
-    summed,
-)
+from fedtide.clusters.kmeans_by_sums import FoundBySums, Groups, Sets, cluster_by_sums, group_questions, nearest, summed
 from fedtide.clusters.representation import Labels, Represent, Representation, drifted_from
-from fedtide.clusters.rounds import (
-    accuracy_question,
-    mix_clusters,
-    mix_models,
-    predict_by_cluster,
-    step_models,
-)
+from fedtide.clusters.rounds import mix_clusters, mix_models, step_models
+from fedtide.clusters.served import accuracy_question, predict_by_cluster
+from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import ask_to_train, with_cohort
 from fedtide.core.base import (
@@ -94,7 +81,6 @@ from fedtide.core.base import (
     Payload,
     Shard,
     Slotted,
-    Timed,
     Traits,
     Weighted,
     Weights,
@@ -187,8 +173,6 @@ def fielding_by_sums(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-    reassign_seconds: NonNegative = 0.0,
-    clustering_seconds: NonNegative = 0.0,
 ) -> Algorithm[State]:
     """Clustered federated learning that follows drift, by sums alone.
 
@@ -209,8 +193,6 @@ def fielding_by_sums(
         fewest_updates: smallest number of participants whose updates are summed; clusters with fewer in a round are
             trained together. 1 sums those of each cluster by themselves, as IFCA does.
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
-        reassign_seconds: server seconds for each client that may move, on a clock of devices.
-        clustering_seconds: server seconds for each client in a re-clustering.
 
     Raises:
         FedtideError: the clustering needs to see clients.
@@ -246,13 +228,13 @@ def fielding_by_sums(
         now = Groups(state.centers, state.members, torch.zeros_like(state.centers)) if state.made else None
         return cluster_by_sums(fleet, fleet.reachable, by_means, state.distance, fewest, rng, now)
 
-    def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
+    def handle_drift(state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
         """Handle drift (Algorithm 2): moves and, if these are not enough, a clustering of all clients."""
         one = len(state.weights) == 1
         anew = reporters != "once" or (one and by_means.k_max > 1)
         state, facts = count_members(state, fleet, clients, places(state), anew=anew)
         facts |= {"reclustered": 0}
-        if drifted := facts["drifted"]:
+        if facts["drifted"]:
             if one and by_means.k_max > 1 and trigger.splits_one:
                 state = replace(state, trigger=trigger.after(state.trigger, True))
                 state, _ = adopted(state, fleet, find_clusters(state, fleet, rng))
@@ -260,8 +242,6 @@ def fielding_by_sums(
             else:
                 state, more = reassign_clients(state, fleet, rng)
                 facts |= more
-            reclustered = facts["reclustered"] * float(state.members.sum())
-            fleet.add_server_time(reassign_seconds * drifted + clustering_seconds * reclustered)
         else:
             del facts["drifted"]
         facts |= {"clusters": len(state.weights), "members": state.members}
@@ -281,7 +261,7 @@ def fielding_by_sums(
         far = float(center_moves(before, state.centers, state.distance)[filled].max())
         return after, {"reclustered": new, "theta": theta(state.centers, filled, state.distance), "way": far}
 
-    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         def picked(now: State) -> Tensor:
             return cohort.pick(now.cohort, fleet, rng, lambda clients: serve(now, clients))
 

@@ -57,17 +57,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.array_kmeans import best_kmeans
 from fedtide.clusters.clusterer import KMeans
-from fedtide.clusters.kmeans import best_kmeans, cosines
-from fedtide.clusters.rounds import (
-    Served,
-    as_served_in_cluster,
-    at_most_registered,
-    mix_models,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
-)
+from fedtide.clusters.distance import cosines
+from fedtide.clusters.rounds import at_most_registered, mix_models, train_clusters
+from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import label_question, with_cohort
 from fedtide.core.base import (

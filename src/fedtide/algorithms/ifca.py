@@ -48,17 +48,15 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import (
     NOT_POOLED,
-    Served,
     Starts,
     at_most_registered,
     best_set,
-    find_model,
     fit_question,
     init_models,
-    predict_by_cluster,
     refuse_equal_start,
     step_models,
 )
+from fedtide.clusters.served import Served, find_model, predict_by_cluster
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import take_part, with_cohort
 from fedtide.core.base import (

@@ -32,14 +32,8 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.rounds import (
-    Served,
-    as_served_in_cluster,
-    mix_models,
-    predict_by_cluster,
-    serve_clusters,
-    train_clusters,
-)
+from fedtide.clusters.rounds import mix_models, train_clusters
+from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import with_cohort
 from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Traits, Weights

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.kmeans import farthest_first, kmeans, nearest, summary
+from fedtide.clusters.array_kmeans import farthest_first, kmeans_from, summary
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.cohorts.participation import take_part, with_cohort
 from fedtide.core.base import (
@@ -179,13 +179,18 @@ def tshot(
     return with_cohort(made, cohort, task, local, forward={"collect": 0})
 
 
+def nearest(x: Tensor, centers: Tensor) -> Tensor:
+    """Return the branch (rows,) of the center that is nearest to each row; ties: the first."""
+    return torch.cdist(x.double(), centers.double()).argmin(1)
+
+
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
     """Run the server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
     x, n = found.double().numpy(), counts.double().numpy()
     if len(x) < branches:  # hardly any client answered: one mode for all, and centers too far away to be nearest
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
-    centers, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
+    centers, _ = kmeans_from(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
     return torch.from_numpy(centers).float()
 
 

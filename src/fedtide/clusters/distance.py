@@ -237,6 +237,16 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=1, keepdim=True).clamp_(min=LEAST)
 
 
+def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """Return cosines (rows, rows of y) of all pairs of rows (y defaults to x), float64; 0 for rows of zeros.
+
+    >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    left, right = (unit(z.double()) for z in (x, x if y is None else y))
+    return (left @ right.T).clamp(-1.0, 1.0)
+
+
 def sum_distances(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
     """Return for each row and each column of weights (rows, m) the weighted sum of distances to all rows, float64.
 
@@ -270,6 +280,69 @@ def set_scales(kind: Distance, x: Tensor) -> Distance:
         for columns, one in zip(kind.columns, kind.kinds, strict=True)
     ]
     return replace(kind, scales=tuple(total / count if total > LEAST else 1.0 for total in totals))
+
+
+def distances_within(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
+    """Return the mean distance of each row from the other members of its cluster (rows,) float64; 0 if it is alone.
+
+    For L1, sums over pairs come from sorted columns in O(n log n) each; for other distances from all pairs.
+
+    >>> distances_within(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
+    [1.0, 1.0, 0.0]
+    """
+    out = torch.zeros(len(x), dtype=torch.float64)
+    for cluster in label.unique().tolist():
+        member = (label == cluster).nonzero()[:, 0]
+        if kind == "l1":
+            total = _summed_l1(x[member].double())
+        else:
+            total = sum_distances(x[member], torch.ones(len(member), 1, dtype=x.dtype), kind)[:, 0]
+        out[member] = total / max(len(member) - 1, 1)
+    return out
+
+
+def _summed_l1(x: Tensor) -> Tensor:
+    """Return the sum of L1 distances of each row from all rows (rows,)."""
+    value, order = x.sort(0)
+    count, before = len(x), value.cumsum(0) - value  # the sum of all smaller values
+    rank = torch.arange(count, dtype=x.dtype)[:, None]
+    # In sorted order: r values are smaller, n - r - 1 are larger.
+    total = value * rank - before + (value.sum(0) - before - value) - value * (count - rank - 1)
+    return torch.zeros_like(x).scatter_(0, order, total).sum(1)
+
+
+def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
+    """Return the mean over clients (not clusters) of the distance to the rest of the cluster; 0 without rows.
+
+    >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
+    0.6667
+    """
+    return float(distances_within(x, label, kind).mean()) if len(x) else 0.0
+
+
+def is_wider(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
+    """Tell whether two rows of one cluster are more than `delta` apart.
+
+    Distances to a cluster's first member mostly decide. One larger than `delta` means yes. With the triangle inequality
+    no two rows are more than twice the largest apart.
+
+    >>> x, label = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1])
+    >>> is_wider(x, label, 0.9), is_wider(x, label, 1.0)
+    (True, False)
+    """
+    doubtful = []
+    for cluster in label.unique().tolist():
+        members = x[label == cluster]
+        far = float(between(members, members[:1], kind).max())
+        if len(members) > 1 and far > delta:
+            return True
+        if len(members) > 2 and (2 * far > delta or isinstance(kind, Joint) or kind in ("sq-l2", "cosine")):
+            doubtful.append(members)
+    return any(
+        bool((between(members[rows], members[rows.start :], kind).fill_diagonal_(0) > delta).any())
+        for members in doubtful
+        for rows in blocks(len(members), len(members), CELLS)
+    )
 
 
 def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:

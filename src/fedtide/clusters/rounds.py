@@ -20,11 +20,8 @@ from fedtide.core.base import (
     Holdings,
     Memory,
     Moment,
-    Payload,
-    Prediction,
     Reply,
     Shard,
-    Slot,
     Sum,
     Weighted,
     Weights,
@@ -34,14 +31,9 @@ from fedtide.core.base import (
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
-from fedtide.learn.judging import mean_losses
 from fedtide.learn.server import Server
 from fedtide.learn.steps import Losses, Steps, Stepwise
-from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
-
-ChooseOn = Literal["val", "train"]
-"""Labeled samples on which a client chooses its model before evaluation."""
 
 NOT_POOLED = {"pooled": "its models begin with different weights, so their updates cannot be compared"}
 """Why models that begin apart are not pooled."""
@@ -55,22 +47,6 @@ UNPRIVATE = {
 """Why a client that trains several models cannot be private, by this divisor."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Served:
-    """Models that a client is served, of which it takes one.
-
-    numbers: by which the server calls them; None for their places. usual: place of that for a client that finds none.
-    count: of all models of the method; None if these are all. places: what a client finds its own by, if the method
-    has a way of its own.
-    """
-
-    models: Sequence[Weights]
-    numbers: Tensor | None = None
-    usual: int | Tensor | None = None
-    count: int | None = None
-    places: Any = None
 
 
 S = TypeVar("S", bound=Any)
@@ -221,30 +197,6 @@ def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
     return out
 
 
-def accuracy_question(task: Task) -> Work:
-    """Build the question "val": accuracy of a client's model on its validation samples."""
-
-    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = shard.val if len(shard) else None
-        if rows is None or not len(rows.labels):
-            return None
-        right = 1 - errors_of(task, payload, rows)
-        return Answer({"right": Weighted(float(right.mean()), right.numel())})
-
-    return val
-
-
-def errors_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """Return 1 for each label that counts and that a model does not predict, else 0 (labels,), float64.
-
-    Of other targets return the plain losses of the rows, which of numbers is about 1 for a model that says the mean.
-    """
-    if task.target != CLASSES:
-        return task.losses(weights, shard).double()
-    wrong = (task.logits(weights, task.inputs(shard.x)).argmax(-1) != shard.y).double()
-    return wrong if shard.mask is None else wrong[shard.mask]
-
-
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
     """Build the `check` of methods with a given number of clusters: there must be as many clients."""
 
@@ -346,76 +298,3 @@ def mean_of_all(sums: Sequence[Sum | None], share: Tensor) -> Weights:
     """
     there = [k for k in range(len(sums)) if share[k] > 0]
     return mix_models([mean(sums[k]) for k in there], share[there])
-
-
-def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
-    """Return the samples for decisions: validation samples if wanted and available, else training samples."""
-    val = shard.val if on == "val" else None
-    return val if val is not None and len(val) else shard
-
-
-def serve_clusters(
-    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor | None = None, places: Any = None
-) -> tuple[list[Payload], Slot]:
-    """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
-
-    Args:
-        models: K models.
-        model: (registered,) the model of each client; -1 if unknown.
-        clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
-            model by themselves (by `find_model`, or the method's own way).
-        among: (n,) the models that they may find; None means all. Who finds none gets the model that most clients are
-            known to have, the "usual" one.
-        places: what clients of the last slot find their model by; None for `find_model`.
-
-    >>> models = [Weights({"w": torch.tensor(k)}) for k in (0.0, 1.0)]
-    >>> served, slot = serve_clusters(models, torch.tensor([1, -1, -1]), torch.tensor([0, 1, 9]))
-    >>> slot.tolist(), served[2].usual
-    ([1, 2, 2], 1)
-    """
-    served = [Served((weights,), torch.tensor([k]), usual=0) for k, weights in enumerate(models)]
-    among = torch.arange(len(models)) if among is None else among
-    usual = int(torch.bincount(model[model >= 0], minlength=len(models))[among].argmax())
-    known = clients < len(model)
-    slot = torch.full_like(clients, -1)
-    slot[known] = model[clients[known]]
-    everything = Served(tuple(models[k] for k in among.tolist()), among, usual, places=places)
-    return [*served, everything], torch.where(slot < 0, len(models), slot)
-
-
-def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
-    """Return what a client would have been served that was asked in the slot of its cluster; see `Algorithm`."""
-    return Served((payload,), usual=0), None
-
-
-def find_model(task: Task) -> Work:
-    """Build the `adapt` of methods whose clients take the model with the lowest loss on their validation samples.
-
-    A client without validation samples judges on its training samples. The memory gets the place of the one "found".
-    """
-
-    def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = decision_rows(shard, "val")
-        if len(payload.models) == 1 or not len(rows):
-            return None
-        return Answer({}, memory={"found": mean_losses(task, payload.models, rows).argmin()})
-
-    return adapt
-
-
-def predict_by_cluster(task: Task) -> Any:
-    """Build the `predict` for `find_model`: by the model that a client has "found", else by the usual one."""
-
-    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = [payload.usual if memory is None else memory.get("found", payload.usual) for memory in memories]
-        own = torch.tensor([int(k) for k in found])[owner]
-        told: Tensor | None = None
-        for k in own.unique().tolist():
-            rows = own == k
-            made = task.told(payload.models[k], x[rows])
-            told = made.new_empty(len(x), *made.shape[1:]) if told is None else told
-            told[rows] = made
-        assert told is not None
-        return Prediction(told, own if payload.numbers is None else payload.numbers[own])
-
-    return predict

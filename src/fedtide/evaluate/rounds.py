@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtide.clusters.distance import Kind
-from fedtide.clusters.drift import distances_within
+from fedtide.clusters.distance import Kind, distances_within
 from fedtide.core.base import Cost, Moment, Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Step

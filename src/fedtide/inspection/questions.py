@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtide.clusters.kmeans import distances, draw_seeds, kmeans
+from fedtide.clusters.array_kmeans import distances, draw_seeds, kmeans_from
 from fedtide.core.rng import Rng
 from fedtide.inspection import shares
 from fedtide.inspection.linear import Ahead, Explained, ahead, divided, explained, means_by
@@ -163,7 +163,7 @@ def waves(x: np.ndarray, rng: Rng) -> np.ndarray:
 def cells(x: np.ndarray, rng: Rng) -> np.ndarray:
     """Return each row's cell, by k-means of some rows: so that what is said of mixes of labels can be said of looks."""
     some = x[drawn(np.arange(len(x)), 3000, rng.at("some"))]
-    centers, _ = kmeans(some, draw_seeds(some, CELLS, rng.at("seeds")), iterations=12)
+    centers, _ = kmeans_from(some, draw_seeds(some, CELLS, rng.at("seeds")), iterations=12)
     return distances(x, centers).argmin(1)
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.kmeans import best_kmeans, summary
+from fedtide.clusters.array_kmeans import best_kmeans, summary
 from fedtide.cohorts import Cohort
 from fedtide.core.base import (
     Algorithm,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.clusters.rounds import decision_rows
+from fedtide.clusters.served import decision_rows
 from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import NonNegative, Spelled, ingredient

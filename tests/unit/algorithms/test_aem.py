@@ -13,7 +13,7 @@ from torch import nn
 
 import fedtide
 from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale
-from fedtide.clusters.rounds import Served
+from fedtide.clusters.served import Served
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Prediction, Weights
 from fedtide.core.errors import FedtideError

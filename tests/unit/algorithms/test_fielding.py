@@ -20,7 +20,6 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.fleets.local_engine import LocalEngine
-from fedtide.laws.case import Watched
 from fedtide.learn.server import Moments
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
@@ -263,7 +262,7 @@ def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, mo
     ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"representation": {"kind": "embedding", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"clustering": {"kind": "k-means", "center": "median"}, "representation": "gradient"},
-     "method 'toy'.clustering.center: found 'median', allowed: 'mean', because only label"),
+     "method 'toy'.clustering.center: found 'median', allowed: 'mean'; 'median' needs"),
     ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
      "method 'toy'.clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1"),
     ({"clustering": {"kind": "k-means", "k_max": 0}}, "method 'toy'.clustering.k_max: found 0, allowed: 1 or more"),

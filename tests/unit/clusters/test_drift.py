@@ -7,21 +7,17 @@ import math
 import pytest
 import torch
 
-from fedtide.clusters.distance import Joint, between, means
-from fedtide.clusters.drift import (
+from fedtide.algorithms.fielding import MovingCenters, mixing_matrix
+from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, means
+from fedtide.clusters.triggers import (
     Adaptive,
     Event,
     FixedFraction,
     Gain,
     Learned,
-    MovingCenters,
     Width,
     center_moves,
-    distances_within,
     event_of,
-    heterogeneity,
-    is_wider,
-    mixing_matrix,
     theta,
 )
 from fedtide.core.errors import FedtideError
@@ -238,7 +234,7 @@ def test_the_adaptive_trigger_looks_at_pairs_in_one_cluster():
 @pytest.mark.parametrize("kind", ["l1", "l2", "sq-l2", "cosine", "js"])
 @pytest.mark.parametrize("cells", [1 << 20, 20])
 def test_the_widest_pair_decides(kind, cells, monkeypatch):
-    monkeypatch.setattr("fedtide.clusters.drift.CELLS", cells)
+    monkeypatch.setattr("fedtide.clusters.distance.CELLS", cells)
     x = torch.rand(40, 3, dtype=f64, generator=torch.Generator().manual_seed(2))
     x, label = x / x.sum(1, keepdim=True), torch.arange(40) % 3
     far = between(x, x, kind)

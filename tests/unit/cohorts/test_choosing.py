@@ -14,7 +14,7 @@ import torch
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.clusters import rounds as clusters
-from fedtide.clusters.rounds import Served
+from fedtide.clusters.served import Served
 from fedtide.cohorts import BySize, InTurn, Nearest, Oort, PowerOfChoice, Uniform
 from fedtide.cohorts.sampling import draw_clients
 from fedtide.core import codec

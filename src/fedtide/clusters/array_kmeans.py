@@ -1,14 +1,9 @@
-"""Clustering of plain arrays: k-means, nearest centers, and halves by cosine."""
+"""k-means of plain arrays: from given seeds, the best of ten starts, and summaries of a client's rows."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtide.clusters.distance import unit
 from fedtide.core.rng import Rng
 
 Points = np.ndarray
@@ -16,9 +11,6 @@ Points = np.ndarray
 
 STARTS = 10
 """Number of k-means starts; the best is taken."""
-
-Linkage = Literal["single", "complete"]
-"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
 
 
 def distances(x: Points, centers: Points) -> Points:
@@ -57,7 +49,7 @@ def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
     >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
     ([0.0, 2.0, 9.0], 3)
     """
-    found, member = kmeans(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
+    found, member = kmeans_from(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
     centers, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
     centers[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
     for j in np.unique(member):
@@ -77,14 +69,14 @@ def farthest_first(x: Points, k: int, first: int) -> Points:
     return x[picked]
 
 
-def kmeans(
+def kmeans_from(
     x: Points, seeds: Points, *, weights: np.ndarray | None = None, iterations: int = 100
 ) -> tuple[Points, np.ndarray]:
     """Run Lloyd's algorithm from given seeds; return centers (K, d) and the cluster of each row.
 
     A center without members stays where it is.
 
-    >>> centers, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
+    >>> centers, member = kmeans_from(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
     >>> centers.tolist(), member.tolist()
     ([[1.0], [9.0]], [0, 0, 1])
     """
@@ -109,41 +101,9 @@ def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = Non
     True
     """
     mass = np.ones(len(x)) if weights is None else weights
-    found = [kmeans(x, draw_seeds(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)]
+    found = [
+        kmeans_from(x, draw_seeds(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)
+    ]
     costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in found]
     # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
     return found[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]
-
-
-def nearest(x: Tensor, centers: Tensor) -> Tensor:
-    """Return the index of each row's nearest center (rows,); ties: the first."""
-    return torch.cdist(x.double(), centers.double()).argmin(1)
-
-
-def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """Return cosines (rows, rows of y) of all pairs of rows (y defaults to x), float64; 0 for rows of zeros.
-
-    >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
-    [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    """
-    left, right = (unit(z.double()) for z in (x, x if y is None else y))
-    return (left @ right.T).clamp(-1.0, 1.0)
-
-
-def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
-    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
-
-    Single linkage minimizes the largest similarity between the two halves.
-
-    >>> halves(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
-    [False, True, False]
-    """
-    # SciPy is slow to import, and only this function needs it.
-    from scipy.cluster.hierarchy import linkage as tree
-    from scipy.cluster.hierarchy import to_tree
-    from scipy.spatial.distance import squareform
-
-    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
-    second = np.zeros(len(similarity), dtype=bool)
-    second[root.get_right().pre_order()] = True
-    return ~second if second[0] else second

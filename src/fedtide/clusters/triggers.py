@@ -1,12 +1,12 @@
-"""Server-side reaction to reported drift: moves between clusters, triggers of re-clustering, and model transfer.
+"""Triggers of a re-clustering, after drift.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
 (arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Our own choices: theta is 0 if only one
-cluster is left (there are no distances between centers), the details of learned thresholds, and the lower bound c of an
-adaptive threshold (as printed it becomes negative).
+cluster is left, the details of learned thresholds, and the lower bound c of an adaptive threshold (as printed it
+becomes negative).
 
-A trigger is a frozen dataclass. `start()` returns its first memo; `fires(kept, event)` tells whether an event
-re-clusters; `after(kept, fired)` returns the memo after an event; `record(kept, accuracy)` returns the memo after a
+A trigger is a frozen dataclass. `start()` returns its first memo; `fires(memo, event)` tells whether an event
+re-clusters; `after(memo, fired)` returns the memo after an event; `record(memo, accuracy)` returns the memo after a
 validation accuracy. An event is a round in which at least one client reported. A memo is a tree of numbers, so that it
 can be saved.
 """
@@ -23,18 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.distance import (
-    CELLS,
-    Center,
-    Distance,
-    Joint,
-    between,
-    lengths,
-    means,
-    renormalize,
-    sum_distances,
-    unit,
-)
+from fedtide.clusters.distance import Distance, heterogeneity, is_wider, lengths
 from fedtide.core.base import Holdings
 from fedtide.core.errors import refused
 from fedtide.fields.types import Count, NonNegative, OpenFraction, Positive, ingredient
@@ -42,64 +31,6 @@ from fedtide.fields.types import Count, NonNegative, OpenFraction, Positive, ing
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
 """Thresholds of figure 14, in units of theta."""
-
-
-class MovingCenters:
-    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
-
-    The cost of a move grows with the number of clusters, not of clients, but for medians. An empty cluster keeps its
-    center and is nobody's nearest.
-
-    Args:
-        x: (rows, d) the last report of every client.
-        label: (rows,) int64, the cluster of each client, -1 for none.
-        centers: (K, d), centers before.
-        kind: the distance.
-        center: mean or median.
-
-    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
-    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
-    >>> clusters.nearest(2)
-    0
-    >>> clusters.move(2, 0)
-    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
-    ([0, 0, 0, 1], [2.0, 9.0])
-    """
-
-    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
-        self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
-        self.rows = (unit(x) if kind == "cosine" else x).double()
-        known = label >= 0
-        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(0, label[known], self.rows[known])
-        self.counts = torch.bincount(label[known], minlength=len(centers))
-        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
-
-    def nearest(self, i: int) -> int:
-        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
-        filled = self.counts.nonzero()[:, 0]
-        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
-
-    def move(self, i: int, new: int) -> None:
-        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
-        old = int(self.label[i])
-        if new != old:
-            self.label[i] = new
-            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
-                self.sums[k].add_(self.rows[i], alpha=change)
-                self.counts[k] += change
-                self.stale.add(k)
-        for k in {old, new} & self.stale:
-            self._recompute(k)
-            self.stale.remove(k)
-
-    def _recompute(self, k: int) -> None:
-        if self.center == "median":
-            member, kept = self.label == k, self.centers[k : k + 1]
-            first = torch.zeros(int(member.sum()), dtype=torch.int64)
-            self.centers[k] = means(self.x[member], first, 1, kept, self.kind, "median")[0]
-        elif self.counts[k]:
-            mean = (self.sums[k] / self.counts[k])[None]
-            self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]
 
 
 def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
@@ -129,89 +60,6 @@ def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
     """
     here = torch.arange(len(before))
     return lengths(before, here, after, here, kind)
-
-
-def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
-    """Return the mixing matrix A (new, old) float64 with rows that sum to one; new models are A times old models.
-
-    A[k, l] is the share of the new cluster's members who were in the old one, so a new model is the mean of its
-    members' old models. An empty new cluster takes the mean over all clients.
-
-    >>> mixing_matrix(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
-    [[0.67, 0.33], [0.0, 1.0]]
-    """
-    counts = torch.bincount(new_label * old_k + old_label, minlength=new_k * old_k).reshape(new_k, old_k).double()
-    counts[counts.sum(1) == 0] = counts.sum(0)
-    return counts / counts.sum(1, keepdim=True)
-
-
-def distances_within(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
-    """Return the mean distance of each row from the other members of its cluster (rows,) float64; 0 if it is alone.
-
-    For L1, sums over pairs come from sorted columns in O(n log n) each; for other distances from all pairs.
-
-    >>> distances_within(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
-    [1.0, 1.0, 0.0]
-    """
-    out = torch.zeros(len(x), dtype=torch.float64)
-    for cluster in label.unique().tolist():
-        member = (label == cluster).nonzero()[:, 0]
-        if kind == "l1":
-            total = _summed_l1(x[member].double())
-        else:
-            total = sum_distances(x[member], torch.ones(len(member), 1, dtype=x.dtype), kind)[:, 0]
-        out[member] = total / max(len(member) - 1, 1)
-    return out
-
-
-def _summed_l1(x: Tensor) -> Tensor:
-    """Return the sum of L1 distances of each row from all rows (rows,)."""
-    value, order = x.sort(0)
-    count, before = len(x), value.cumsum(0) - value  # the sum of all smaller values
-    rank = torch.arange(count, dtype=x.dtype)[:, None]
-    # In sorted order: r values are smaller, n - r - 1 are larger.
-    total = value * rank - before + (value.sum(0) - before - value) - value * (count - rank - 1)
-    return torch.zeros_like(x).scatter_(0, order, total).sum(1)
-
-
-def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
-    """Return the mean over clients (not clusters) of the distance to the rest of the cluster; 0 without rows.
-
-    >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
-    0.6667
-    """
-    return float(distances_within(x, label, kind).mean()) if len(x) else 0.0
-
-
-def is_wider(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
-    """Tell whether two rows of one cluster are more than `delta` apart.
-
-    Distances to a cluster's first member mostly decide: one larger than `delta` means yes; and with the triangle
-    inequality no two rows are more than twice the largest apart.
-
-    >>> x, label = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1])
-    >>> is_wider(x, label, 0.9), is_wider(x, label, 1.0)
-    (True, False)
-    """
-    within = []
-    for cluster in label.unique().tolist():
-        member = x[label == cluster]
-        far = float(between(member, member[:1], kind).max())
-        if len(member) > 1 and far > delta:
-            return True
-        if len(member) > 2 and (2 * far > delta or isinstance(kind, Joint) or kind in ("sq-l2", "cosine")):
-            within.append(member)
-    for member in within:
-        step = max(CELLS // len(member), 1)
-        for begin in range(0, len(member), step):
-            far_apart = between(member[begin : begin + step], member[begin:], kind)
-            far_apart.fill_diagonal_(0)
-            if bool((far_apart > delta).any()):
-                return True
-    return False
-
-
-# -- triggers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -267,23 +115,23 @@ class Trigger(Protocol):
         return None
 
     @abstractmethod
-    def fires(self, kept: Any, event: Event) -> bool:
+    def fires(self, memo: Any, event: Event) -> bool:
         """Tell whether this event re-clusters."""
 
-    def after(self, kept: Any, fired: bool) -> Any:
+    def after(self, memo: Any, fired: bool) -> Any:
         """Return the memo after an event."""
-        return kept
+        return memo
 
-    def record(self, kept: Any, accuracy: float) -> Any:
+    def record(self, memo: Any, accuracy: float) -> Any:
         """Return the memo after a validation accuracy."""
-        return kept
+        return memo
 
 
 def has_val(trigger: Trigger) -> Callable[[Holdings], None]:
     """Build the `check` of methods with a trigger: one that uses validation accuracies needs validation samples."""
 
-    def check(held: Holdings) -> None:
-        if trigger.uses_accuracy and not held.has_val:
+    def check(holdings: Holdings) -> None:
+        if trigger.uses_accuracy and not holdings.has_val:
             allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
             raise refused("trigger", trigger.kind, allowed)
 
@@ -308,7 +156,7 @@ class FixedFraction(Trigger):
     tau: Annotated[float, Field(strict=True, ge=0)] = THIRD
     kind: Literal["fraction"] = "fraction"
 
-    def fires(self, kept: None, event: Event) -> bool:
+    def fires(self, memo: None, event: Event) -> bool:
         """Tell whether a center moved as far as the threshold."""
         return _far(event, self.tau)
 
@@ -334,7 +182,7 @@ class Gain(Trigger):
     kind: Literal["gain"] = "gain"
     splits_one: ClassVar[bool] = False
 
-    def fires(self, kept: None, event: Event) -> bool:
+    def fires(self, memo: None, event: Event) -> bool:
         """Tell whether new clusters are so much tighter."""
         now, anew = event.spreads()
         return anew < (1 - self.least) * now
@@ -360,10 +208,10 @@ class Adaptive(Trigger):
             that is a square.
 
     >>> trigger = Adaptive()
-    >>> kept = trigger.start()
+    >>> memo = trigger.start()
     >>> for fired in (True, True, False):
-    ...     kept = trigger.after(kept, fired)
-    ...     print(kept.delta)
+    ...     memo = trigger.after(memo, fired)
+    ...     print(memo.delta)
     0.1
     0.2
     0.1
@@ -376,13 +224,13 @@ class Adaptive(Trigger):
         """Return the first threshold."""
         return Width(self.c)
 
-    def fires(self, kept: Width, event: Event) -> bool:
+    def fires(self, memo: Width, event: Event) -> bool:
         """Tell whether a cluster is wider than the threshold."""
-        return event.wider(kept.delta)
+        return event.wider(memo.delta)
 
-    def after(self, kept: Width, fired: bool) -> Width:
+    def after(self, memo: Width, fired: bool) -> Width:
         """Return the next threshold."""
-        return Width(2 * kept.delta if fired and kept.fired else max(self.c, kept.delta - self.c), fired)
+        return Width(2 * memo.delta if fired and memo.fired else max(self.c, memo.delta - self.c), fired)
 
 
 @dataclass(frozen=True)
@@ -406,7 +254,7 @@ class Learned(Trigger):
     """Trigger like "fraction", with the threshold that gave the best validation accuracy (appendix F.1).
 
     For `explore` events the thresholds take turns. The score of a threshold is the mean accuracy noted between an event
-    that used it and the next event. The best is kept; ties: the first; without scores the threshold is a third. With
+    that used it and the next event. The best is memo; ties: the first; without scores the threshold is a third. With
     `every`, the trials restart that many events after they began. As in the paper scores are plain accuracies: while
     these climb, a threshold that is tried late scores more. "gain" needs no trials.
 
@@ -416,10 +264,10 @@ class Learned(Trigger):
         tried: the thresholds, in units of theta.
 
     >>> trigger = Learned(explore=2, tried=(0.0, 0.5))
-    >>> kept = trigger.start()
+    >>> memo = trigger.start()
     >>> for accuracy in (0.6, 0.8, 0.7):
-    ...     print(trigger.threshold(kept))
-    ...     kept = trigger.record(trigger.after(kept, False), accuracy)
+    ...     print(trigger.threshold(memo))
+    ...     memo = trigger.record(trigger.after(memo, False), accuracy)
     0.0
     0.5
     0.5
@@ -440,52 +288,52 @@ class Learned(Trigger):
         if self.every is not None and self.every <= self.explore:
             raise ValueError(
                 f"found every {self.every} and explore {self.explore}; allowed: every of more than explore, as trying "
-                "would begin again before any threshold is kept"
+                "would begin again before any threshold is memo"
             )
 
     def start(self) -> Scores:
         """Return the memo without events or scores."""
         return Scores(0, (0.0,) * len(self.tried), (0,) * len(self.tried))
 
-    def threshold(self, kept: Scores) -> float:
+    def threshold(self, memo: Scores) -> float:
         """Return the threshold of the next event, in units of theta."""
-        use = self._next(kept)
+        use = self._next(memo)
         return THIRD if use is None else self.tried[use]
 
-    def fires(self, kept: Scores, event: Event) -> bool:
+    def fires(self, memo: Scores, event: Event) -> bool:
         """Tell whether a center moved as far as the threshold of this event."""
-        return _far(event, self.threshold(kept))
+        return _far(event, self.threshold(memo))
 
-    def after(self, kept: Scores, fired: bool) -> Scores:
+    def after(self, memo: Scores, fired: bool) -> Scores:
         """Record the threshold used; reset scores when the trials restart."""
-        if self._turn(kept) == 0:
-            return replace(self.start(), events=kept.events + 1, used=self._next(kept))
-        use = self._next(kept)
-        best = use if self._turn(kept) >= self.explore else None
-        return replace(kept, events=kept.events + 1, used=use, best=best)
+        if self._turn(memo) == 0:
+            return replace(self.start(), events=memo.events + 1, used=self._next(memo))
+        use = self._next(memo)
+        best = use if self._turn(memo) >= self.explore else None
+        return replace(memo, events=memo.events + 1, used=use, best=best)
 
-    def record(self, kept: Scores, accuracy: float) -> Scores:
+    def record(self, memo: Scores, accuracy: float) -> Scores:
         """Add an accuracy to the score of the current threshold."""
-        if kept.used is None or kept.best is not None or not math.isfinite(accuracy):
-            return kept
-        total, count = list(kept.total), list(kept.count)
-        total[kept.used] += accuracy
-        count[kept.used] += 1
-        return replace(kept, total=tuple(total), count=tuple(count))
+        if memo.used is None or memo.best is not None or not math.isfinite(accuracy):
+            return memo
+        total, count = list(memo.total), list(memo.count)
+        total[memo.used] += accuracy
+        count[memo.used] += 1
+        return replace(memo, total=tuple(total), count=tuple(count))
 
-    def _turn(self, kept: Scores) -> int:
+    def _turn(self, memo: Scores) -> int:
         """Return the number of events since the trials began."""
-        return kept.events % self.every if self.every else kept.events
+        return memo.events % self.every if self.every else memo.events
 
-    def _next(self, kept: Scores) -> int | None:
+    def _next(self, memo: Scores) -> int | None:
         """Return the index of the next threshold; None if there are no scores."""
-        turn = self._turn(kept)
+        turn = self._turn(memo)
         if turn < self.explore:
             return turn % len(self.tried)
-        if kept.best is not None:
-            return kept.best
-        means = [total / count if count else -math.inf for total, count in zip(kept.total, kept.count, strict=True)]
-        return means.index(max(means)) if any(kept.count) else None
+        if memo.best is not None:
+            return memo.best
+        means = [total / count if count else -math.inf for total, count in zip(memo.total, memo.count, strict=True)]
+        return means.index(max(means)) if any(memo.count) else None
 
 
 def _far(event: Event, tau: float) -> bool:
