@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtide.data.sources.idx import read_idx
+from fedtide.data.sources.published import read_idx
 
 TARGET = Path(__file__).parents[1] / "src/fedtide/data/bundled/characters.npz"
 FILES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtide.data.sources.idx import TYPES
+from fedtide.data.sources.published import TYPES
 
 CODES = {np.dtype(name): code for code, name in TYPES.items()}
 

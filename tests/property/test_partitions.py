@@ -22,7 +22,7 @@ from fedtide.data.partition import (
     Rotation,
     follow,
 )
-from fedtide.data.partition.pachinko import CIFAR_100, allocate
+from fedtide.data.partition.skewed import CIFAR_100, allocate
 from fedtide.data.ragged import Ragged
 from helpers.examples import examples
 

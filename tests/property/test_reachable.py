@@ -18,9 +18,8 @@ from fedtide.data.saved import save
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream
-from fedtide.data.shift.who import Always, BlockCyclic, Periodic
+from fedtide.data.shift.who import Always, BlockCyclic, Periodic, Replay
 from fedtide.data.sources import Generated
 from helpers.examples import examples
 

@@ -21,7 +21,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import LabelSwaps, Permutation, Reading
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
-from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan, cut_across
+from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan, cut_across
 from fedtide.data.shift.what.stream import StreamPlan
 from fedtide.data.shift.who import Periodic
 from helpers.examples import examples

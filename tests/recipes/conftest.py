@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from fedtide.data.partition.pachinko import CIFAR_100
+from fedtide.data.partition.skewed import CIFAR_100
 from helpers.idx_files import idx_bytes
 
 

@@ -42,8 +42,7 @@ from fedtide.data.sources import (
     Source,
     Text,
 )
-from fedtide.data.sources.frames import table
-from fedtide.data.sources.items import stack
+from fedtide.data.sources.frames import stack, table
 from fedtide.data.targets import Counts, Labels, Number, Quantiles
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
 

@@ -10,8 +10,7 @@ import torch
 from pydantic import BeforeValidator, Field
 
 from fedtide.core.errors import refused
-from fedtide.data.generated import GeneratedRows
-from fedtide.data.rows import Rows
+from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.fields.types import Count, OpenFraction, Whole, ingredient
 
 

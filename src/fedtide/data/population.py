@@ -14,9 +14,8 @@ from torch import Tensor
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.generated import GeneratedRows
 from fedtide.data.ragged import Ragged, Spans, count_pairs
-from fedtide.data.rows import Rows
+from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import AvailabilityPlan
 from fedtide.data.shift.how import Reading, RowTransform

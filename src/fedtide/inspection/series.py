@@ -9,9 +9,8 @@ from typing import Literal
 import numpy as np
 
 from fedtide.core.durations import seconds_of
-from fedtide.data.sources.cells import read_header
-from fedtide.data.sources.column import Column
-from fedtide.data.sources.guesses import Roles, guess_time, read_columns, when_of
+from fedtide.data.sources.cells import Column, read_columns, read_names
+from fedtide.data.sources.guesses import Roles, guess_time, when_of
 from fedtide.data.sources.series import Series
 
 LAGS = "1d", "2d", "7d"
@@ -30,7 +29,7 @@ def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
     """
     if any(said is not None for said in (roles.label, roles.client, roles.features, roles.without)):
         return None
-    if any(path.suffix == ".npz" or path.is_dir() or len(read_header(path)) != 2 for path in paths):
+    if any(path.suffix == ".npz" or path.is_dir() or len(read_names(path)) != 2 for path in paths):
         return None
     columns = [read_columns([path]) for path in paths]
     times = {guess_time(each) if roles.time is None else (roles.time,) for each in columns}

@@ -15,7 +15,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.column import Column, columns_of
+from fedtide.data.sources.cells import Column, columns_of, read_columns
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import (
     ASKED,
@@ -26,7 +26,6 @@ from fedtide.data.sources.guesses import (
     Roles,
     assign,
     local,
-    read_columns,
     when_of,
     words_of,
 )

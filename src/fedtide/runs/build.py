@@ -24,9 +24,8 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.data.build import build
-from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows, check_classes, with_target
+from fedtide.data.rows import GeneratedRows, Rows, check_classes, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded

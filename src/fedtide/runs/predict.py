@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
 from fedtide.data.rows import Rows, known_rows
 from fedtide.data.sources.arrays import standardize
-from fedtide.data.sources.cells import read_cells, read_header
+from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.files import reading
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.table import CSV
@@ -144,7 +144,7 @@ def _from_npz(path: Path) -> Tensor:
 
 
 def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
-    named = columns or [column for column in map(str.strip, read_header(path)) if column != LABEL]
+    named = columns or [column for column in read_names(path) if column != LABEL]
     if len(named) != math.prod(shape):
         raise refused(f"{path}: columns of features", len(named), f"{math.prod(shape)}, as in the run")
     return torch.from_numpy(read_cells(path, named, []).numbers).reshape(-1, *shape)

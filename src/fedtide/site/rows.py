@@ -24,7 +24,7 @@ from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.groups import Split
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
-from fedtide.data.sources.cells import read_cells, read_header
+from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.learn.target import CLASSES, Target
@@ -80,7 +80,7 @@ def columns_in_words(path: Path, about: RowsAbout) -> str | None:
     source = about.source_at(path.absolute())
     if not isinstance(source, CSV):
         return None
-    header = [column.strip() for column in read_header(path)]
+    header = read_names(path)
     read = source.named(header)
     rest = [column for column in header if column not in read]
     return f"reads {', '.join(read)}; leaves alone {', '.join(rest) or 'nothing'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import random
 from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
@@ -38,14 +37,6 @@ def outcome(source: CSV) -> Rows | str:
         return str(error)
 
 
-def both_ways(source: CSV, monkeypatch) -> tuple[Rows | str, Rows | str]:
-    """What comes of a file that is read by rows, and by pyarrow where that can."""
-    monkeypatch.setattr(cells, "LARGE", 2**60)
-    by_rows = outcome(source)
-    monkeypatch.setattr(cells, "LARGE", 0)
-    return by_rows, outcome(source)
-
-
 WRONG = [
     "1_0,2,a,0,b,c", "1,inf,a,0,b,c", "1,2,a,soon,b,c", "1,2,a", "1,2,,0,b,c", "٣,1,a,0,b,c", "", "1,NA,a,0,,c"
 ]  # fmt: skip
@@ -66,59 +57,38 @@ def drawn(path: Path, draw: random.Random, missing: str) -> CSV:
 
 
 @pytest.mark.parametrize("missing", ["error", "drop", "mean"])
-def test_readers_agree_to_the_bit_and_in_what_they_refuse(tmp_path, monkeypatch, missing):
-    pytest.importorskip("pyarrow")
-    draw, read = random.Random(missing), 0
+def test_both_readers_agree_to_the_bit_and_in_errors(tmp_path, monkeypatch, missing):
+    """A file that arrow does not read is read row by row; an ARFF file always is."""
+    draw, sound = random.Random(missing), 0
     for number in range(30):
-        by_rows, fast = both_ways(drawn(tmp_path / f"{number}.csv", draw, missing), monkeypatch)
-        if isinstance(by_rows, str) or isinstance(fast, str):
-            assert by_rows == fast
+        source = drawn(tmp_path / f"{number}.csv", draw, missing)
+        by_arrow = outcome(source)
+        with monkeypatch.context() as patch:
+            patch.setattr(cells, "_by_arrow", lambda *_: None)
+            by_rows = outcome(source)
+        if isinstance(by_rows, str) or isinstance(by_arrow, str):
+            assert by_rows == by_arrow
         else:
-            assert same(by_rows, fast)
-            read += 1
-    assert 8 < read < 30
+            assert same(by_rows, by_arrow)
+            sound += 1
+    assert 8 < sound < 30
 
 
-def test_large_files_are_read_by_pyarrow_where_it_is(tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    (tmp_path / "a.csv").write_text("x,label\n1,0\n2,1\n")
-    monkeypatch.setattr(cells, "LARGE", 0)
-    monkeypatch.setattr(cells, "_of_block", None)
-    assert CSV(str(tmp_path / "a.csv")).load(None, 0).y.tolist() == [0, 1]
-
-
-def test_without_pyarrow_they_are_read_by_rows(tmp_path, monkeypatch):
-    (tmp_path / "a.csv").write_text("x,label\n1,0\n2,1\n")
-    monkeypatch.setattr(cells, "LARGE", 0)
-    real = builtins.__import__
-
-    def absent(name, *rest):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    assert CSV(str(tmp_path / "a.csv")).load(None, 0).y.tolist() == [0, 1]
-
-
-def test_a_wrong_cell_is_named_in_whatever_block_it_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "BLOCK", 4)
+def test_blank_rows_count_in_the_number_of_a_row(tmp_path):
     lines = ["x,label", *(f"{row},{row % 2}" for row in range(20))]
     lines[15] = "oops,1"
     lines.insert(3, "")
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    for text in outcome(CSV(str(tmp_path / "a.csv"))), *both_ways(CSV(str(tmp_path / "a.csv")), monkeypatch):
-        assert "a.csv: row 17: x: found 'oops', allowed: a finite number" in text
+    assert "a.csv: row 17: x: found 'oops', allowed: a finite number" in outcome(CSV(str(tmp_path / "a.csv")))
     (tmp_path / "a.csv").write_text("\n".join(lines).replace("oops,1", "15,-1"))
-    for text in both_ways(CSV(str(tmp_path / "a.csv")), monkeypatch):
-        assert "a.csv: row 17: label: found '-1'" in text
+    assert "a.csv: row 17: label: found '-1'" in outcome(CSV(str(tmp_path / "a.csv")))
 
 
 def test_numbers_are_those_that_python_reads_but_for_what_it_alone_does():
-    assert numbers_of(NUMBERS).tolist() == [float(cell) for cell in NUMBERS]
-    assert np.isnan(numbers_of(["1", *GAPS])).tolist() == [False, *[True] * len(GAPS)]
-    for cell in ("1_0", "²", "٣", "inf", "-nan", "x", "1,5", "0x1A"):
-        assert numbers_of(["1", cell]) is None
+    assert numbers_of(NUMBERS)[0].tolist() == [float(cell) for cell in NUMBERS]
+    assert np.isnan(numbers_of(["1", *GAPS])[0]).tolist() == [False, *[True] * len(GAPS)]
+    odd = ["1_0", "²", "٣", "inf", "-nan", "x", "1,5", "0x1A"]
+    assert numbers_of(["1", *GAPS, *odd])[1].tolist() == [False] * (1 + len(GAPS)) + [True] * len(odd)
 
 
 # -- times ------------------------------------------------------------------------------------------------------------

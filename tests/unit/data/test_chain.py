@@ -15,7 +15,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.chain import KEPT, MOST, Chain, check_events
 from fedtide.data.shift.how import LabelSwaps
 from fedtide.data.shift.what import ChangePoints, ClusterDrift
-from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
+from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan
 from fedtide.runs.build import population_of
 from helpers.studies import A, study
 

@@ -26,9 +26,9 @@ from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import LabelSwaps, Permutation, Rotation
-from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
-from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
+from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan
+from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs import runner
 from fedtide.runs.build import host_of, task_of

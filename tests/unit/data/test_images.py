@@ -15,7 +15,7 @@ from PIL import Image
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import Domains, Images
-from fedtide.data.sources.pictures import pixels as read_pixels
+from fedtide.data.sources.images import pixels as read_pixels
 from fedtide.runs.digest import digest_of
 from helpers.idx_files import idx_bytes
 

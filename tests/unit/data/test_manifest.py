@@ -19,7 +19,7 @@ from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
-from fedtide.data.sources import Domains, Manifest, manifest
+from fedtide.data.sources import Domains, Manifest, images
 from fedtide.runs.digest import digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "fielding-data.md"
@@ -157,8 +157,8 @@ def test_without_clients_there_is_no_natural_partition(tmp_path):
 
 
 def test_a_cache_is_made_once_and_anew_if_something_is_another(tmp_path, monkeypatch):
-    read, original = [], manifest.pixels
-    monkeypatch.setattr(manifest, "pixels", lambda *given: read.append(given) or original(*given))
+    read, original = [], images.pixels
+    monkeypatch.setattr(images, "pixels", lambda *given: read.append(given) or original(*given))
     cache = tmp_path / "kept" / "pixels.npz"
     path = table(tmp_path, HEADER, *ROWS)
     plain = load(path)
@@ -262,11 +262,15 @@ def test_pictures_of_several_sizes_need_a_size(tmp_path):
 
 
 def test_pictures_that_do_not_fit_into_memory_are_one_line(monkeypatch, tmp_path):
-    def full(*_):
-        raise MemoryError
+    empty = np.empty
+
+    def full(shape, kind=float):
+        if kind is np.uint8:
+            raise MemoryError
+        return empty(shape, kind)
 
     path = table(tmp_path, "path,label", "x.png,0", "y.png,1")
-    monkeypatch.setattr(manifest.np, "empty", full)
+    monkeypatch.setattr(images.np, "empty", full)
     line = r"^data.source.size: 2 pictures of 5 x 6 take 0 GiB, more than there is; allowed: a smaller size$"
     with pytest.raises(FedtideError, match=line):
         load(path)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import CIFAR, IDX
-from fedtide.data.sources.idx import PUBLISHED, TYPES, read_idx
+from fedtide.data.sources.published import PUBLISHED, TYPES, read_idx
 from helpers.examples import examples
 from helpers.idx_files import idx_bytes
 

@@ -18,10 +18,10 @@ from fedtide.data.partition import IID, Dirichlet, Natural, Resample, Rotation
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.data.shift import Shift, how
+from fedtide.data.shift import Shift, Who, how
 from fedtide.data.shift.how import How
 from fedtide.data.shift.what import DomainMixture, What
-from fedtide.data.shift.who import Always, Periodic, Who
+from fedtide.data.shift.who import Always, Periodic
 from helpers.toys import PARTS
 
 MOMENT = Moment(3, 20)

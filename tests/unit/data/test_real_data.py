@@ -21,7 +21,7 @@ from fedtide.data.partition import IID, Natural
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Stream
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, Domains, GasSensors, Images, Series, Text
-from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
+from fedtide.data.sources.published import PUBLISHED, check_published, read_idx
 
 pytestmark = pytest.mark.shared
 

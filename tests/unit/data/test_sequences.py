@@ -19,7 +19,7 @@ from fedtide.data.partition import (
 )
 from fedtide.data.rows import Rows
 from fedtide.data.sources import Domains, Python
-from fedtide.data.sources.gaussians import Gaussians
+from fedtide.data.sources.synthetic import Gaussians
 
 Y = torch.tensor([[1, 2, 0], [3, 0, 0], [1, 1, 2], [2, 3, 3]])
 

@@ -13,17 +13,18 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from fedtide.core.base import Moment
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
 from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
-from fedtide.data.shift.python import Python
-from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import Calendar, ChangePoints, ClusterDrift, DomainMixture, Rhythm, Static, Stream, What
 from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
 from fedtide.data.shift.what.cluster_drift import MassEvents
+from fedtide.data.shift.what.plan import Python
 from fedtide.data.shift.what.stream import Labels, Order, Time
-from fedtide.data.shift.who import Always, BlockCyclic, Data, Periodic, Who
+from fedtide.data.shift.who import Always, BlockCyclic, Data, Periodic, Replay
 from fedtide.fields.types import Spelled, ingredient
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "MassEvents", "Order", "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static",
     "Stream", "Time", "What", "Who",
 ]  # fmt: skip
+
+Who = Annotated[Always | Data | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
 @ingredient

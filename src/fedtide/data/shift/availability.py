@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, shown
-from fedtide.data.shift.arriving import Arriving
 from fedtide.data.shift.what.plan import PopulationView
-from fedtide.data.sources.cells import number, places, read_table
+from fedtide.data.shift.who import Arriving
+from fedtide.data.sources.cells import number, read_cells
 from fedtide.data.sources.files import find, reading
 from fedtide.fields.types import DataFile, OpenFraction, Positive, ingredient
 
@@ -161,9 +161,8 @@ Span = tuple[str, str, float, float]
 
 
 def _of_csv(path: Path) -> list[Span]:
-    header, lines = read_table(path)
-    at = places(path, header, COLUMNS)
-    return [_span(f"{path}: row {row}", *(line[place].strip() for place in at)) for row, line in lines]
+    cells = read_cells(path, [], COLUMNS)
+    return [_span(cells.where(row), *span) for row, span in enumerate(zip(*cells.texts.values(), strict=True))]
 
 
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.arriving import Arriving
-from fedtide.data.shift.how.row_transform import Reading
+from fedtide.data.shift.how import Reading
 from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView
+from fedtide.data.shift.who import Arriving
 from fedtide.fields.user_code import call
 
 

@@ -7,23 +7,134 @@ Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.curves import periodic_shares
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.arriving import Arriving, first_of
-from fedtide.data.shift.availability import Availability
-from fedtide.data.shift.python import Python
-from fedtide.data.shift.replay import Replay
-from fedtide.data.shift.what.plan import Rhythm
+from fedtide.data.saved import content_of
+from fedtide.data.shift.what.plan import PopulationView, Rhythm
 from fedtide.draw.prose import listed
-from fedtide.fields.types import Finite, OpenFraction, Positive, ingredient
+from fedtide.fields.types import DataFile, Finite, OpenFraction, Positive, ingredient
+
+
+class Arriving(Protocol):
+    """Available clients and their order of arrival; `groups` are those clients, by their group."""
+
+    dropout_rate: float
+    """Share of the asked clients that never answer."""
+    changes: ClassVar[bool] = True
+    """Tell whether availability depends on the time."""
+    by_rows: ClassVar[bool] = False
+    """Tell whether only clients to which rows come in the round arrive."""
+    recorded: ClassVar[bool] = False
+    """Tell whether arrivals are those of another run, from which clients without rows are removed afterwards."""
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Raise if the settings do not fit the groups with these names and numbers of clients."""
+        return
+
+    def plan(self, view: PopulationView) -> Any:
+        """Build the plan of the clients' availability (`awake`, `wait`); None if all are always available."""
+        return None
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
+        return np.asarray(sizes / sizes.sum())
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        return first_of(torch.cat(groups) if len(groups) > 1 else groups[0], m, rng.at("order"))
+
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """Count the arrivals among `m` that replace clients of an exhausted group."""
+        return 0
+
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """Return a prefix of the order of arrival, sorted."""
+        return torch.cat(groups).sort().values
+
+    def rhythm(self, turns: int) -> Rhythm:
+        """Return the rhythm that a method may know, on the shift's clock, with a number of turns per period."""
+        return {}
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Describe the settings in sentences for a report, each followed by a space."""
+        return ""
+
+
+def first_of(clients: Tensor, m: int, rng: Rng) -> Tensor:
+    """Return the first `m` of a random order of `clients` in O(m), by a truncated Fisher-Yates shuffle."""
+    n = len(clients)
+    m = min(m, n)
+    picks = (rng.numpy().random(m) * (n - np.arange(m))).astype(np.int64) + np.arange(m)
+    moved: dict[int, int] = {}
+    out = np.empty(m, dtype=np.int64)
+    for i, j in enumerate(picks.tolist()):
+        out[i] = moved.get(j, j)
+        moved[j] = moved.get(i, i)
+    return clients[torch.from_numpy(out)]
+
+
+@ingredient
+class Replay(Arriving):
+    """Arrivals of another run, round by round, from `shift/<seed>.safetensors` in its folder.
+
+    Args:
+        path: the file.
+        dropout_rate: share of the asked clients that never answer.
+    """
+
+    path: DataFile
+    dropout_rate: OpenFraction = 0.0
+    kind: Literal["replay"] = "replay"
+    recorded: ClassVar[bool] = True
+
+    @cached_property
+    def saved(self) -> dict[str, Any]:
+        """Content of the file."""
+        return content_of(self.path, "shift.who.path", "arrivals")
+
+    def _round(self, time: float) -> int:
+        number, rounds = int(time), len(self.saved["arrivals"])
+        if not rounds:
+            allowed = "a run with clock = 'rounds' or steady devices, in which they are known in advance"
+            raise FedtideError(f"shift.who.path: {self.path} has no arrivals; allowed: {allowed}")
+        if number >= rounds:
+            raise FedtideError(f"shift.who.path: {self.path} ends after {rounds} rounds; allowed: at most {rounds}")
+        return max(number, 0)
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """Return the expected share of each group among the arrivals (groups,)."""
+        return self.saved["expected"][self._round(time)].numpy()
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """Return the first `m` recorded arrivals."""
+        came = self.saved["arrivals"][self._round(time)]
+        came = came[came >= 0]
+        registered = sum(len(group) for group in groups)
+        # A round may have fewer arrivals if all clients arrived, provided that there are as many clients here.
+        short = len(came) == len(self.saved["arrivals"][0]) or registered != self.saved["registered"]
+        if (short and len(came) < min(m, registered)) or (len(came) and int(came.max()) >= registered):
+            there = f"{len(came)} arrivals a round among {self.saved['registered']} clients"
+            raise FedtideError(f"shift.who.path: {self.path} has {there}; {m} among {registered} are asked for")
+        return came[:m]
+
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """Count the recorded arrivals that replace clients of an exhausted group."""
+        return int(self.saved["substituted"][self._round(time)])
+
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """Return the recorded reachable clients."""
+        if self.saved["awake"] is None:
+            return torch.cat(groups).sort().values
+        bits = np.unpackbits(self.saved["awake"][self._round(time)].numpy(), count=sum(len(group) for group in groups))
+        return torch.from_numpy(np.flatnonzero(bits))
 
 
 @ingredient
@@ -190,9 +301,6 @@ class BlockCyclic(Turns):
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
         """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
         return periodic_shares("block", time - self.phase, self.period, 1.0, len(sizes))
-
-
-Who = Annotated[Always | Data | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
 def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -5,18 +5,12 @@ from typing import Annotated
 from pydantic import Field
 
 from fedtide.data.sources.arrays import NPZ, Python, from_arrays
-from fedtide.data.sources.characters import DayNightCharacters
-from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.bundled import DayNightCharacters, PlayRoles
 from fedtide.data.sources.domains import Domains
-from fedtide.data.sources.gas import GasSensors
-from fedtide.data.sources.gaussians import Gaussians
-from fedtide.data.sources.generated import Generated
-from fedtide.data.sources.idx import IDX
-from fedtide.data.sources.images import Images
-from fedtide.data.sources.leaf import LEAF
-from fedtide.data.sources.manifest import Manifest
-from fedtide.data.sources.plays import PlayRoles
+from fedtide.data.sources.images import Images, Manifest
+from fedtide.data.sources.published import CIFAR, IDX, LEAF, GasSensors
 from fedtide.data.sources.series import Series
+from fedtide.data.sources.synthetic import Gaussians, Generated
 from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 

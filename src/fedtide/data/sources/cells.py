@@ -1,7 +1,4 @@
-"""Cells of CSV and ARFF files, read row by row, of large ones by pyarrow where it is installed; and of Parquet files.
-
-Both readers of CSV give the same bits. What pyarrow cannot read is read by rows, which names the cell that is wrong.
-"""
+"""Cells of CSV, ARFF and Parquet files, and columns of tables in memory."""
 
 from __future__ import annotations
 
@@ -10,49 +7,54 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from itertools import chain, compress, islice, product
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from functools import cached_property
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as arrow
+from pyarrow import compute, parquet
+from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from fedtide.core.errors import FedtideError, nearest, refused
-from fedtide.data.sources import parquet
-from fedtide.data.sources.column import MARKS
-from fedtide.data.sources.files import DAMAGED, opened, reading
+from fedtide.data.sources.files import DAMAGED, check_unpacked, opened, reading
 
 Missing = Literal["error", "drop", "mean"]
-Lines = list[tuple[int, list[str]]]
-"""Rows with their numbers in the file."""
+Row = tuple[int, list[str]]
+"""Number of a row in the file, from 1, and its cells."""
 
-BLOCK = 2**10
-"""Rows that are read at a time: texts take many times the memory of numbers, and few stay in a processor's cache."""
-LARGE = 2**22
-"""Bytes of a file for which it pays to import pyarrow."""
+BLOCK = 2**26
+"""Bytes that are read at a time, and most bytes of a row."""
+HEAD = 2**10
+"""Rows by which a column seems to hold names of digits."""
 NAME = re.compile(r"0[0-9]+|[0-9]{16,}")
 """Digits that are no number."""
 ATTRIBUTE = re.compile(r"""\s*(?:'([^']+)'|"([^"]+)"|([^\s'"{]+))""")
 """The name of a column of an ARFF file, with quotes or without."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
-"""A number with a comma where a point is wanted."""
+"""A number with a comma instead of a point."""
+MARKS = frozenset(("", "na", "nan", "null"))
+"""Cells in which something is missing, in lower case."""
+MISSING = MARKS | {"none", "nat", "?", "<na>"}
+"""The same with marks that sources of a study do not know."""
+MOSTLY = 0.9
+"""Share of numbers from which a column seems to be one of numbers with mistakes."""
 
 
-@contextmanager
-def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
-    """Open a file, packed or not, as rows with their numbers; blank ones are left out."""
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> Generator[Row, None, None]:
+    """Yield the names of a CSV or ARFF file, packed or not, and then the rows; blank rows are left out."""
     with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
-        lines = ((row, line) for row, line in enumerate(csv.reader(file), start=1) if line)
-        ahead: list[tuple[int, list[str]]] = []
+        rows = ((number, row) for number, row in enumerate(csv.reader(file), start=1) if row)
         try:
-            for at in lines:
-                ahead.append(at)
-                if (first := "".join(at[1]).strip().lower()) and not first.startswith("%"):
-                    break
-            weka = ahead and first.startswith("@relation")
-            yield _of_arff(path, lines) if weka else chain(ahead, lines)
+            yield from _arff_rows(path, rows) if _is_arff(path) else rows
         except UnicodeDecodeError as error:
             raise ValueError(f"{_undecoded(path)}: {error.reason}; save it as UTF-8") from None
 
@@ -68,59 +70,131 @@ def _undecoded(path: Path) -> str:
     return "its end"
 
 
-def _of_arff(path: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the names of an ARFF file, as Weka writes them, and its rows; what is missing there is a question mark."""
+def _is_arff(path: Path) -> bool:
+    """Tell whether a file begins as those of Weka do: with a relation, below comments."""
+    with opened(path) as file:
+        lines = (line.removeprefix(b"\xef\xbb\xbf").strip().lower() for line in file)
+        first = next((line for line in lines if line and not line.startswith(b"%")), b"")
+    return first.startswith(b"@relation")
+
+
+def _arff_rows(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the names of an ARFF file, and the rows; a missing value is a question mark.
+
+    The reader of SciPy refuses attributes without a type, which the published file of WISDM has.
+    """
     names: list[str] = []
-    for row, line in lines:
-        word, rest = [*",".join(line).split(None, 1), "", ""][:2]
+    for number, row in rows:
+        word, rest = [*",".join(row).split(None, 1), "", ""][:2]
         if word.lower() == "@data":
-            yield row, names
+            yield number, names
             break
         if word.lower() == "@attribute":
-            said = ATTRIBUTE.match(rest)
-            if said is None:
-                raise refused(f"{path}: row {row}: attribute", rest, "a name and a type")
-            names.append(said[1] or said[2] or said[3])
-    for row, line in lines:
-        if not line[0].startswith("%"):
-            yield row, ["" if cell.strip() == "?" else cell.strip().strip("'") for cell in line]
+            name = ATTRIBUTE.match(rest)
+            if name is None:
+                raise refused(f"{path}: row {number}: attribute", rest, "a name and a type")
+            names.append(name[1] or name[2] or name[3])
+    for number, row in rows:
+        if not row[0].startswith("%"):
+            yield number, ["" if cell.strip() == "?" else cell.strip().strip("'") for cell in row]
 
 
-def read_header(path: Path) -> list[str]:
-    """Return the names of the columns as they are written; they differ in more than the space around them."""
-    if parquet.is_parquet(path):
-        return parquet.names_of(path)
-    with _lines(path) as lines:
-        _, header = next(lines, (0, list[str]()))
-    if not header:
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
+    with reading(path, "a Parquet file", arrow.ArrowException), parquet.ParquetFile(path) as file:
+        about = file.metadata
+        groups = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+        check_unpacked(path, max(groups, 8 * about.num_rows * about.num_columns))
+        yield file
+
+
+def is_parquet(path: Path) -> bool:
+    """Tell whether a file begins as Parquet files do."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def read_names(path: Path) -> list[str]:
+    """Return the names of the columns, without the space around them."""
+    if is_parquet(path):
+        with _parquet_file(path) as file:
+            return [name.strip() for name in file.schema_arrow.names]
+    return _header(path)[1]
+
+
+def _header(path: Path) -> Row:
+    """Return the row of the names."""
+    with closing(_rows(path)) as rows:
+        number, names = next(rows, (0, list[str]()))
+    if not names:
         raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
-    twice = [column for column, count in Counter(map(str.strip, header)).items() if count > 1]
-    if twice:
-        raise FedtideError(f"{path}: two columns are called '{twice[0]}'")
-    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-        raise refused(f"{path}: header", header[0], "names divided by commas, as all cells are")
-    return header
+    names = [name.strip() for name in names]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
+    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+        raise refused(f"{path}: header", names[0], "names divided by commas, as all cells are")
+    return number, names
 
 
-def _blocks(path: Path, width: int) -> Generator[Lines, None, None]:
-    """Yield the rows below the header."""
-    with _lines(path) as lines:
-        next(lines, None)
-        block = list(islice(lines, BLOCK))
-        if not block:
-            raise FedtideError(f"{path}: no rows below the header")
-        while block:
-            for row, line in block:
-                if len(line) != width:
-                    raise refused(f"{path}: row {row}: number of cells", len(line), f"{width}, as in the header")
-            yield block
-            block = list(islice(lines, BLOCK))
+def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read some columns of a file: arrow arrays of texts, or the `Column`s of a Parquet file.
+
+    Raises:
+        FedtideError: the file is damaged, has no rows, or has no column of such a name.
+    """
+    if is_parquet(path):
+        places(path, read_names(path), names)
+        with _parquet_file(path) as file:
+            columns = columns_of(file.read(columns=[*dict.fromkeys(names)]), str(path))
+        if not len(next(iter(columns.values()))):
+            raise FedtideError(f"{path}: no rows")
+        return dict(columns)
+    number, header = _header(path)
+    wanted = dict(zip(names, places(path, header, names), strict=True))
+    table = _by_arrow(path, number, len(header), [*wanted.values()])
+    table = _by_rows(path, len(header)) if table is None else table
+    return {name: table[place] for name, place in wanted.items()}
 
 
-def read_table(path: Path) -> tuple[list[str], Lines]:
-    """Read the header, and every row with its number in the file; blank lines are left out."""
-    header = [column.strip() for column in read_header(path)]
-    return header, [line for block in _blocks(path, len(header)) for line in block]
+def _by_arrow(path: Path, header: int, width: int, wanted: Sequence[int]) -> Mapping[int, Any] | None:
+    """Read columns below the header of a CSV file; None if a row is ragged or damaged, or the file is no CSV file."""
+    keys = [str(place) for place in range(width)]
+    try:
+        if _is_arff(path):
+            return None
+        with opened(path) as file:
+            table = read_csv(
+                file,
+                ReadOptions(use_threads=False, block_size=BLOCK, column_names=keys, skip_rows_after_names=header),
+                ParseOptions(newlines_in_values=True),
+                ConvertOptions(
+                    column_types=dict.fromkeys(keys, arrow.string()),
+                    include_columns=[keys[place] for place in wanted],
+                    strings_can_be_null=False,
+                ),
+            )
+    except (*DAMAGED, arrow.ArrowException):
+        return None
+    if not len(table):
+        raise FedtideError(f"{path}: no rows below the header")
+    return {place: table[keys[place]] for place in wanted}
+
+
+def _by_rows(path: Path, width: int) -> Mapping[int, Any]:
+    """Read a file row by row, to name the wrong one; ARFF files, too."""
+    with closing(_rows(path)) as rows:
+        next(rows)
+        lines = []
+        for number, row in rows:
+            if len(row) != width:
+                raise refused(f"{path}: row {number}: number of cells", len(row), f"{width}, as in the header")
+            lines.append(row)
+    if not lines:
+        raise FedtideError(f"{path}: no rows below the header")
+    return {place: arrow.chunked_array([cells]) for place, cells in enumerate(zip(*lines, strict=True))}
 
 
 def places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
@@ -130,9 +204,6 @@ def places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[
         if column not in at:
             raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
     return [at[column] for column in columns]
-
-
-# -- columns -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -150,11 +221,13 @@ class Cells:
 
     def where(self, row: int) -> str:
         """Return the place of a row, for messages; rows of Parquet files are counted from 0."""
-        if parquet.is_parquet(self.path):
-            return f"{self.path}: row {self.places[row]}"
-        with _lines(self.path) as lines:
-            number, _ = next(islice(lines, int(self.places[row]) + 1, None))
-        return f"{self.path}: row {number}"
+        place = int(self.places[row])
+        return f"{self.path}: row {place if is_parquet(self.path) else self._row_numbers[place]}"
+
+    @cached_property
+    def _row_numbers(self) -> list[int]:
+        """Numbers of all rows in the file, without that of the header."""
+        return [number for number, _ in _rows(self.path)][1:]
 
 
 class NotANumber(FedtideError):
@@ -180,172 +253,119 @@ def read_cells(
     Raises:
         FedtideError: the file is damaged, or a cell is wrong (`NotANumber`); the message names its row.
     """
-    header = read_header(path)
-    at = places(path, [column.strip() for column in header], [*numbers, *texts])
-    at_needed = [place for place, name in zip(at, [*numbers, *texts], strict=True) if name in {*numbers, *needed}]
-    raw = [header[place] for place in at]
-    if parquet.is_parquet(path):
-        return _kept(path, _of_parquet(path, numbers, texts, missing), texts, missing, needed)
-    fast = _by_arrow(path, raw[: len(numbers)], raw[len(numbers) :]) if path.stat().st_size >= LARGE else None
-    if fast is not None and not (missing == "error" and np.isnan(fast[0]).any()):
-        parts = [fast]
-    else:
-        wide, own = len(header), dict(zip(numbers, at, strict=False))
-        parts = [_of_block(path, b, own, at[len(numbers) :], missing, at_needed) for b in _blocks(path, wide)]
-    joined = [[text for _, part in parts for text in part[place]] for place in range(len(texts))]
-    return _kept(path, (np.concatenate([part for part, _ in parts]), joined), texts, missing, needed)
-
-
-Found = tuple[np.ndarray, list[list[str]]]
-"""Numbers (rows, columns), and columns of texts."""
-
-
-def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, needed: Sequence[str]) -> Cells:
-    """Leave out the rows that are to be dropped."""
-    found, columns = whole[0], dict(zip(texts, whole[1], strict=True))
+    columns = _read_table(path, [*numbers, *texts] or read_names(path)[:1])
+    strings = {name: _texts_in(columns[name]) for name in texts}
+    parsed = [_numbers_in(columns[name]) for name in numbers]
+    rows = len(next(iter(columns.values())))
+    values, wrong = np.empty((rows, len(numbers))), np.empty((rows, len(numbers)), bool)
+    for place, pair in enumerate(parsed):
+        values[:, place], wrong[:, place] = pair
+    keep = np.ones(rows, bool)
     if missing == "error":
-        return Cells(path, np.arange(len(found)), found, columns)
-    keep = np.ones(len(found), bool)
+        wrong |= np.isnan(values)
+    else:
+        for name in needed:
+            marks = {*filter(lacks, set(strings[name]))}
+            keep &= np.array([text not in marks for text in strings[name]])
     if missing == "drop":
-        keep[np.isnan(found).any(1)] = False
-    for name in needed:
-        if marks := {*filter(lacks, set(columns[name]))}:
-            keep &= np.array([text not in marks for text in columns[name]])
-    columns = {name: [*compress(column, keep)] for name, column in columns.items()}
-    return Cells(path, np.flatnonzero(keep), found[keep], columns)
+        keep[(np.isnan(values) & ~wrong).any(1)] = False
+        wrong[~keep] = False  # the row is left out for another cell
+    cells = Cells(path, np.arange(rows), values, strings)
+    if wrong.any():
+        row, place = np.argwhere(wrong)[0].tolist()
+        raise _not_a_number(cells.where(row), numbers[place], columns[numbers[place]], row)
+    if keep.all():
+        return cells
+    strings = {name: [*compress(column, keep)] for name, column in strings.items()}
+    return replace(cells, places=np.flatnonzero(keep), numbers=values[keep], texts=strings)
 
 
-def _of_block(
-    path: Path,
-    block: Lines,
-    numbers: dict[str, int],
-    texts: Sequence[int],
-    missing: Missing,
-    needed: Sequence[int],
-) -> Found:
-    """Read some rows, given the places of their columns."""
-    columns = list(zip(*(line for _, line in block), strict=True))
-    strings = [[*map(str.strip, columns[place])] for place in texts]
-    read = [numbers_of(columns[place]) for place in numbers.values()]
-    sound = [each for each in read if each is not None]
-    if len(sound) == len(read) and not (missing == "error" and np.isnan(sound).any()):
-        return np.ascontiguousarray(np.reshape(sound, (len(sound), len(block))).T), strings
-    # A cell is wrong, unless its row is left out for another one.
-    found = [
-        [math.nan] * len(numbers)
-        if missing == "drop" and any(lacks(line[place]) for place in needed)
-        else [_cell(f"{path}: row {row}", name, line[place], missing) for name, place in numbers.items()]
-        for row, line in block
-    ]
-    return np.array(found), strings
+def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
+    """Read the columns of files with the same header, one below the other; those of numbers as numbers.
 
-
-def _of_parquet(path: Path, numbers: Sequence[str], texts: Sequence[str], missing: Missing) -> Found:
-    columns = parquet.read_columns(path, [*dict.fromkeys([*numbers, *texts])])
-    rows = len(next(iter(columns.values())).values)
-    if not rows:
-        raise FedtideError(f"{path}: no rows")
-    found = np.empty((rows, len(numbers)))
-    for place, name in enumerate(numbers):
-        column = columns[name]
-        wrong = ~column.missing if column.numbers is None else np.isinf(column.numbers)
-        wrong |= column.missing & (missing == "error")
-        for row in np.flatnonzero(wrong)[:1].tolist():
-            cell = column.cell(row)
-            line = refused(f"{path}: row {row}: {name}", cell, "a finite number")
-            raise NotANumber(str(line), name, "" if column.missing[row] and cell == cell else str(cell))
-        found[:, place] = column.numbers
-    return found, [np.where(columns[name].missing, "", columns[name].texts).tolist() for name in texts]
-
-
-def numeric_columns(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the columns that seem to hold numbers, by the first rows, and those of all."""
-    header = [column.strip() for column in read_header(path)]
-    if parquet.is_parquet(path):
-        columns = parquet.read_columns(path, header)
-        return [name for name in header if columns[name].numbers is not None], header
-    with closing(_blocks(path, len(header))) as blocks:
-        cells = list(zip(*(line for _, line in next(blocks)), strict=True))
-    # What is written 007, or has more digits than a number holds, is a name.
-    named = lambda column: any(NAME.fullmatch(cell.strip()) for cell in column)  # noqa: E731
-    able = [numbers_of(column) is not None and not named(column) for column in cells]
-    return [*compress(header, able)], header
-
-
-def _by_arrow(path: Path, numbers: Sequence[str], texts: Sequence[str]) -> Found | None:
-    """Read a file with pyarrow; None where it is not installed, or a cell is none that it reads as we do."""
-    try:
-        import pyarrow as arrow
-        from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
-    except ImportError:
-        return None
-    spelled = ["".join(letters) for mark in MARKS for letters in product(*({each, each.upper()} for each in mark))]
-    convert = ConvertOptions(
-        column_types=dict.fromkeys(numbers, arrow.float64()) | dict.fromkeys(texts, arrow.string()),
-        include_columns=[*dict.fromkeys([*numbers, *texts])],
-        null_values=[blank + each for blank in ("", " ") for each in spelled],  # numbers may have blanks, marks not
-        strings_can_be_null=False,
-    )
-    try:
-        with opened(path) as file:
-            table = read_csv(
-                file,
-                read_options=ReadOptions(use_threads=False),
-                parse_options=ParseOptions(newlines_in_values=True),
-                convert_options=convert,
-            )
-    except (*DAMAGED, arrow.ArrowException):
-        return None
-    strings = {name: [*map(str.strip, table[name].to_pylist())] for name in texts}
-    found = np.empty((len(table), len(numbers)))
-    for place, name in enumerate(numbers):
-        read = numbers_of(strings[name]) if name in strings else table[name].to_numpy()
-        if read is None or (name not in strings and np.isfinite(read).sum() != len(read) - table[name].null_count):
-            return None
-        found[:, place] = read
-    return (found, [strings[name] for name in texts]) if len(found) else None
+    Raises:
+        FedtideError: most of the names are numbers with a point, as where there is no header, or a file is damaged.
+    """
+    header = read_names(paths[0])
+    if 2 * sum("." in name and is_number(name) for name in header) > len(header):
+        raise refused(f"{paths[0]}: first row", ",".join(header[:3]), "a header, the names of the columns")
+    tables = [_read_table(path, header) for path in paths]
+    columns = {}
+    for name in header:
+        parts = [table[name] for table in tables]
+        parsed = [_numbers_in(part) for part in parts]
+        if _is_name(parts[0]) or any(wrong.any() for _, wrong in parsed):
+            columns[name] = Column(np.array([text for part in parts for text in _texts_in(part)], dtype=object))
+        else:
+            columns[name] = Column(np.concatenate([values for values, _ in parsed]))
+    return columns
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def numbers_of(cells: Sequence[str]) -> np.ndarray | None:
-    """Return cells as numbers, NaN where one is missing; None if a cell is neither missing nor a finite number.
+def _numbers_in(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of a column of a file, and the mask of wrong cells (see `numbers_of`)."""
+    if not isinstance(column, Column):
+        return numbers_of(column)
+    if column.numbers is None:
+        return np.full(len(column), np.nan), ~column.missing
+    return column.numbers, np.isinf(column.numbers)
 
-    >>> numbers_of(["1.5", "NA"]), numbers_of(["1,5"])
-    (array([1.5, nan]), None)
+
+def _texts_in(column: Any) -> list[str]:
+    """Return the texts of a column of a file."""
+    if not isinstance(column, Column):
+        return [*map(str.strip, column.to_pylist())]
+    texts: list[str] = np.where(column.missing, "", column.texts).tolist()
+    return texts
+
+
+def _is_name(column: Any) -> bool:
+    """Tell whether a column of texts begins with names of digits: 007, or more digits than a number holds."""
+    if isinstance(column, Column):
+        return False
+    return any(NAME.fullmatch(cell.strip()) for cell in column[:HEAD].to_pylist())
+
+
+def _not_a_number(where: str, name: str, column: Any, row: int) -> NotANumber:
+    """Return the error of a cell that should be a number."""
+    cell = column.cell(row) if isinstance(column, Column) else column[row].as_py()
+    hint = " with a point, such as 1.5" if DECIMAL_COMMA.fullmatch(str(cell)) else ""
+    line = refused(f"{where}: {name}", cell, f"a finite number{hint}")
+    lacking = isinstance(column, Column) and column.missing[row]
+    return NotANumber(str(line), name, "" if lacking else str(cell))
+
+
+def numbers_of(cells: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return cells (a list or an arrow array of texts) as numbers, NaN where there is none, and the mask of wrong ones.
+
+    A cell is wrong if nothing is missing in it and it is no finite number.
+
+    >>> numbers_of(["1.5", "NA", "1,5"])
+    (array([1.5, nan, nan]), array([False, False,  True]))
     """
+    texts = compute.utf8_trim_whitespace(arrow.array(cells, arrow.string()) if isinstance(cells, list) else cells)
+    missing = compute.is_in(compute.utf8_lower(texts), arrow.array(sorted(MARKS)))
     try:
-        found = np.fromiter(map(float, cells), np.float64, len(cells))
-    except ValueError:
-        try:
-            found = np.array([math.nan if lacks(cell) else float(cell) for cell in cells])
-        except ValueError:
-            return None
-    odd = np.flatnonzero(~np.isfinite(found)).tolist()
-    return found if _western("".join(cells)) and all(lacks(cells[place]) for place in odd) else None
+        values = compute.if_else(missing, None, texts).cast(arrow.float64()).to_numpy(zero_copy_only=False)
+    except arrow.ArrowInvalid:  # arrow does not read all numbers that Python reads, such as +4
+        values = np.array([float(text) if is_number(text) else math.nan for text in texts.to_pylist()])
+    wrong = ~np.isfinite(values) & ~np.asarray(missing)
+    return np.where(wrong, np.nan, values), wrong
 
 
-def number(where: str, column: str, cell: Any, least: float = -math.inf, hint: str = "") -> float:
-    """Return a finite number; raise for another cell, or for a number below `least`, with a hint of what would help."""
+def number(where: str, column: str, cell: Any, least: float = -math.inf) -> float:
+    """Return a finite number; raise for another cell, or for a number below `least`."""
     try:
-        found = math.nan if isinstance(cell, bool) or not _western(cell) else float(cell)
+        value = math.nan if isinstance(cell, bool) or not _western(cell) else float(cell)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not (math.isfinite(found) and found >= least):
-        allowed = "a finite number" if least == -math.inf else f"a number of {least:g} or more"
-        raise refused(f"{where}: {column}", cell, allowed + hint)
-    return found
-
-
-def _cell(where: str, column: str, cell: str, missing: Missing) -> float:
-    """Return a number of a table of numbers, NaN where it is missing and may be."""
-    if missing == "mean" and lacks(cell):
-        return math.nan
-    try:
-        return number(where, column, cell, hint=" with a point, such as 1.5" if DECIMAL_COMMA.fullmatch(cell) else "")
-    except FedtideError as error:
-        raise NotANumber(str(error), column, cell) from None
+        value = math.nan
+    if not (math.isfinite(value) and value >= least):
+        raise refused(
+            f"{where}: {column}", cell, "a finite number" if least == -math.inf else f"a number of {least:g} or more"
+        )
+    return value
 
 
 def lacks(cell: str) -> bool:
@@ -368,3 +388,179 @@ def is_number(cell: str) -> bool:
 def _western(cell: Any) -> bool:
     """Tell whether a text is free of what Python alone takes for part of a number: 5_0, and digits of other scripts."""
     return not isinstance(cell, str) or (cell.isascii() and "_" not in cell)
+
+
+# -- columns in memory -------------------------------------------------------------------------------------------------
+
+
+class Column:
+    """A column, as numbers and as texts, and where it lacks something."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.odd = False
+        if values.dtype.kind in "biuf":
+            self.missing = ~np.isfinite(values)
+        elif values.dtype.kind == "M":
+            self.missing = np.isnat(values)
+        else:
+            cells = values.tolist()
+            marks = {cell: mark for cell in set(cells) if (mark := str(cell).strip().lower()) in MISSING}
+            self.odd = not MARKS.issuperset(marks.values())
+            self.missing = np.array([cell in marks for cell in cells], bool)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def cell(self, row: int) -> Any:
+        """Return a cell, for messages."""
+        return self.values[row : row + 1].tolist()[0]
+
+    @cached_property
+    def numbers(self) -> np.ndarray | None:
+        """Cells as numbers, NaN or infinite where missing; None if one is a text or a date."""
+        if self.values.dtype.kind in "biuf":
+            return self.values.astype(np.float64)
+        some = self.values[~self.missing]
+        if self.values.dtype.kind == "M" or not len(some) or isinstance(some[0], date):
+            return None
+        try:
+            found = np.fromiter(map(float, some), np.float64, len(some))
+        except (TypeError, ValueError):
+            return None
+        numbers = np.full(len(self.values), np.nan)
+        numbers[~self.missing] = found
+        return numbers if np.isfinite(found).all() else None
+
+    @property
+    def known(self) -> np.ndarray:
+        """The numbers that are there; none of other columns."""
+        return np.empty(0) if self.numbers is None else self.numbers[~self.missing]
+
+    @cached_property
+    def texts(self) -> np.ndarray:
+        """Cells as texts; whole numbers without a point."""
+        if self.values.dtype.kind == "f" and self.whole:
+            return np.where(self.missing, 0, self.values).astype(np.int64).astype(str)
+        if self.values.dtype.kind == "M":
+            return np.datetime_as_string(self.values.astype("datetime64[us]"))
+        return np.array([str(value).strip() for value in self.values.tolist()])
+
+    @cached_property
+    def whole(self) -> bool:
+        """True if every number is whole."""
+        return self.numbers is not None and bool((self.known % 1 == 0).all())
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest absolute number; 0 without numbers."""
+        return float(np.abs(self.known).max(initial=0.0))
+
+    @cached_property
+    def distinct(self) -> int:
+        """Number of different cells."""
+        if self.numbers is not None:
+            return len(np.unique(self.known))
+        return len(set(self.texts[~self.missing].tolist()))
+
+    @cached_property
+    def stray(self) -> tuple[int, int] | None:
+        """Number of cells that are numbers, and the first row that is none, where hardly any is not; None elsewhere."""
+        if self.numbers is not None or self.values.dtype.kind == "M":
+            return None
+        rows = np.flatnonzero(~self.missing)
+        some = self.values[rows].tolist()
+        if sum(map(_is_number, some[:1000])) < MOSTLY * len(some[:1000]):
+            return None
+        read = np.fromiter(map(_is_number, some), bool, len(some))
+        return (int(read.sum()), int(rows[~read][0])) if MOSTLY <= read.mean() < 1 else None
+
+    @property
+    def repeats(self) -> bool:
+        """True if there are two different cells or more, and texts that come again."""
+        return self.distinct >= 2 and (self.numbers is not None or self.distinct <= len(self.values) / 2)
+
+    @cached_property
+    def dated(self) -> bool:
+        """True for dates, or texts that are dates."""
+        if self.values.dtype.kind == "M":
+            return True
+        some = self.values[~self.missing][:20]
+        return bool(len(some)) and self.numbers is None and all(_is_date(value) for value in some)
+
+    @property
+    def undated(self) -> str:
+        """The first cell that is no date; "" where the first ones are."""
+        return next((str(value) for value in self.values[~self.missing][:20] if not _is_date(value)), "")
+
+    @property
+    def days(self) -> bool:
+        """True for dates without a time of the day."""
+        some = self.values[~self.missing]
+        if self.values.dtype.kind == "M":
+            return bool((some == some.astype("datetime64[D]")).all())
+        return self.dated and all(_midnight(value) for value in some[:: max(len(some) // 50, 1)])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _midnight(value: Any) -> bool:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return True
+    return (
+        value if isinstance(value, datetime) else datetime.fromisoformat(str(value).strip())
+    ).time() == datetime.min.time()
+
+
+def _is_date(value: Any) -> bool:
+    if isinstance(value, date):
+        return True
+    try:
+        datetime.fromisoformat(str(value).strip())
+    except ValueError:
+        return False
+    return True
+
+
+def columns_of(frame: Any, where: str) -> dict[str, Column]:
+    """Return the columns of a data frame (pandas, polars, pyarrow), or of a mapping of arrays.
+
+    Raises:
+        FedtideError: it is none, or its columns differ in length; `where` begins the message.
+    """
+    frame = frame.collect() if hasattr(frame, "collect") and not hasattr(frame, "to_numpy") else frame  # a lazy one
+    names = getattr(frame, "column_names", None) or (
+        list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
+    )
+    if not len(names):
+        empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
+        but = "it has no columns" if empty else ""
+        raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns", but)
+    columns = _of_index(frame, list(map(str, names))) | {str(name): _array(frame[name]) for name in names}
+    for name, column in columns.items():
+        if column.ndim != 1:
+            raise refused(f"{where}: shape of column '{name}'", column.shape, "(rows,)")
+    lengths = {name: len(column) for name, column in columns.items()}
+    for (first, rows), (name, others) in pairwise(lengths.items()):
+        if rows != others:
+            raise refused(f"{where}: rows of column '{name}'", others, f"{rows}, as of '{first}'")
+    return {name: Column(column) for name, column in columns.items()}
+
+
+def _of_index(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the index of a pandas frame as a column where it is of dates: it is the time of the rows."""
+    index = getattr(frame, "index", None)
+    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
+        return {}
+    name = str(getattr(index, "name", None) or "index")
+    return {f"{name} (index)" if name in names else name: _array(index)}
+
+
+def _array(values: Any) -> np.ndarray:
+    # With a zone pandas gives an object for each time, unless it is asked for dates in UTC.
+    return np.asarray(values, "datetime64[us]" if getattr(getattr(values, "dtype", None), "tz", None) else None)

@@ -16,14 +16,11 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ, Python
-from fedtide.data.sources.characters import DayNightCharacters
-from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.bundled import DayNightCharacters
 from fedtide.data.sources.files import Loading
-from fedtide.data.sources.gaussians import Gaussians
-from fedtide.data.sources.idx import IDX
-from fedtide.data.sources.images import Images
-from fedtide.data.sources.leaf import LEAF
-from fedtide.data.sources.manifest import Manifest
+from fedtide.data.sources.images import Images, Manifest
+from fedtide.data.sources.published import CIFAR, IDX, LEAF
+from fedtide.data.sources.synthetic import Gaussians
 from fedtide.data.sources.table import CSV
 from fedtide.fields.types import Spelled, explained, ingredient
 

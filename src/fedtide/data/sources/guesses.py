@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
-from fedtide.data.sources.cells import NotANumber, is_number, numeric_columns, read_cells
-from fedtide.data.sources.column import Column
+from fedtide.data.sources.cells import Column
 from fedtide.data.sources.when import is_epoch, seconds_of
 from fedtide.fields.types import LARGEST
 
@@ -168,33 +166,6 @@ def spelled_columns(said: Any) -> str | None:
     if said is None or isinstance(said, str):
         return said
     return ",".join(map(str, said)) if isinstance(said, Iterable) else str(said)
-
-
-def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
-    """Read the columns of files with the same header, one below the other; those of numbers as numbers.
-
-    Raises:
-        FedtideError: most of the names are numbers with a point, as where there is no header, or a file is damaged.
-    """
-    numbers, header = numeric_columns(paths[0])
-    if 2 * sum("." in name and is_number(name) for name in header) > len(header):
-        raise refused(f"{paths[0]}: first row", ",".join(header[:3]), "a header, the names of the columns")
-    while True:
-        texts = [name for name in header if name not in numbers]
-        try:
-            found = [read_cells(path, numbers, texts, "mean") for path in paths]
-            break
-        except NotANumber as error:
-            numbers.remove(error.column)
-    measures = np.concatenate([cells.numbers for cells in found]).T
-    return {
-        name: Column(
-            measures[numbers.index(name)]
-            if name in numbers
-            else np.array([text for cells in found for text in cells.texts[name]], dtype=object)
-        )
-        for name in header
-    }
 
 
 def words_of(name: str) -> list[str]:

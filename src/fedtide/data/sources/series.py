@@ -17,7 +17,7 @@ from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import center_and_spread, from_arrays
-from fedtide.data.sources.cells import places, read_cells, read_header
+from fedtide.data.sources.cells import places, read_cells, read_names
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.when import all_seconds
 from fedtide.fields.types import LARGEST, Different, Distinct, Flag, ingredient
@@ -136,7 +136,7 @@ class Series(Loading):
         return np.concatenate([before, *clocks], 1).astype(np.float32)
 
     def _read(self, path: Path) -> Iterator[_Series]:
-        header = [column.strip() for column in read_header(path)]
+        header = read_names(path)
         places(path, header, [self.time])
         names = [column for column in header if column != self.time]
         if not names:

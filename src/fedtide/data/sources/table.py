@@ -28,7 +28,7 @@ from fedtide.data.sources.cells import (
     numbers_of,
     places,
     read_cells,
-    read_header,
+    read_names,
 )
 from fedtide.data.sources.encoding import Encoder
 from fedtide.data.sources.files import Loading, find
@@ -120,8 +120,6 @@ def _features(columns: Columns, name: str, scaled: bool, known: torch.Tensor) ->
 class CSV(Loading):
     """Comma-separated files with a header, packed (gzip, bzip2, xz) or not, or ARFF or Parquet files.
 
-    Parquet needs pyarrow, with which large CSV files are read several times as fast: `pip install "fedtide[data]"`.
-
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.
         label: column of the label: numbers from 0, or names; or any numbers, where `data.target` says so. Of several
@@ -180,7 +178,7 @@ class CSV(Loading):
 
     def feature_names(self, directory: Path | None) -> tuple[str, ...]:
         """Return the columns of the features, in order."""
-        return self._features(_names(find(self._paths[0], directory)))
+        return self._features(read_names(find(self._paths[0], directory)))
 
     def encoded(self, path: Path, directory: Path | None, known: np.ndarray | None = None) -> np.ndarray:
         """Return features (rows, width) of another file, by what the `known` rows of the source say (see `encoder`)."""
@@ -249,7 +247,7 @@ class CSV(Loading):
 
     def _columns(self, path: Path, measured: bool) -> Columns:
         """Read a file."""
-        header, taken, times = _names(path), self._taken, self._times
+        header, taken, times = read_names(path), self._taken, self._times
         features = self._features(header)
         places(path, header, [*taken, *features])
         if not features:
@@ -301,14 +299,10 @@ class CSV(Loading):
 
 def _measured(cells: Cells, label: str) -> np.ndarray:
     """Return a column of numbers; raise for a cell that is none."""
-    found = numbers_of(cells.texts[label])
-    if found is None or np.isnan(found).any():
-        found = np.array([number(cells.where(row), label, cell) for row, cell in enumerate(cells.texts[label])])
-    return found
-
-
-def _names(path: Path) -> list[str]:
-    return [column.strip() for column in read_header(path)]
+    values, _ = numbers_of(cells.texts[label])
+    for row in np.flatnonzero(np.isnan(values))[:1].tolist():
+        number(cells.where(row), label, cells.texts[label][row])
+    return values
 
 
 def _hint(error: NotANumber) -> str:

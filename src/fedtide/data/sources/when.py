@@ -8,15 +8,15 @@ from datetime import UTC, date, datetime, time
 from typing import Any, Literal, NoReturn
 
 import numpy as np
+import pyarrow as arrow
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.sources.cells import is_number, numbers_of
 
-LIKE = np.array([ord(letter) for letter in "0000-00-00T00:00:00.000000"])
-WIDTHS = (10, 16, 19, 23, 26)
-"""Letters of a date, with a time to the minute, to the second, to its thousandths, and to its millionths."""
 UNITS = ((1e17, 1e9, "nanoseconds"), (1e14, 1e6, "microseconds"), (1e11, 1e3, "milliseconds"))
 """Least size of a time that is a number, how many make a second, and the unit; smaller ones are seconds."""
+YEAR_1 = -62_135_596_800_000_000
+"""Microseconds from the first year that Python knows to 1970."""
 YEAR_1973 = 1e8
 """Seconds from which numbers are taken for a date."""
 YEAR_1990, YEAR_2100 = 631152000.0, 4102444800.0
@@ -81,7 +81,7 @@ def seconds(where: str, value: str) -> float:
     >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5"), seconds("a.csv", "1700000000000")
     (0.0, 12.5, 1700000000.0)
     """
-    return float(all_seconds([value], lambda row: where)[0][0])
+    return float(_each([value], lambda row: where)[0][0])
 
 
 def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
@@ -89,11 +89,19 @@ def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.n
 
     `where` gives the place of a time by its position, for the error message.
     """
-    found = numbers_of(texts)
-    if found is not None and not np.isnan(found).any():
-        return since_1970(found)
-    found = _alike(texts)
-    return _each(texts, where) if found is None else (found, "")
+    try:
+        cells = arrow.array(texts, arrow.string())
+    except UnicodeEncodeError:  # half of a character of two
+        return _each(texts, where)
+    numbers, _ = numbers_of(cells)
+    if not np.isnan(numbers).any():
+        return since_1970(numbers)
+    try:
+        dates = cells.cast(arrow.timestamp("us")).cast(arrow.int64()).to_numpy()
+    except arrow.ArrowInvalid:
+        return _each(texts, where)
+    exact = dates.min() >= YEAR_1 and np.abs(dates).max() < 2**53
+    return (dates / 1e6, "") if exact else _each(texts, where)
 
 
 def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, str]:
@@ -177,22 +185,3 @@ def _seconds(cell: Any) -> float:
     if isinstance(cell, datetime):
         return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
     return float(cell)
-
-
-def _alike(texts: Sequence[str]) -> np.ndarray | None:
-    """Return times in UTC that are all written like 2026-03-01T09:15:00; None for others, which take longer."""
-    width = len(texts[0]) if texts else 0
-    if width not in WIDTHS or any(len(text) != width for text in texts):
-        return None
-    cells = np.array(texts, f"U{width}")
-    letters = cells.view(np.uint32).reshape(-1, width)
-    letters[letters == ord(" ")] = ord("T")
-    digit = (LIKE[:width] == ord("0")) & (letters >= ord("0")) & (letters <= ord("9"))
-    if not (digit | (letters == LIKE[:width])).all():
-        return None
-    try:
-        found = cells.astype("datetime64[us]").astype(np.int64)
-    except ValueError:
-        return None
-    year_1 = found.min() >= np.datetime64("0001-01-01", "us").astype(np.int64)
-    return found / 1e6 if year_1 and np.abs(found).max() < 2**53 else None

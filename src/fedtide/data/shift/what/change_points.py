@@ -25,7 +25,7 @@ from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
-from fedtide.data.sources.cells import number, places, read_table
+from fedtide.data.sources.cells import number, read_cells, read_names
 from fedtide.data.sources.files import find
 from fedtide.draw.prose import share_of
 from fedtide.fields.types import Count, DataFile, Fraction, Positive, Spelled, Whole, ingredient
@@ -340,8 +340,7 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    header, lines = read_table(path)
-    (at,) = places(path, header, ["concept"])
+    header = read_names(path)
     columns = [column for column in header if column not in ("concept", "group")]
     if len(columns) != classes:
         raise refused(f"{path}: row 1: columns of shares", len(columns), f"{classes}, one per label")
@@ -349,18 +348,18 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     for name in columns:
         if name not in known:
             raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
-    labels = places(path, header, known)
+    cells = read_cells(path, [], [*dict.fromkeys(["concept", *known, *header])])
     found: dict[str, list[float]] = {}
     groups: list[str] = []
-    for row, line in lines:
-        where, name = f"{path}: row {row}", line[at].strip()
+    for row, name in enumerate(cells.texts["concept"]):
+        where = cells.where(row)
         if not name or name in found:
             raise refused(f"{where}: concept", name, "a name that is not there yet")
-        found[name] = [number(where, header[place], line[place], 0) for place in labels]
+        found[name] = [number(where, label, cells.texts[label][row], 0) for label in known]
         total = sum(found[name])
         if abs(total - 1) > CLOSE:
             raise refused(f"{where}: sum of the shares of '{name}'", total, f"1, within {CLOSE:g}")
-        groups.append(line[header.index("group")].strip() if "group" in header else name)
+        groups.append(cells.texts["group"][row] if "group" in header else name)
     if len(found) < 2:
         raise refused(f"{path}: number of concepts", len(found), "two or more")
     order = list(dict.fromkeys(groups))
@@ -381,14 +380,12 @@ def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    header, lines = read_table(path)
-    at = places(path, header, COLUMNS)
+    cells = read_cells(path, [], COLUMNS)
     known = list(view.names) or [str(client) for client in range(len(view.group))]
     clients, concepts = ({name: k for k, name in enumerate(each)} for each in (known, names))
     found: dict[tuple[int, float], int] = {}
-    for row, line in lines:
-        client, time, concept = (line[column].strip() for column in at)
-        where = f"{path}: row {row}"
+    for row, (client, time, concept) in enumerate(zip(*cells.texts.values(), strict=True)):
+        where = cells.where(row)
         if client not in clients:
             allowed = f"the source's names, such as {shown(known[0])}" if view.names else f"0 to {len(known) - 1}"
             raise refused(f"{where}: client", client, allowed)

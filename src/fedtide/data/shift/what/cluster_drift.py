@@ -6,16 +6,273 @@ distributions that change, clients that change group, and mass events that break
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+import torch
 from pydantic import BeforeValidator, Field
+from torch import Tensor
 
-from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
-from fedtide.data.shift.what.drawn import Amounts, check_apart
+from fedtide.core.base import Moment
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.data.shift.chain import Chain, check_events
+from fedtide.data.shift.what.change_points import COLUMNS, write_rows
+from fedtide.data.shift.what.drawn import Amounts, Domain, Pools, check_apart
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
+
+Labels = tuple[int, ...]
+"""Labels of a group."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Groups and distributions of all clients after a number of events.
+
+    group: (clients,) group numbers; those of the start come first, then those of each mass event. since: (clients,) the
+    event at which the client's distribution was drawn, 0 for the start. labels: the labels of all groups so far.
+    """
+
+    group: np.ndarray
+    since: np.ndarray
+    labels: tuple[Labels, ...]
+
+
+@dataclass(frozen=True)
+class ClusterDriftPlan(Plan):
+    """Group and rows of each client after each event."""
+
+    drift: ClusterDrift
+    view: PopulationView
+
+    @property
+    def rng(self) -> Rng:
+        """Key of the trace."""
+        return self.view.rng.at("drift")
+
+    # -- rows and labels ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pools(self) -> Pools:
+        """Rows to draw from."""
+        return Pools(self.view, self.drift)
+
+    def first_groups(self) -> tuple[Labels, ...]:
+        """Return the labels of the first groups.
+
+        Raises:
+            FedtideError: there are too few labels, or some have no rows to train or to evaluate on.
+        """
+        lacking = self.pools.lacking()
+        there = [label for label in range(self.view.rows.classes) if label not in lacking]
+        groups, labels = self.drift.groups, self.drift.labels
+        if not isinstance(labels, int):
+            for label in (label for of in labels for label in of if label not in there):
+                but = lacking.get(label, f"there are {self.view.rows.classes} classes")
+                raise refused("shift.what.labels", label, ", ".join(map(str, there)), but)
+            return labels
+        but = f"there are rows of {len(there)} labels in every part"
+        if groups > len(there):
+            raise refused("shift.what.groups", groups, f"at most {len(there) // labels}, each of {labels} labels", but)
+        if groups * labels > len(there):
+            allowed = f"at most {len(there) // groups} for each of {groups} groups"
+            raise refused("shift.what.labels", labels, allowed, but)
+        drawn = self.rng.at("labels").numpy().permutation(there)[: groups * labels]
+        return tuple(tuple(part) for part in drawn.reshape(groups, labels).tolist())
+
+    # -- the trace ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _times(self) -> tuple[float, ...]:
+        """Times of the mass events."""
+        return () if self.drift.events is None else self.drift.events.at
+
+    @cached_property
+    def _apart(self) -> list[float]:
+        """Mass events without a simultaneous small drift, sorted."""
+        every = self.drift.every
+        return sorted(event for event in self._times if round(event / every) * every != event)
+
+    def number(self, time: float) -> int:
+        """Return the number of events up to a time."""
+        check_events(time // self.drift.every, "shift.what.every")
+        return _multiples(self.drift.every, time) + bisect_right(self._apart, time)
+
+    def _events(self, time: float) -> list[float]:
+        """Return the times of the events up to a time."""
+        steady = [k * self.drift.every for k in range(1, _multiples(self.drift.every, time) + 1)]
+        return sorted({*steady, *(event for event in self._times if event <= time)})
+
+    def state(self, time: float) -> State:
+        """Return the state at a time."""
+        return self._states[self.number(time)]
+
+    @cached_property
+    def _states(self) -> Chain[State]:
+        return Chain(self._start, self._after, "shift.what.every")
+
+    def _when(self, event: int) -> float:
+        """Return the time of an event, numbered from 1."""
+        every = self.drift.every
+        for before, at in enumerate(self._apart):
+            steady = event - before
+            if at > steady * every:
+                return steady * every
+            if at > (steady - 1) * every:
+                return at
+        return (event - len(self._apart)) * every
+
+    def _start(self) -> State:
+        """Deal clients evenly to the groups."""
+        group = np.zeros(len(self.view.group), dtype=np.int64)
+        for _, _, clients in self.view.shuffled(self.rng.at("start")):
+            group[clients] = np.arange(len(clients)) % self.drift.groups
+        return State(group, np.zeros_like(group), self.first_groups())
+
+    def _after(self, state: State, event: int) -> State:
+        key, when = self.rng.at("event", event), self._when(event)
+        if round(when / self.drift.every) * self.drift.every == when:
+            state = self._small(state, event, key)
+        events = self.drift.events
+        if events is None or when not in events.at:
+            return state
+        return self._mass(state, event, events.fraction, key.at("mass"))
+
+    def _small(self, state: State, event: int, key: Rng) -> State:
+        """Apply a small drift: some clients change group, and others draw a new distribution."""
+        group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
+        for _, _, clients in self.view.shuffled(key):
+            n_move, n_redraw = (
+                round(share * len(clients)) for share in (self.drift.migrate_fraction, self.drift.resample_fraction)
+            )
+            moved = clients[:n_move]
+            other = draw.integers(0, len(state.labels) - 1, n_move)
+            group[moved] = other + (other >= group[moved])
+            since[clients[: n_move + n_redraw]] = event
+        return replace(state, group=group, since=since)
+
+    def _mass(self, state: State, event: int, fraction: float, key: Rng) -> State:
+        """Apply a mass event: deal some clients to new groups that cut across the newest ones."""
+        group, since = state.group.copy(), state.since.copy()
+        for _, _, clients in self.view.shuffled(key):
+            dealt = clients[: round(fraction * len(clients))]
+            group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
+            since[dealt] = event
+        return State(group, since, state.labels + cut_across(state.labels[-self.drift.groups :], key.at("labels")))
+
+    def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
+        """Return the labels of a client's group, and the share of each among its drawn rows."""
+        return self._shares(client, self.state(self.view.time(moment)))
+
+    def _shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
+        labels = state.labels[state.group[client]]
+        draw = self.rng.at("mixture", client, int(state.since[client])).numpy()
+        return labels, draw.dirichlet(np.full(len(labels), self.drift.concentration / len(labels)))
+
+    # -- rows over time -----------------------------------------------------------------------------------------------
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """Return the rows that a client holds, sorted."""
+        domain = self.pools.of(part, client)
+        if domain is None:
+            return torch.empty(0, dtype=torch.int64)
+        time = self.view.time(moment)
+        labels, shares = self.distribution(client, moment)
+        since = self.number(time) if self.drift.redraw_for == "all" else int(self.state(time).since[client])
+        draw = self.rng.at("rows", part, client, since).numpy()
+        own = None
+        if self.drift.own_samples_only:
+            own = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
+        counts = draw.multinomial(self.drift.wanted(part), shares).tolist()
+        return domain.drawn(dict(zip(labels, counts, strict=True)), draw, own)
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """Count the rows that each of `clients` holds, which are equally many at every moment."""
+        return self.pools.counts(clients, part)
+
+    def group(self, moment: Moment) -> Tensor | None:
+        """Return the group of each client; groups of the start count from 0, and new groups follow."""
+        return torch.from_numpy(self.state(self.view.time(moment)).group)
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """Return the registered clients that hold other rows than at `before`."""
+        now, then = self.view.time(moment), self.view.time(before)
+        drawn = self.state(now).since != self.state(then).since
+        if self.drift.redraw_for == "all":
+            drawn = np.full_like(drawn, self.number(now) != self.number(then))
+        some = drawn[: self.view.registered].nonzero()[0].tolist()  # newly drawn rows may be equal by chance
+        return torch.tensor([client for client in some if self.differs(client, moment, before)], dtype=torch.int64)
+
+    def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
+        """Return the events since `before`: "drift" for small drifts, "mass" for mass events."""
+        now, then = self.view.time(moment), self.view.time(before)
+        steady = _multiples(self.drift.every, now) != _multiples(self.drift.every, then)
+        mass = any(min(now, then) < event <= max(now, then) for event in self._times)
+        return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
+
+    def check(self, rounds: int) -> None:
+        """Raise if there would be too many events."""
+        self.number(rounds)
+
+    def write(self, path: Path, until: float, *, concepts: Path) -> None:
+        """Write all distributions up to a time as the two files of change points by label distributions.
+
+        Each drawn distribution is a concept, `<client>@<event>`, with the true group at that time. `shift.what.kind =
+        "change-points"` reads the files; the rows that a client holds are then other draws by the same distributions.
+
+        Args:
+            path: the file of the change points.
+            until: the last time, in rounds or seconds.
+            concepts: the file of the label distributions.
+        """
+        names, classes = self.view.names, self.view.rows.classes
+        changes: list[Sequence[object]] = []
+        shares: list[Sequence[object]] = []
+        before: dict[int, int] = {}
+        for time in (0.0, *self._events(until)):
+            state = self.state(time)
+            for client, since in enumerate(state.since.tolist()):
+                if before.get(client) == since:
+                    continue
+                before[client] = since
+                name, row = f"{client}@{since}", np.zeros(classes)
+                labels, own = self._shares(client, state)
+                row[list(labels)] = own
+                changes.append([names[client] if names else client, f"{time:.17g}", name])
+                shares.append([name, int(state.group[client]), *(f"{share:.17g}" for share in row)])
+        write_rows(concepts, [["concept", "group", *range(classes)], *shares])
+        write_rows(path, [COLUMNS, *changes])
+
+
+def cut_across(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
+    """Return equally many groups of the same sizes, whose labels are taken in turn from each given group.
+
+    >>> sorted(sorted(label % 2 for label in group) for group in cut_across(((0, 2), (1, 3)), Rng(0)))
+    [[0, 1], [0, 1]]
+    """
+    mixed = [rng.at(k).numpy().permutation(labels).tolist() for k, labels in enumerate(groups)]
+    dealt = [label for turn in zip_longest(*mixed) for label in turn if label is not None]
+    ends = np.cumsum([len(labels) for labels in groups]).tolist()
+    return tuple(tuple(dealt[last - len(labels) : last]) for last, labels in zip(ends, groups, strict=True))
+
+
+def _multiples(every: float, until: float) -> int:
+    """Count the k = 1, 2, ... for which k * every is at most `until`.
+
+    >>> _multiples(10, 9.5), _multiples(10, 30), _multiples(0.1, 0.1)
+    (0, 3, 1)
+    """
+    k = int(until // every)
+    return k + 1 if (k + 1) * every <= until else k
+
 
 LABELS = explained("a whole number of 1 or more, or for each group a list of its labels")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from fedtide.fields import user_code
+from fedtide.fields.types import ingredient
 
 Rhythm = dict[str, float]
 """Values that a method may know of a rhythm, by name (`fedtide.fields.types.OfShift`); empty without a rhythm."""
@@ -195,3 +197,20 @@ class OwnRows(Plan):
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows of each of `clients`."""
         return self.view.parts[part].sizes(clients)
+
+
+@ingredient
+class Python(user_code.Python):
+    """Your own kind: what your `module:function`, called with `options`, returns stands in its place."""
+
+    # What can be said of it before it is made: anything may change, in no rhythm that is known.
+    drifts: ClassVar[bool] = True
+    changes: ClassVar[bool] = True
+
+    def rhythm(self, *_: Any) -> dict[str, float]:
+        """Return no rhythm: none is known."""
+        return {}
+
+    def words(self, *_: Any) -> str:
+        """Name the user's code in words."""
+        return f"It follows your own {self.name}, too. "

@@ -1,17 +1,35 @@
-"""Partitions that ignore labels: equal parts, shared rows, natural clients, rotated copies."""
+"""Partitions that ignore labels: equal parts, shared rows, natural clients, rotated copies, a user's own rule."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import Dealing, check_enough
 from fedtide.data.ragged import Ragged
 from fedtide.fields.types import Count, ingredient
+from fedtide.fields.user_code import call
+
+
+class Dealing:
+    """A rule that deals rows to `clients` by `deal(labels, number of classes, number of clients, key)`."""
+
+    by_labels: ClassVar[bool] = True
+    """Tell whether rows are dealt by their labels, so that sequences cannot be dealt."""
+    shares_rows: ClassVar[bool] = False
+    """Tell whether clients may hold the same row, so that tests need rows of their own."""
+
+
+def check_enough(rows: int, wanted: int, clients: int) -> None:
+    """Raise if there are fewer rows than clients need."""
+    if rows < wanted:
+        but = f"they need {wanted} rows and there are {rows}"
+        raise refused("data.partition.clients", clients, "fewer clients, or fewer rows each", but)
 
 
 @ingredient
@@ -120,3 +138,33 @@ class Rotation(Dealing):
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal one copy."""
         return IID(clients, self.samples).deal(y, classes, clients, rng)
+
+
+@dataclass(frozen=True)
+class DealtBy:
+    """A partition by a function from the rows' labels to the client of each row.
+
+    Args:
+        owner: (labels of the rows, number of classes, number of clients, a key) -> (rows,) the client of each row, -1
+            for an unused row.
+        clients: number of clients over all groups.
+        by_labels: the function needs labels, so that it cannot deal sequences.
+    """
+
+    owner: Callable[[np.ndarray, int, int, Rng], Any]
+    clients: int = 100
+    by_labels: bool = True
+    shares_rows: bool = False
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal rows with labels `y` to clients.
+
+        Raises:
+            FedtideError: the function does not return a client's number for each row.
+        """
+        made = np.asarray(call(self.owner, "data.partition.function", y, classes, clients, rng))
+        if made.shape != y.shape or made.dtype.kind not in "iu":
+            raise refused("data.partition.function", made, f"a client's number for each of {len(y)} rows")
+        if len(made) and not -1 <= made.min() <= made.max() < clients:
+            raise refused("data.partition.function", int(made.max()), f"clients from 0 to {clients - 1}, -1 for none")
+        return Ragged.from_owner(made.astype(np.int64), clients)
