@@ -29,7 +29,7 @@ from fedtide.core.rng import Rng
 from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.learn.judging import mean_losses
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now
 from works import ENDLESS, RATE, Work, federation, source

@@ -37,9 +37,9 @@ from fedtide.cohorts import Cohort
 from fedtide.config.keys import code, docstring, is_preset, options, safe_form, source, spelled
 from fedtide.core.base import Algorithm
 from fedtide.core.memory import MemoryStore
-from fedtide.core.reveals import SHOWN
 from fedtide.fields.shapes import bare, is_choice, is_table, tags
 from fedtide.fields.types import changed
+from fedtide.fields.vocabulary import SHOWN
 from fedtide.inspection.advice import LOSSES, TRAITS
 from fedtide.inspection.findings import Finding, Findings
 from fedtide.laws.every import LAWS

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Answer, Traits, Weighted, Weights, mean
-from fedtide.core.ids import per_client
+from fedtide.core.trees import per_client
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD

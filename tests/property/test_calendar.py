@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
-from fedtide.core.durations import seconds_of
 from fedtide.data.build import build
 from fedtide.data.groups import HeldOutClients, Split
 from fedtide.data.partition import Natural, Resample
@@ -20,6 +19,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Calendar
 from fedtide.data.shift.who import Always, Data
+from fedtide.fields.types import seconds_of
 from helpers.examples import examples
 from helpers.toys import PARTS
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
-from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
-from fedtide.data.shift.who import BlockCyclic, Periodic
+from fedtide.data.shift.who import BlockCyclic, Periodic, periodic_shares
 from fedtide.mixtures.priors import Block, Cosine, Linear, Soft, Uniform
 from helpers.examples import examples
 

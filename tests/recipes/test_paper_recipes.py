@@ -10,7 +10,7 @@ import torch
 from fedtide.config import points, read
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.learn.branched import with_branches
+from fedtide.learn.branched_task import with_branches
 from fedtide.runs.build import population_of, rows_of, task_of
 from fedtide.runs.preflight import preflight
 from helpers.shell import refused

@@ -73,12 +73,12 @@ from fedtide.core.base import (
 )
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
-from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 from fedtide.personal.expert_nets import Networks
 from fedtide.personal.mixture import Mixture
 from fedtide.personal.ways import Choice

@@ -72,14 +72,14 @@ from fedtide.core.base import (
     Work,
     mean,
 )
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
 from fedtide.core.weights import flat, shaped
 from fedtide.fields.types import Count, Fraction, NonNegative, Whole
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 
 Linkage = Literal["single", "complete"]
 """Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""

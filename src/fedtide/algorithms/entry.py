@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError
-from fedtide.core.reveals import in_words
-from fedtide.fields.family import Family
+from fedtide.fields.vocabulary import Family, in_words
 from fedtide.transforms.transform import Transform
 
 Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "nothing"]
@@ -43,7 +42,7 @@ class Entry:
         sends: payloads down and up, in a few words.
         family: what it trains.
         reveals: names of what the server is shown of a client by itself with the default options, beside what the
-            cohort asks (`fedtide.core.reveals`).
+            cohort asks (`fedtide.fields.vocabulary`).
         tells: what the server learns of a client by itself from sums, or from how it is asked or answers, in words.
         keeps: memory of a client between rounds.
         helps: traits of data that speak for the algorithm.

@@ -51,8 +51,7 @@ from fedtide.fields.types import Count, NonNegative
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 
 
 @dataclass(frozen=True)

@@ -82,15 +82,14 @@ from fedtide.core.base import (
     Weights,
     Work,
 )
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
 from fedtide.fields.types import Count, ModelCount, NonNegative, Spelled, ingredient
-from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Anchored
 
 Criterion = Literal["error", "loss"]

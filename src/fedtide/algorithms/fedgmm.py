@@ -70,14 +70,14 @@ from fedtide.core.base import (
 )
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, NonNegative, StepCount
-from fedtide.learn.branched import join_models, split_models, with_branches
+from fedtide.learn.branched_task import join_models, split_models, with_branches
 from fedtide.learn.features import PCA, Features
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.mixture_loss import LEAST, Blended, SentMixture, mixture_notes, needs_likelihood, weighs_rows
+from fedtide.learn.losses import LEAST, Blended, SentMixture, mixture_notes, weighs_rows
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
-from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.task import Task, needs_likelihood
+from fedtide.learn.training import Weighting, client_weight
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of
 from fedtide.mixtures.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
 from fedtide.mixtures.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for

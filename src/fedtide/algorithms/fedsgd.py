@@ -30,7 +30,7 @@ from fedtide.learn.local import LocalTrainer, one_gradient
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 
 
 def fedsgd(

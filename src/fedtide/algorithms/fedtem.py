@@ -85,12 +85,12 @@ from fedtide.core.base import (
 )
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branched import logits_and_features, width, with_branches
+from fedtide.learn.branched_task import logits_and_features, width, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Weighting
 from fedtide.mixtures.assign import assign, capacities, members_of
 from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
 from fedtide.mixtures.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors

@@ -82,12 +82,12 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branched import logits_and_features, width, with_branches
+from fedtide.learn.branched_task import logits_and_features, width, with_branches
 from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
 from fedtide.mixtures.priors import Linear, Prior
 from fedtide.mixtures.sketch import sketching

@@ -80,14 +80,13 @@ from fedtide.cohorts import Arrivals, Cohort, Uniform
 from fedtide.cohorts.participation import with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Traits, Weights, Work
 from fedtide.core.errors import refused
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
 from fedtide.fields.types import NonNegative, Spelled
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]

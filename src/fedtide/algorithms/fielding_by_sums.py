@@ -93,8 +93,7 @@ from fedtide.fields.types import Count, NonNegative, Spelled
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Learned, Field(discriminator="kind")]

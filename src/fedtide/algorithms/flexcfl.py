@@ -79,15 +79,14 @@ from fedtide.core.base import (
     Weights,
     Work,
 )
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng, draw_some
+from fedtide.core.trees import per_client
 from fedtide.core.weights import add, flat, shaped
 from fedtide.fields.types import Count, ModelCount, NonNegative, StepCount
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Pooled
 
 PART = 1 << 16

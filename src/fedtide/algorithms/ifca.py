@@ -82,7 +82,7 @@ from fedtide.learn.local import LocalTrainer, LocalUpdate, by_gradient
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 from fedtide.transforms import Anchored
 
 

@@ -32,12 +32,12 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Notes, Shard, Traits, Weights, Work
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Fraction, NonNegative
-from fedtide.learn.branched import with_branches
+from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import (
     CERTAIN,
     BranchDivisor,

@@ -15,9 +15,8 @@ from fedtide.cohorts import Cohort
 from fedtide.core.base import Algorithm, Holdings
 from fedtide.core.errors import FedtideError, refused, within
 from fedtide.fields.explain import unknown_key
-from fedtide.fields.strict import Strict, as_written
-from fedtide.fields.types import by_kind, on_default
-from fedtide.learn.fit import check_fit
+from fedtide.fields.types import Strict, as_written, by_kind, on_default
+from fedtide.learn.local import check_fit
 from fedtide.learn.losses import SAFE_BLEND, WSM
 from fedtide.learn.task import Task
 from fedtide.transforms.transform import apply

@@ -41,8 +41,7 @@ from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 
 
 @dataclass(frozen=True)

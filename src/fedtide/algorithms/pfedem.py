@@ -83,14 +83,14 @@ from fedtide.core.base import (
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.fields.types import ModelCount, Positive, StepCount
-from fedtide.learn.branched import join_models, with_branches
+from fedtide.learn.branched_task import join_models, with_branches
 from fedtide.learn.features import PCA, Features, Network
 from fedtide.learn.local import LocalTrainer, split_samples
-from fedtide.learn.mixture_loss import SentMixture, mixture_notes
+from fedtide.learn.losses import SentMixture, mixture_notes
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 from fedtide.mixtures.branches import blend_branches
 from fedtide.mixtures.gaussian import fit_gaussians, floor_variances, posteriors
 from fedtide.mixtures.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, Random, enough_rows_for

@@ -44,8 +44,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Training, Weighting
 
 SMALLEST = 1e-10
 """Constant added to a loss before taking powers, as in the released code."""

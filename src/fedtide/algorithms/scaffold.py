@@ -68,7 +68,7 @@ from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 
 Variate = dict[str, Tensor]
 

@@ -29,12 +29,12 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Moment, Shard, Traits, Weights
 from fedtide.core.errors import refused
 from fedtide.fields.types import Fraction, NonNegative
-from fedtide.learn.branched import with_branches
+from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import CERTAIN, BranchDivisor, BranchLoss, ChoosePer, predict_by_certainty, step_branches
 from fedtide.mixtures.priors import Linear, Rhythm
 from fedtide.models.branched import WHOLE, BranchCount

@@ -49,13 +49,13 @@ from fedtide.core.base import (
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative, OfShift
-from fedtide.learn.branched import logits_and_features, with_branches
+from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting
+from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import BranchDivisor, BranchLoss, branch_update, predict_chosen, step_branches
 from fedtide.mixtures.priors import need_period
 from fedtide.models.branched import BranchCount

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from fedtide._version import installed
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.fields.family import Family
+from fedtide.fields.vocabulary import Family
 from fedtide.report.terminal import Screen, console, say, tell
 from fedtide.runs.request import ExactKind, FleetKind, Output, Request, Scale, recipe, recipes
 from fedtide.site import commands as deployment

@@ -20,10 +20,10 @@ from fedtide.core.base import Answer, Memory, Moment, Shard, Weighted, Weights, 
 from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
-from fedtide.learn.begin import weights_of
 from fedtide.learn.features import FrozenInputs, feature_width
 from fedtide.learn.steps import LayerGradient, Steps, alone
 from fedtide.learn.task import Task, classes_of, label_shares
+from fedtide.learn.weights_file import weights_of
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
 """Distance between vectors of any sign."""

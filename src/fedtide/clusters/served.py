@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.base import Answer, Memory, Moment, Payload, Prediction, Shard, Slot, Weighted, Weights, Work
 from fedtide.core.rng import Rng
-from fedtide.learn.judging import mean_losses
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 

@@ -28,8 +28,8 @@ from fedtide.cohorts.protocol import Patience, Picking, Serve, Sized
 from fedtide.cohorts.sampling import Known, ask_sizes, draw_clients, log_sizes
 from fedtide.core.base import Fleet, Moment, Reply
 from fedtide.core.errors import refused
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
 from fedtide.fields.types import ingredient
 from fedtide.fields.user_code import call
 

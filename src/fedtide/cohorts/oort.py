@@ -42,8 +42,8 @@ from fedtide.cohorts.sampling import (
     with_reports,
 )
 from fedtide.core.base import Fleet, Moment, Reply
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
 from fedtide.fields.types import Count, Fraction, NonNegative, Positive, ingredient
 
 SMALLEST = 1e-4

@@ -15,8 +15,8 @@ from fedtide.cohorts.protocol import Picking
 from fedtide.core.base import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.learn.judging import utility
 from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.shared_passes import utility
 from fedtide.learn.target import Target
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.training import Training, training_loss

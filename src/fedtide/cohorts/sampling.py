@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Fleet
-from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
 
 
 @dataclass(frozen=True)

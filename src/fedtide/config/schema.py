@@ -27,7 +27,6 @@ from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.targets import Setting
 from fedtide.data.transforms import Step
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, OF_TARGETS, SHIPPED, Unit
-from fedtide.fields.strict import Strict
 from fedtide.fields.types import (
     Count,
     Distinct,
@@ -36,6 +35,7 @@ from fedtide.fields.types import (
     Fraction,
     Positive,
     Spelled,
+    Strict,
     Text,
     Whole,
     by_name,

@@ -10,20 +10,22 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from fedtide.core.durations import Duration, Zone, kept_if
 from fedtide.core.errors import FedtideError, nearest, shown, unknown
 from fedtide.fields.shapes import bare, fields_of, tags
-from fedtide.fields.strict import Strict
 from fedtide.fields.types import (
     Count,
     Distinct,
+    Duration,
     Finite,
     Flag,
     Fraction,
     Positive,
+    Strict,
     Whole,
+    Zone,
     by_kind,
     ingredient,
+    kept_if,
     on_default,
 )
 from fedtide.wire.clip import Adaptive, Clip

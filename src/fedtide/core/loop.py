@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from fedtide.core.base import Algorithm, Facts, Moment, S, Simulation
-from fedtide.core.ids import grown
 from fedtide.core.rng import Rng
+from fedtide.core.trees import grown
 
 
 class Playable(Simulation, Protocol):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 Tree = Any
 """A tensor, number, string or None, or a dict, list, tuple or frozen dataclass of trees."""
@@ -196,3 +198,47 @@ def unshare(tensors: Iterable[Tensor]) -> list[Tensor]:
         out.append(tensor.clone() if place in seen else tensor)
         seen.add(place)
     return out
+
+
+NEW = "new"
+
+
+def per_client(new: Any) -> Mapping[str, Any]:
+    """Return the `metadata` of a field (clients, ...) of a state or of a cohort's memo.
+
+    Args:
+        new: entry of a client that joins, or a function of the state that tells it.
+
+    >>> from dataclasses import dataclass, field
+    >>> @dataclass(frozen=True)
+    ... class State:
+    ...     cluster: torch.Tensor = field(metadata=per_client(new=-1))
+    >>> grown(State(torch.tensor([0, 1])), 3)
+    State(cluster=tensor([ 0,  1, -1]))
+    """
+    return {NEW: new}
+
+
+def grown(state: T, clients: int) -> T:
+    """Return a state, and the cohort's memo in it, with entries for so many clients; the last ones have joined."""
+    kind: Any = type(state)
+    changed: dict[str, Any] = {}
+    for name, declared, new in _entries(kind):
+        held = getattr(state, name)
+        if not declared:
+            made = grown(held, clients)
+            if made is not held:
+                changed[name] = made
+        elif len(held) < clients:
+            entry = new(state) if callable(new) else new
+            more = torch.full((clients - len(held), *held.shape[1:]), entry, dtype=held.dtype)
+            changed[name] = torch.cat([held, more])
+    return dataclasses.replace(state, **changed) if changed else state  # type: ignore[type-var]
+
+
+@cache
+def _entries(kind: type) -> tuple[tuple[str, bool, Any], ...]:
+    """Return name, whether it is per client, and the new entry, of each field of a dataclass."""
+    names = _fields(kind) or ()
+    metadata = {field.name: field.metadata for field in dataclasses.fields(kind)} if names else {}
+    return tuple((name, NEW in metadata[name], metadata[name].get(NEW)) for name in names)

@@ -1,16 +1,20 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Callable, Hashable
-from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+from zoneinfo import ZoneInfo
 
 import pydantic.dataclasses
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 
 from fedtide.core.errors import FedtideError, shown
-from fedtide.fields.explain import of_python
+from fedtide.fields import explain
 
 T = TypeVar("T")
 
@@ -132,7 +136,7 @@ def ingredient(made: type[T]) -> type[T]:
         except ValidationError as error:
             names = [field.name for field in dataclasses.fields(checked) if field.init]
             values = dict(zip(names, given, strict=False)) | named
-            raise FedtideError(of_python(error, checked, values)) from None
+            raise FedtideError(explain.of_python(error, checked, values)) from None
 
     checked.__init__ = from_python  # tables of a file are read without it
     return cast("type[T]", checked)
@@ -201,3 +205,113 @@ def on_default(default: Any, value: Any) -> Any:
 
 Spelled = BeforeValidator(by_kind)
 """Lets a choice among ingredients be written as a string."""
+
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST = 366 * UNITS["d"]
+
+
+def seconds_of(duration: str | float) -> float:
+    """Return the seconds of a duration: a number and one of s, m, h, d, or from Python a number of seconds.
+
+    >>> seconds_of("90s"), seconds_of("1.5h"), seconds_of(60)
+    (90.0, 5400.0, 60.0)
+    """
+    if isinstance(duration, int | float) and not isinstance(duration, bool):
+        seconds = float(duration)
+    elif found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", str(duration)):
+        seconds = float(found[1]) * UNITS[found[2]]
+    else:
+        raise ValueError(f"found {shown(duration)}, allowed: a number and s, m, h or d, such as '90s' or '1h'")
+    if not 1 <= seconds <= LONGEST:
+        raise ValueError(f"found {shown(duration)}, allowed: 1s to {LONGEST // UNITS['d']}d")
+    return seconds
+
+
+def rounded_up(seconds: float) -> str:
+    """Return a duration that is at least so many seconds, in tens of them or in minutes.
+
+    >>> rounded_up(34.0), rounded_up(130.0)
+    ('40s', '3m')
+    """
+    return f"{max(math.ceil(seconds / 10), 1)}0s" if seconds <= 90 else f"{math.ceil(seconds / 60)}m"
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """Return a time zone.
+
+    >>> zone_of("Europe/Berlin").key
+    'Europe/Berlin'
+    """
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError):
+        raise ValueError(f"found {shown(name)}, allowed: a time zone, such as 'Europe/Berlin'") from None
+
+
+def kept_if(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of values that a function takes; they are kept as they are."""
+
+    def keep(value: str) -> str:
+        check(value)
+        return value
+
+    return AfterValidator(keep)
+
+
+Duration = Annotated[str, kept_if(seconds_of)]
+Zone = Annotated[str, kept_if(zone_of)]
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Frozen, and no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise FedtideError(explain.of_python(error, type(self), values)) from None
+
+        __init__.__pydantic_base_init__ = True  # tables of a file are read without it
+
+
+def checked(kind: type[M], values: Any, where: str) -> M:
+    """Return a table from nested values; `where` begins the error."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise FedtideError(f"{where}: {explain.explained(error, kind, values)}") from None
+
+
+def as_written(name: str, model: type[Strict], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as a file would be read with the same values: `cohort=10`, `shift={"who": "periodic"}`.
+
+    Objects that are none of a file's, such as a cohort of your own, are left as they are.
+
+    Args:
+        name: of the function, for messages.
+        model: its arguments, with defaults.
+        given: the arguments.
+
+    Raises:
+        FedtideError: one of them will not do.
+    """
+    values = {key: value for key, value in given.items() if key in model.model_fields and _is_written(value)}
+    try:
+        read = model.model_validate(values)
+    except ValidationError as error:
+        raise FedtideError(f"{name}.{explain.explained(error, model, values)}") from None
+    return {key: getattr(read, key) if key in values else value for key, value in given.items()}
+
+
+def _is_written(value: Any) -> bool:
+    """Tell whether a value could stand in a file, is an ingredient of ours, or the class of one."""
+    plain = value is None or isinstance(value, bool | int | float | str | dict | list | tuple | type)
+    return plain or (dataclasses.is_dataclass(value) and hasattr(type(value), "__pydantic_validator__"))

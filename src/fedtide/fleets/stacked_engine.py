@@ -18,7 +18,8 @@ from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.learn.device import CPU, Drawing, drawing, drawn_from, home
-from fedtide.learn.fast.stack import (
+from fedtide.learn.local import LocalTrainer, Term
+from fedtide.learn.stack import (
     Copies,
     Fit,
     fitted_parts,
@@ -28,7 +29,6 @@ from fedtide.learn.fast.stack import (
     unstackable,
     why_untrainable,
 )
-from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train, stack_key
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
@@ -176,7 +176,7 @@ class Together:
 def tried_stack(request: Train) -> Copies | None:
     """Return what trains several copies of a model; None if two of them on some samples cannot be trained."""
     task, few, loss = request.task, request.shard.pick(slice(0, 2)), request.objective
-    stack = stack_of(task, torch.device(task.device), tuple(few.x.shape[1:]), loss)
+    stack = stack_of(task, tuple(few.x.shape[1:]), loss)
     failed = why_untrainable(
         lambda: train_pair(stack, LocalTrainer(), None, request.weights, few, loss, features=request.features)
     )
@@ -224,7 +224,7 @@ def _tried(work: Training, shard: Shard) -> Tree:
 
 
 def _stack_of(task: Task, shape: tuple[int, ...]) -> Copies:
-    return stack_of(task, torch.device(task.device), shape)
+    return stack_of(task, shape)
 
 
 def _unstackable(work: object) -> str | None:

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedtide.core.durations import seconds_of
 from fedtide.data.sources.cells import Column, read_columns, read_names
 from fedtide.data.sources.guesses import Roles, guess_time, when_of
 from fedtide.data.sources.series import Series
+from fedtide.fields.types import seconds_of
 
 LAGS = "1d", "2d", "7d"
 """How long before a row the values are that are its features: a forecast is of a day ahead."""

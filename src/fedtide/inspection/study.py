@@ -12,10 +12,10 @@ import numpy as np
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config.writing import as_toml
-from fedtide.core.durations import LONGEST, seconds_of
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar
 from fedtide.data.sources.series import Series
+from fedtide.fields.types import LONGEST, seconds_of
 from fedtide.inspection.advice import reasons
 from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, SIMULATED, Findings
 from fedtide.inspection.table import Table

@@ -17,10 +17,10 @@ from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
-from fedtide.learn.begin import weights_of
-from fedtide.learn.branched import join_models, logits_and_features, width, with_branches
+from fedtide.learn.branched_task import join_models, logits_and_features, width, with_branches
 from fedtide.learn.device import home
 from fedtide.learn.task import Task
+from fedtide.learn.weights_file import weights_of
 
 __all__ = [
     "PCA",

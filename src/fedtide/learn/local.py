@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedtide.core.base import ComputeCost, Moment, Shard, Weights
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, unshare
 from fedtide.core.weights import sub
@@ -27,10 +27,73 @@ from fedtide.fields.types import (
 from fedtide.learn.augment import Augment
 from fedtide.learn.device import read
 from fedtide.learn.losses import Loss
-from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.schedules import Constant, Schedule
-from fedtide.learn.task import Scratch, Task
+from fedtide.learn.scratch import Scratch
+from fedtide.learn.target import CLASSES
+from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+"""Of Adam."""
+
+
+class LocalOptimizer:
+    """SGD, Adam or AdamW, with fresh state, for one client or for several that are stacked.
+
+    The steps are those of `torch.optim` with its default settings, bit for bit. Its classes import the compiler of
+    torch, which takes a process two seconds, and each of their steps takes longer than that of a small model.
+
+    Args:
+        local: optimizer, momentum, weight decay.
+        rate: current learning rate.
+        params: parameters, or of several clients (clients, ...) each; clients with fewer steps come last.
+
+    >>> w = [torch.ones(2)]
+    >>> step = LocalOptimizer(LocalTrainer(momentum=0.5), 0.1, w)
+    >>> for number in range(2):
+    ...     step(w, [torch.ones(2)], number)
+    >>> w
+    [tensor([0.7500, 0.7500])]
+    """
+
+    def __init__(self, local: LocalTrainer, rate: float, params: list[Tensor]) -> None:
+        self.local, self.lr = local, rate
+        moments = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 2)
+        self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
+
+    def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
+        """Take step `number`, from 0 on, along a gradient, which is changed by weight decay.
+
+        Of stacked clients, `params` are those of the clients that still take steps, which come first.
+        """
+        local = self.local
+        if local.weight_decay and local.optimizer != "adamw":
+            torch._foreach_add_(gradient, params, alpha=local.weight_decay)
+        moments = [
+            [each if each.shape == now.shape else each[: len(now)] for each, now in zip(moment, params, strict=True)]
+            for moment in self.moments
+        ]
+        if local.optimizer != "sgd":
+            self._adam(params, gradient, moments, number)
+            return
+        if moments:
+            torch._foreach_mul_(moments[0], local.momentum)
+            torch._foreach_add_(moments[0], gradient)
+            gradient = moments[0]
+        torch._foreach_add_(params, gradient, alpha=-self.lr)
+
+    def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
+        if self.local.optimizer == "adamw":
+            torch._foreach_mul_(params, 1 - self.lr * self.local.weight_decay)
+        first, second = moments
+        torch._foreach_lerp_(first, gradient, 1 - BETA1)
+        torch._foreach_mul_(second, BETA2)
+        torch._foreach_addcmul_(second, gradient, gradient, 1 - BETA2)
+        root = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(root, (1 - BETA2 ** (number + 1)) ** 0.5)
+        torch._foreach_add_(root, EPS)
+        torch._foreach_addcdiv_(params, first, root, -(self.lr / (1 - BETA1 ** (number + 1))))
+
 
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
@@ -382,3 +445,58 @@ def clip(gradient: list[Tensor], largest: float) -> None:
     """
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
     torch._foreach_mul_(gradient, torch.clamp(largest / norm, max=1.0))
+
+
+def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key: str = "local") -> None:
+    """Run a task's model on some samples, as in training and as in evaluation.
+
+    Args:
+        task: model and loss.
+        shard: a few samples.
+        classes: number of classes of all samples.
+        local: local training, if there is any.
+        key: where local training stands, for messages.
+
+    Raises:
+        FedtideError: the model does not take such samples, or has no logits for their classes.
+    """
+    if shard.bins is not None and task.target == CLASSES:
+        raise refused("Task.target", "classes", "target=population.target, as rows have none")
+    x, y, width = shard.x, shard.y, task.target.width
+    steps = () if width else shard.y.shape[1:]
+    try:
+        with torch.random.fork_rng(devices=[]):  # of dropout
+            weights = task.scratch.weights if task.begin is None else task.begin
+            if not weights.params:
+                raise FedtideError("model: found no parameters, allowed: a module with some to train")
+            logits = task.logits(weights, x)
+            if width and logits.shape != (len(x), width):
+                raise refused("model: shape of outputs", tuple(logits.shape), f"{(len(x), width)}, as of data.target")
+            if logits.dim() < 2 or logits.shape[-1] < (width or classes) or (steps and logits.shape[:-1] != y.shape):
+                wanted = f"(rows, {steps[0]} steps, classes)" if steps else "(rows, classes)"
+                raise FedtideError(
+                    f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
+                    f"{classes} classes"
+                )
+            if isinstance(local, LocalTrainer):
+                local.check(task.scratch, tuple(x.shape[1:]), key)
+                x = local.augmented(x, Rng(0).torch())
+            made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
+            _check_loss(task, made, shard)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
+
+
+def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
+    """Raise where the loss, which may be a person's own, has no value by which a model can be trained."""
+    try:
+        value = task.loss.value(outputs, *task.there((shard.y, *task.loss.prepare(shard))))
+    except FedtideError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        said = " ".join(str(error).split())
+        raise FedtideError(f"loss: it failed with {type(error).__name__}: {said}") from error
+    if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
+        found = tuple(value.shape) if isinstance(value, Tensor) and value.shape else value
+        key = "loss: shape" if isinstance(found, tuple) else "loss"
+        raise refused(key, found, "a tensor without dimensions that follows from the outputs, such as a mean")

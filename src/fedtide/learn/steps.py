@@ -18,10 +18,9 @@ from torch import Tensor
 from fedtide.core.base import Answer, Memory, Moment, Payload, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
-from fedtide.learn.gradients import layer_gradients
-from fedtide.learn.judging import finite_losses, mean_losses, row_losses
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.losses import Loss
+from fedtide.learn.shared_passes import finite_losses, layer_gradients, mean_losses, row_losses
 from fedtide.learn.task import Task, joined
 
 T = TypeVar("T")
@@ -224,7 +223,7 @@ def all_rows(shards: Sequence[Shard]) -> Shard:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.judging.mean_losses`."""
+    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.shared_passes.mean_losses`."""
 
     task: Task
     models: Sequence[Weights]

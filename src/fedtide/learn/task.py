@@ -15,112 +15,14 @@ from fedtide.core.base import Memory, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
-from fedtide.learn.bfloat import run_in_bfloat
-from fedtide.learn.device import CPU, home, read, there
-from fedtide.learn.fast.passes import ModulePasses
+from fedtide.learn.device import CPU, home, read, run_in_bfloat, there
+from fedtide.learn.fast import ModulePasses
 from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
+from fedtide.learn.scratch import Scratch
 from fedtide.learn.target import CLASSES, Target
 
 ROWS = 2048
 """Samples evaluated in one pass; for sequences, steps."""
-
-
-class Scratch:
-    """A module whose parameters are overwritten again and again.
-
-    Args:
-        module: a fresh one.
-        dtype: its number type.
-        channels_last: memory format of 4-D parameters.
-        device: where it computes.
-    """
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool, device: str = CPU) -> None:
-        self.module, self.device = module.to(device, dtype), device
-        if channels_last:
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers and
-        # not carried: they are reset whenever weights are loaded.
-        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        counters = {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
-        self.counters = {name: b.clone() for name, b in counters.items()}
-        self._counters = [(b, self.counters[name]) for name, b in counters.items()]
-        self.names = list(trained)
-        self.params = list(trained.values())
-        self._views = Weights(
-            {name: param.detach() for name, param in trained.items()},
-            {name: buffer.detach() for name, buffer in {**buffers, **frozen}.items()},
-        )
-        # The same storage without autograd, for changes in place.
-        self.values = list(self._views.params.values())
-        self.loads = 0
-        self.judged: Any = None  # models that were judged last, side by side (`fedtide.learn.judging`)
-        self.passes: dict[tuple[int, ...], ModulePasses | None] = {}  # for rows of a shape, of layers that are known
-        self._home: tuple[int, Weights] | None = None
-        layers = list(self.module.modules())
-        self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
-        # What `module.train` does to each, without looking for them anew: small models change modes all the time.
-        plain = all(type(m).train is nn.Module.train and "train" not in vars(m) for m in layers)
-        self._modes = [vars(m) for m in layers] if plain else None
-
-    @property
-    def weights(self) -> Weights:
-        """Weights of the module: a view of its storage, or on another device a copy of it as it is now."""
-        if self.device == CPU:
-            return self._views
-        now = self._changes
-        if self._home is None or self._home[0] != now:
-            self._home = now, map_leaves(home, self._views)
-        return self._home[1]
-
-    @property
-    def _changes(self) -> int:
-        """How often the module's storage was changed."""
-        return sum(leaf._version for leaf in (*self.values, *self._views.buffers.values()))
-
-    def _holds(self, weights: Weights) -> bool:
-        """Tell whether these are the module's own weights, as they are now."""
-        if self.device == CPU:
-            return weights is self._views
-        return self._home is not None and weights is self._home[1] and self._home[0] == self._changes
-
-    @cached_property
-    def _delta(self) -> Weights:
-        """Buffer for `difference`, in the module's memory order, so that no copy is needed."""
-        return map_leaves(torch.empty_like, self.weights)
-
-    def difference(self, received: Weights, weights: Weights) -> Weights:
-        """Return `weights` minus `received`, in a buffer that the next call overwrites."""
-        for name, out in self._delta.params.items():
-            torch.sub(weights.params[name], received.params[name], out=out)
-        for name, out in self._delta.buffers.items():
-            torch.sub(weights.buffers[name], received.buffers[name], out=out)
-        return self._delta
-
-    def load(self, weights: Weights, *, train: bool) -> nn.Module:
-        """Copy `weights` into the module and return it in training or evaluation mode; its own weights need no copy."""
-        own = self._holds(weights)
-        self.loads += not own
-        if self.device == CPU or not own:
-            torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
-            for name, buffer in self._views.buffers.items():
-                buffer.copy_(weights.buffers[name])
-        for counter, start in self._counters:
-            counter.copy_(start)
-        self.set_mode(train)
-        return self.module
-
-    def set_mode(self, train: bool) -> None:
-        """Put the module in training or evaluation mode."""
-        if self.module.training == train:
-            return
-        if self._modes is None:
-            self.module.train(train)
-        else:
-            for attributes in self._modes:
-                attributes["training"] = train
 
 
 @dataclass(frozen=True)
@@ -337,7 +239,7 @@ class Task:
             return None
         if shape not in known:
             suits = torch.device(self.device).type == CPU and not self.bfloat
-            known[shape] = ModulePasses.of(self, shape) if suits else None
+            known[shape] = ModulePasses.of(self.scratch, shape) if suits else None
         made = known[shape]
         return made if made is not None and len(x) <= made.most and not made.stack.busy else None
 
@@ -462,3 +364,10 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     """
     counts = torch.bincount(shard.labels, minlength=classes).double()
     return counts / counts.sum().clamp(min=1)
+
+
+def needs_likelihood(task: Task, key: str, found: str) -> None:
+    """Refuse a target whose losses are no likelihoods, for what weighs models by posteriors."""
+    if not task.target.likelihood:
+        allowed = "one that needs no likelihood; or data.target = { kind = 'number', loss = 'gaussian' }, or counts"
+        raise refused(key, found, allowed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.base import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
@@ -14,12 +15,21 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves, size_in_bytes
 from fedtide.core.weights import layers_of, squared_lengths
 from fedtide.learn.device import CPU, home
-from fedtide.learn.fast.stack import Fit
-from fedtide.learn.judging import utility
 from fedtide.learn.local import LocalTrainer, Term
+from fedtide.learn.shared_passes import utility
+from fedtide.learn.stack import Fit
 from fedtide.learn.steps import Steps, Train, alone
 from fedtide.learn.task import Task
-from fedtide.learn.weighting import Weighting, client_weight
+
+Weighting = Annotated[
+    Literal["samples", "uniform"],
+    Field(description='weight of a client: "samples" its number of samples, "uniform" 1.'),
+]
+
+
+def client_weight(shard: Shard, weighting: Weighting) -> float:
+    """Return the weight of a client that has trained."""
+    return float(len(shard)) if weighting == "samples" else 1.0
 
 
 @dataclass(frozen=True)

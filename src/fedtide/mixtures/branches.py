@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtide.core.base import Facts, Prediction, Shard, Weighted, Weights, mean
 from fedtide.core.errors import refused
 from fedtide.core.trees import Tree
-from fedtide.learn.branched import logits_and_features
+from fedtide.learn.branched_task import logits_and_features
 from fedtide.learn.device import home
 from fedtide.learn.local import Fitted
 from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_part, mask_of, mean_of_each
@@ -29,7 +29,7 @@ from fedtide.learn.server import S, Server
 from fedtide.learn.steps import all_rows, same_weights
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task, concat_passes, parts
-from fedtide.learn.weighting import Weighting, client_weight
+from fedtide.learn.training import Weighting, client_weight
 from fedtide.models.branched import branch_of
 
 CERTAIN = "it answers by the branch that is more certain of a class"

@@ -28,11 +28,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.base import Moment
-from fedtide.core.curves import periodic_shares
-from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
-from fedtide.fields.types import Count, Finite, Fraction, OfShift, Positive, explained, ingredient
+from fedtide.data.shift.who import periodic_shares
+from fedtide.fields.types import Count, Duration, Finite, Fraction, OfShift, Positive, explained, ingredient, seconds_of
 from fedtide.mixtures.rhythm import LEAST, Found, curve, look, read_shares, weights_of
 
 __all__ = [

@@ -17,12 +17,21 @@ from fedtide.core.errors import FedtideError
 from fedtide.fields import user_code
 from fedtide.fields.types import ingredient
 from fedtide.models.branched import branched
-from fedtide.models.images import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, SmallCNN
-from fedtide.models.mobilenet import MobileNetV2
-from fedtide.models.resnet import ResNet8, ResNet18
-from fedtide.models.shufflenet import ShuffleNetV2
-from fedtide.models.text import LSTM
-from fedtide.models.vit import ViT
+from fedtide.models.image_networks import (
+    CNN,
+    MLP,
+    CifarCNN,
+    LeafCNN,
+    LeNet5,
+    Linear,
+    MobileNetV2,
+    ResNet8,
+    ResNet18,
+    ShuffleNetV2,
+    SmallCNN,
+    ViT,
+)
+from fedtide.models.text_networks import LSTM
 
 
 @ingredient

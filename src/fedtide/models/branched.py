@@ -48,12 +48,12 @@ def branched(
     Returns:
         A module that returns logits (K, rows, classes) and features (rows, d).
 
-    >>> from fedtide.models.images import SmallCNN
+    >>> from fedtide.models.image_networks import SmallCNN
     >>> net = branched(SmallCNN().build((1, 28, 28), 10), "head", 2)
     >>> logits, features = net(torch.zeros(5, 1, 28, 28))
     >>> logits.shape, features.shape, sum(p.numel() for p in net.parameters())
     (torch.Size([2, 5, 10]), torch.Size([5, 64]), 28212)
-    >>> from fedtide.models.text import LSTM
+    >>> from fedtide.models.text_networks import LSTM
     >>> net = branched(LSTM(embedding=16, hidden=64).build((20,), 1_000), "projection", 2)
     >>> logits, features = net(torch.ones(5, 20, dtype=torch.int64))
     >>> logits.shape, features.shape

@@ -1,13 +1,12 @@
-"""Initial weights of a network's layers, where they are not those that torch draws."""
+"""Initial weights of a network's layers that torch does not draw, and an LSTM with one bias vector, as in Keras."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-
-from fedtide.models.lstm import OneBiasLSTM
 
 Init = Annotated[
     Literal["torch", "glorot", "he"],
@@ -51,3 +50,15 @@ def _draw(weight: Tensor, init: Init) -> None:
         nn.init.xavier_uniform_(weight)
     else:
         nn.init.kaiming_uniform_(weight, nonlinearity="relu")
+
+
+class OneBiasLSTM(nn.Module):
+    """An LSTM with one bias vector, the weights of a last input that is always 1."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(width + 1, hidden, bias=False, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, steps, width) to (rows, steps, hidden)."""
+        return self.cell(F.pad(x, (0, 1), value=1.0))[0]

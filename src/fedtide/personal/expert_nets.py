@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError, within
 from fedtide.core.rng import Rng
-from fedtide.learn.bfloat import to_float32
+from fedtide.learn.device import to_float32
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.target import CLASSES

@@ -23,11 +23,10 @@ from fedtide.core.weights import renamed, united
 from fedtide.fields.types import Flag, OpenFraction, Spelled, ingredient
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import Columns
-from fedtide.learn.mixture_loss import needs_likelihood
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, needs_likelihood
 from fedtide.models import Model
-from fedtide.models.images import MLP
+from fedtide.models.image_networks import MLP
 from fedtide.personal.early_stopping import train_early_stopping
 from fedtide.personal.expert_nets import ALONE, Networks, local_expert
 from fedtide.personal.personalization import Personalization

@@ -18,10 +18,9 @@ from fedtide.clusters.served import decision_rows
 from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import NonNegative, Spelled, ingredient
-from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.mixture_loss import needs_likelihood
-from fedtide.learn.task import Task
+from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn.task import Task, needs_likelihood
 from fedtide.models import Model
 from fedtide.personal.early_stopping import train_early_stopping
 from fedtide.personal.expert_nets import ALONE, TUNING, Networks, local_expert

@@ -20,8 +20,8 @@ from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Spelled, changed, ingredient
-from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models import Model

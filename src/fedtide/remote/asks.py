@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.fields.strict import checked
+from fedtide.fields.types import checked
 
 WORDS = ("answered", "abstained", "at work", "late", "refused")
 """What becomes of an answer, the best first."""

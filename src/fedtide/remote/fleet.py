@@ -14,7 +14,6 @@ from torch import Tensor
 from fedtide.core.base import Answer, Cost, Moment, Payload, QuestionOptions, Reply, Scores, Shard
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
-from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import same
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.scoring import concat_scores
@@ -27,6 +26,7 @@ from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.opening import UNOPENED, LeftOut, MaskedSums, Opened, as_owners_want
 from fedtide.remote.schedule import RealClock, RoundClock, Who
 from fedtide.wire.answer_schema import Schemas, look
+from fedtide.wire.clip import SHOWN
 from fedtide.wire.ledger import Ledger, Line, Safe, arrivals, eligible
 from fedtide.wire.masks import Bundle
 from fedtide.wire.release import ledger_of, release_of

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedtide.cohorts.sampling import draw_clients
 from fedtide.core.base import Moment
-from fedtide.core.durations import zone_of
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
+from fedtide.fields.types import zone_of
 
 
 class Who(Protocol):

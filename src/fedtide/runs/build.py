@@ -34,11 +34,11 @@ from fedtide.fields.types import WEIGHTS
 from fedtide.fields.user_code import call, called_itself, imported, own
 from fedtide.fleets.devices import Clock
 from fedtide.fleets.local_engine import Host
-from fedtide.learn.begin import weights_of
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
+from fedtide.learn.weights_file import weights_of
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
 from fedtide.transforms.transform import apply

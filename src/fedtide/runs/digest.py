@@ -11,8 +11,8 @@ from typing import Any
 from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
 from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
-from fedtide.learn.begin import file_of
 from fedtide.learn.device import CPU, find_device, name_of
+from fedtide.learn.weights_file import file_of
 from fedtide.runs.build import place_of_weights, spec_of
 from fedtide.runs.files import located
 from fedtide.runs.folder import Planned

@@ -22,10 +22,8 @@ from fedtide.fleets import ray_cluster
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
-from fedtide.learn.bfloat import check_gain
-from fedtide.learn.device import CPU, find_device
-from fedtide.learn.fit import check_fit
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn.device import CPU, check_gain, find_device
+from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.private import plan_of, sums_of
 from fedtide.wire.clip import check_form

@@ -27,8 +27,7 @@ from fedtide.draw.frames import Library, frame
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import Metric, metrics_for
 from fedtide.evaluate.rows import rows_of_scores
-from fedtide.fields.strict import Strict, as_written
-from fedtide.fields.types import Count, Spelled, Whole
+from fedtide.fields.types import Count, Spelled, Strict, Whole, as_written
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet

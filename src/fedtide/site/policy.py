@@ -32,8 +32,7 @@ from pydantic import AfterValidator, Field
 
 from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError, shown
-from fedtide.fields.strict import Strict, checked
-from fedtide.fields.types import Count, Flag, Positive
+from fedtide.fields.types import Count, Flag, Positive, Strict, checked
 from fedtide.site.budget import Budget
 from fedtide.site.files import read_toml
 from fedtide.wire.clip import within

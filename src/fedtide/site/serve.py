@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fedtide.config.settings import bind_address
 from fedtide.core.base import Algorithm, Facts, Shard, Simulation
-from fedtide.core.durations import seconds_of, zone_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
+from fedtide.fields.types import seconds_of, zone_of
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.answers import one_line
 from fedtide.remote.fleet import RemoteFleet

@@ -37,7 +37,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ
-from fedtide.fields.strict import Strict, checked
+from fedtide.fields.types import Strict, checked
 from fedtide.learn.device import CPU
 from fedtide.remote.fleet import SIMULATION_ONLY
 from fedtide.runs.build import host_of, rows_of

@@ -13,8 +13,7 @@ from pydantic import Field
 from fedtide.config.settings import bind_address
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.fields.strict import Strict, checked
-from fedtide.fields.types import Flag, Text, Whole
+from fedtide.fields.types import Flag, Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of, read_asks
 from fedtide.report.measures import bytes_of
 from fedtide.site import certificates

@@ -26,8 +26,7 @@ from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.data.sources import CSV, NPZ
 from fedtide.fields.explain import explained
 from fedtide.fields.shapes import fields_of, ranges
-from fedtide.fields.strict import Strict
-from fedtide.fields.types import Count, IsFile, Text, Whole
+from fedtide.fields.types import Count, IsFile, Strict, Text, Whole
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority
 from fedtide.site.files import read_toml, write_new

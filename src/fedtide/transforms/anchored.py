@@ -50,7 +50,7 @@ from fedtide.learn.local import LocalUpdate, training_cost
 from fedtide.learn.server import Server
 from fedtide.learn.steps import Steps, Stepwise, local_update
 from fedtide.learn.target import CLASSES, Target
-from fedtide.learn.weighting import client_weight
+from fedtide.learn.training import client_weight
 from fedtide.transforms.transform import Through, apply, each_slot, made_with, stepwise
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)

@@ -23,10 +23,10 @@ from typing import Any
 
 from fedtide.config import Experiment, brief, from_dict, resolved, slug
 from fedtide.core.atomic import flush, write_text
-from fedtide.core.durations import rounded_up
 from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.record import read_rounds, run_lock
 from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.fields.types import rounded_up
 from fedtide.fleets.pool import Processes
 from fedtide.runs.auto import resolve_auto
 from fedtide.runs.build import as_json

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.reveals import SHOWN
+from fedtide.fields.vocabulary import SHOWN
 from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import BITS, ROOM, Form, Leaf
 

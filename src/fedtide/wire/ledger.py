@@ -37,7 +37,7 @@ from torch import Tensor
 from fedtide.core.atomic import flush, naming, replacing, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
-from fedtide.fields.strict import checked
+from fedtide.fields.types import checked
 from fedtide.wire.accounting import Plan, coefficients
 
 LEDGER = "ledger.jsonl"

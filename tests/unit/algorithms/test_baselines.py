@@ -22,13 +22,13 @@ from fedtide.core.trees import leaves, same
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.scoring import BATCH, decision_units
-from fedtide.learn.branched import logits_and_features, with_branches
+from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.mixtures.branches import branch_losses, certainty, losses_of
 from fedtide.mixtures.priors import Block, Linear
 from fedtide.models.branched import Averaged, branched
-from fedtide.models.images import MLP
+from fedtide.models.image_networks import MLP
 from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
 from helpers.branchnet import Noted

@@ -20,14 +20,14 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.branched import logits_and_features, with_branches
+from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.mixtures.gaussian import clip_shares, floor_variances, log_densities, posteriors
 from fedtide.mixtures.priors import Block, EMOnly, Linear, Soft, Uniform
 from fedtide.mixtures.step_size import Certainty, Overwrite
-from fedtide.models.images import MLP
+from fedtide.models.image_networks import MLP
 from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, moving, plain_names, still, task
 from helpers.relabeling import branches_relabeled

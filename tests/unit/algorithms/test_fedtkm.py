@@ -13,7 +13,7 @@ from fedtide.core.base import Moment, Shard, Sum
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.branched import logits_and_features, with_branches
+from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.mixtures.priors import Block, Cosine, EMOnly, Linear, Uniform

@@ -16,7 +16,7 @@ from fedtide.core.trees import same, size_in_bytes
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.judging import mean_losses
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import run_rounds

@@ -6,7 +6,7 @@ import pytest
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.memory import MemoryStore
-from fedtide.core.reveals import SHOWN, in_words
+from fedtide.fields.vocabulary import SHOWN, in_words
 from fedtide.runs.build import host_of
 from fedtide.wire.clip import why_not
 from helpers.toys import VARIANTS, toy

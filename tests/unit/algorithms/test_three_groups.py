@@ -17,7 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.branched import logits_and_features, with_branches
+from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.mixtures.priors import Block, EMOnly, Linear

@@ -22,8 +22,8 @@ from fedtide.core.base import Cost, Moment, Reply
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.judging import utility
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.shared_passes import utility
 from fedtide.learn.task import Task
 from helpers.toys import played, toy
 

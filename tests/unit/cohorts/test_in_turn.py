@@ -12,8 +12,8 @@ import torch
 from fedtide.cohorts import InTurn
 from fedtide.cohorts.basic import Lap
 from fedtide.core.base import Cost, Moment, Reply
-from fedtide.core.ids import grown
 from fedtide.core.rng import Rng
+from fedtide.core.trees import grown
 from helpers.toys import played, toy
 
 STILL = {"who": {"kind": "always"}}

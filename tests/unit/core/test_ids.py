@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedtide.cohorts.sampling import no_reports
 from fedtide.core.base import Weights
-from fedtide.core.ids import grown, per_client
-from fedtide.core.trees import same
+from fedtide.core.trees import grown, per_client, same
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedtide.fleets import stacked_engine as together
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.toy import with_rows
-from fedtide.learn.fast import func_stack, stack
+from fedtide.learn import stack
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
@@ -115,7 +115,7 @@ def test_what_clients_send_together_is_the_sum_of_what_each_sends(squares, weigh
         answer = work(weights, None, shard, NOW, rng)
         assert work.sent_bytes(weights) == size_in_bytes(answer.total)
         total = sums.add(total, answer.total)
-    copies = stack.stack_of(task, torch.device("cpu"), (3,))
+    copies = stack.stack_of(task, (3,))
     fit = stack.train_stacked(copies, work.local, None, [weights] * 3, shards, NOW, rngs)
     near(total, work.sum_of(fit, shards))
 
@@ -133,9 +133,7 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedtem"])
-def test_networks_for_sequences_are_stacked_without_a_warning(algorithm, monkeypatch):
-    """An LSTM on sentences, for as many steps as it takes to record them; torch warns of single precision alone."""
-    monkeypatch.setattr(func_stack, "TRACED_AFTER", 2)
+def test_networks_for_sequences_are_stacked_without_a_warning(algorithm):
     branches = {"branch_layer": "projection", "prior": "em-only"}
     experiment = from_dict({
         "rounds": 2, "shift": ALWAYS,
@@ -245,30 +243,6 @@ def test_a_device_takes_more_rows_at_once_than_a_cache(where, alone):
     assert [len(cut) for cut in cuts] == ([1] * 8 if alone else [8])
 
 
-def test_a_recorded_step_gives_the_same_bits(monkeypatch):
-    """A run that is resumed records its steps at other times than one that was not."""
-    experiment, host = ragged({"local": {"epochs": 2, "momentum": 0.5}})
-    monkeypatch.setattr(func_stack, "LARGE", 1)
-    monkeypatch.setattr(func_stack, "TRACED_AFTER", 1)
-    recorded = played(experiment, host=host, rounds=3, engine=StackedEngine)
-    monkeypatch.setattr(func_stack, "TRACED_AFTER", 10**9)
-    assert same(recorded.state, played(experiment, host=host, rounds=3, engine=StackedEngine).state)
-
-
-def test_recorded_convolutions_give_the_same_bits(monkeypatch):
-    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    shards = [Shard(torch.rand(n, 1, 6, 6), torch.arange(n) % 3, torch.arange(n)) for n in (9, 8, 2)]
-    results = []
-    for after in (1, 10**9):
-        monkeypatch.setattr(func_stack, "TRACED_AFTER", after)
-        task = Task(lambda: model)
-        made = FuncStack(task, torch.device("cpu"))
-        received, keys = [task.init(Rng(0))] * 3, [Rng(0).at(i) for i in range(3)]
-        fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, received, shards, NOW, keys)
-        results.append((fit.delta, fit.loss))
-    assert same(*results)
-
-
 def test_a_client_whose_numbers_are_not_finite_is_refused_and_spoils_no_other():
     experiment, host = ragged(precision="fp32")
     rows = host.population.rows
@@ -325,7 +299,7 @@ def test_a_comparison_says_once_what_is_not_stacked():
     ("task", "local", "why"),
     [
         (Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))), LocalTrainer(), "draws at random"),
-        (Task(lambda: nn.Linear(3, 2), nn.CrossEntropyLoss()), LocalTrainer(), "its loss does not tell"),
+        (Task(lambda: nn.Linear(3, 2), nn.CrossEntropyLoss()), LocalTrainer(), "its loss has no per-row form"),
         (Task(lambda: nn.Linear(3, 2)), LocalTrainer(augment=({"kind": "flip"},)), "changes pictures at random"),
     ],
 )
@@ -343,8 +317,7 @@ def test_only_stacked_is_another_digest():
     assert digests[0] == digests[1] == digests[2] != digests[3]
 
 
-def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(func_stack, "TRACED_AFTER", 5)
+def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path):
     experiment = toy("fedprox", fleet={"kind": "stacked"})
     whole, halves = (Run(experiment, experiment.method[0], 0, tmp_path / part / "m" / "0") for part in ("a", "b"))
     assert [p.round for p in whole.play()][-1] == 6
@@ -377,7 +350,7 @@ def test_padding_of_sequences_and_of_batches_counts_for_nothing():
         mask = torch.arange(4) < torch.randint(2, 5, (rows, 1), generator=draw)
         shards.append(Shard(x, y.masked_fill(~mask, 0), torch.arange(rows), mask=mask))
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
-    fit = stack.train_stacked(FuncStack(task, torch.device("cpu")), solver, None, [weights] * 3, shards, NOW, rngs)
+    fit = stack.train_stacked(FuncStack(task.scratch, task.loss), solver, None, [weights] * 3, shards, NOW, rngs)
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng)
         assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -413,7 +386,7 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     other.buffers["mean"].fill_(0.25)
     term = Proximal(mu) if mu else None
     fit = stack.train_stacked(
-        FuncStack(task, torch.device("cpu")), solver, term and [term] * 3, received, shards, NOW, rngs
+        FuncStack(task.scratch, task.loss), solver, term and [term] * 3, received, shards, NOW, rngs
     )
     for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng, term=term)

@@ -13,7 +13,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.fleets.worker_engine import WorkersEngine
-from fedtide.learn import bfloat
+from fedtide.learn import device as bfloat
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import Model

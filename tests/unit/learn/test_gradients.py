@@ -11,9 +11,9 @@ from torch import nn
 
 from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
-from fedtide.learn import gradients
-from fedtide.learn.gradients import layer_gradients
+from fedtide.learn import shared_passes as gradients
 from fedtide.learn.losses import WSM
+from fedtide.learn.shared_passes import layer_gradients
 from fedtide.learn.target import NumberTarget
 from fedtide.learn.task import ROWS, Task
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
-from fedtide.learn import judging
-from fedtide.learn.judging import mean_losses
+from fedtide.learn import shared_passes as judging
+from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.steps import Losses
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import ROWS, Task
@@ -58,7 +58,7 @@ def test_losses_of_models_side_by_side_are_those_of_each(build, rows, held, monk
     task, shard = Task(build), client(rows)
     models = [task.init(Rng(k)) for k in range(3)]
     found = mean_losses(task, models, shard)
-    assert task.scratch.judged is not None
+    assert task.scratch.compared is not None
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
 
@@ -79,7 +79,7 @@ def test_losses_of_rows_without_classes_are_taken_side_by_side(target):
     shard = replace(client(7), y=labels.float())
     models = [task.init(Rng(k)) for k in range(3)]
     found = mean_losses(task, models, shard)
-    assert task.scratch.judged is not None
+    assert task.scratch.compared is not None
     torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
 
 
@@ -87,7 +87,7 @@ def test_what_trains_models_does_not_matter_where_they_are_judged():
     task, shard = Task(dense, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), client(7)
     models = [task.init(Rng(k)) for k in range(3)]
     found = mean_losses(task, models, shard)
-    assert task.scratch.judged is not None
+    assert task.scratch.compared is not None
     torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
 
 
@@ -96,22 +96,22 @@ def test_other_models_are_judged_one_by_one(build):
     task, shard = Task(build), client(6)
     models = [task.init(Rng(k)) for k in range(2)]
     torch.testing.assert_close(mean_losses(task, models, shard), one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
-    assert task.scratch.judged is None
+    assert task.scratch.compared is None
 
 
 def test_large_models_are_not_held_twice(monkeypatch):
     monkeypatch.setattr(judging, "SIDE_BY_SIDE_BYTES", 100)
     task = Task(dense)
     mean_losses(task, [task.init(Rng(k)) for k in range(2)], client(4))
-    assert task.scratch.judged is None
+    assert task.scratch.compared is None
 
 
 def test_models_are_held_until_others_are_judged_or_their_numbers_change():
     task, shard = Task(dense), client(5)
     models = [task.init(Rng(k)) for k in range(2)]
-    before, held = mean_losses(task, models, shard), task.scratch.judged
+    before, held = mean_losses(task, models, shard), task.scratch.compared
     mean_losses(task, tuple(models), client(3))
-    assert task.scratch.judged is held
+    assert task.scratch.compared is held
     models[1].params["3.bias"].add_(torch.tensor([1.0, 0.0, 0.0]))
     after = mean_losses(task, models, shard)
     assert after[0] == before[0]
@@ -158,7 +158,7 @@ def test_models_that_do_not_tell_of_changes_are_judged_one_by_one():
         models = [task.init(Rng(k)) for k in range(2)]
     shard = client(4)
     torch.testing.assert_close(mean_losses(task, models, shard), one_by_one(task, models, shard))
-    assert task.scratch.judged is None
+    assert task.scratch.compared is None
 
 
 def test_sequences_without_a_mask_have_one_mean():

@@ -10,15 +10,14 @@ from torch import nn
 
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
-from fedtide.learn.branched import with_branches
+from fedtide.learn.branched_task import with_branches
 from fedtide.learn.fast.func_stack import FuncStack
-from fedtide.learn.fast.known import known_layers
 from fedtide.learn.fast.layer_stack import LayerStack
+from fedtide.learn.fast.layers import known_layers
 from fedtide.learn.fast.plan import Room
-from fedtide.learn.fast.stack import stack_of, train_stacked
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, CrossEntropy, as_loss
-from fedtide.learn.mixture_loss import Blended
+from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss
+from fedtide.learn.stack import stack_of, train_stacked
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
 from fedtide.mixtures.branches import BranchLoss
@@ -96,7 +95,7 @@ def test_clients_are_trained_as_alone(model, case):
     by = [torch.randn_like(each) for each in task.scratch.values]
     term = {"proximal": Proximal(0.5), "correction": Correction(by)}.get(case)
     terms = None if term is None else [term] * 3
-    made = stack_of(task, torch.device("cpu"), SHAPE)
+    made = stack_of(task, SHAPE)
     assert isinstance(made, LayerStack)
     for received in ([one] * 3, [one, other, one]):  # the second time in storage that was used
         fit = train_stacked(made, local, terms, received, shards, NOW, rngs)
@@ -125,7 +124,7 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
         features = nn.Sequential(layer, nn.Flatten())
         return nn.Sequential(features, nn.Linear(features(torch.zeros(2, *SHAPE)).shape[1], 3))
 
-    assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), FuncStack)
+    assert isinstance(stack_of(Task(build), SHAPE), FuncStack)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_clients_that_train_branches_are_trained_as_alone(layer, base, kind, cou
     choices = [torch.arange(k, k + len(shard)) % count if rows else k % count for k, shard in enumerate(shards, 1)]
     losses = [BranchLoss(task.loss, k, lam, eps) for k in choices]
     assert len({each.alike for each in losses}) == 1
-    made = stack_of(task, torch.device("cpu"), SHAPE, losses[0])
+    made = stack_of(task, SHAPE, losses[0])
     assert isinstance(made, kind)
     for _ in range(2):
         fit = train_stacked(made, local, None, [weights] * 3, shards, NOW, rngs, losses)
@@ -194,10 +193,10 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
         lambda: nn.Sequential(whole),
         lambda: nn.Sequential(nn.Flatten()),
     ):
-        assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), FuncStack)
+        assert isinstance(stack_of(Task(build), SHAPE), FuncStack)
     hook = nn.modules.module.register_module_forward_hook(lambda *given: None)
     try:
-        assert isinstance(stack_of(Task(MODELS["dense"]), torch.device("cpu"), SHAPE), FuncStack)
+        assert isinstance(stack_of(Task(MODELS["dense"]), SHAPE), FuncStack)
     finally:
         hook.remove()
 
@@ -213,14 +212,17 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
     ids=["channels", "kernel", "pool", "inputs"],
 )
 def test_rows_that_do_not_fit_are_left_to_torch_which_says_so(layers, shape):
-    assert known_layers(Task(lambda: nn.Sequential(*layers)), shape, Room(torch.float32, torch.device("cpu"))) is None
+    assert (
+        known_layers(Task(lambda: nn.Sequential(*layers)).scratch, shape, Room(torch.float32, torch.device("cpu")))
+        is None
+    )
 
 
 def test_bytes_of_a_row_are_those_of_what_is_computed():
     """A 3 x 3 kernel on 8 x 9 and a pool: 6 x 6 outputs of 6 x 7, from eight lines of 3 x 6 numbers and ones."""
     room = Room(torch.float32, torch.device("cpu"))
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 2))
-    convolution = known_layers(Task(lambda: model), (1, 8, 9), room)[0]
+    convolution = known_layers(Task(lambda: model).scratch, (1, 8, 9), room)[0]
     assert {key[1]: held.numel() for key, held in room._held.items() if key[0] is convolution} == {
         "padded": 72,
         "x": 192,

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from fedtide.core.trees import same
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.optimizer import LocalOptimizer
+from fedtide.learn.local import LocalOptimizer, LocalTrainer
 
 SETTINGS = {
     "sgd": (LocalTrainer(weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.1)),

@@ -12,15 +12,14 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.branched import with_branches
+from fedtide.learn.branched_task import with_branches
 from fedtide.learn.fast import passes
 from fedtide.learn.fast.passes import ModulePasses
 from fedtide.learn.fast.plan import NOTHING
-from fedtide.learn.fast.stack import unstackable
-from fedtide.learn.judging import row_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, CrossEntropy, as_loss
-from fedtide.learn.mixture_loss import Blended, weighs_rows
+from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss, weighs_rows
+from fedtide.learn.shared_passes import row_losses
+from fedtide.learn.stack import unstackable
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import BranchLoss
@@ -95,7 +94,7 @@ def test_a_model_that_begins_with_a_relu_leaves_rows_as_they_are(model, copies):
     plain = Task(RELU_FIRST[model], dtype=torch.float64)
     wanted = torch.stack([plain.row_losses(each, shard.x, shard.y) for each in models])
     torch.testing.assert_close(row_losses(plain, models, shard), wanted)
-    assert plain.scratch.judged is not None
+    assert plain.scratch.compared is not None
 
 
 @pytest.mark.parametrize("rows", [4, 5])
@@ -204,7 +203,7 @@ def test_a_loss_may_use_the_task_that_is_trained(rows):
     assert_equal(*both(task, as_loss(value), batch(6)))
     teacher = task.init(Rng(1))
     taught = as_loss(lambda outputs, y: (outputs - task.logits(teacher, batch(6).x)).square().mean())
-    with pytest.raises(FedtideError, match="it loads weights into the task that is trained"):
+    with pytest.raises(FedtideError, match="give it a second Task"):
         task.differentiate(taught, batch(6).x, batch(6).y, None, ())
     assert_equal(*both(task, task.loss, batch(6)))
 
@@ -226,7 +225,7 @@ class Doubled(CrossEntropy):
 def test_what_a_loss_has_inherited_is_not_its_own():
     task = Task(MODELS["dense"], Doubled(), dtype=torch.float64)
     assert_equal(*both(task, task.loss, batch(6)))
-    assert "its loss does not tell" in unstackable(task, LocalTrainer(), None)
+    assert "its loss has no per-row form" in unstackable(task, LocalTrainer(), None)
     assert BranchLoss(task.loss, 0).graded is None
     assert BranchLoss(task.loss, 0).alike is None
     assert Blended(torch.ones(6, 1), task.loss).graded is None
@@ -341,7 +340,7 @@ def test_a_loss_that_reads_nothing_has_no_gradient():
 )
 def test_other_networks_are_left_to_autograd(build):
     task = Task(build, dtype=torch.float64)
-    assert ModulePasses.of(task, SHAPE) is None
+    assert ModulePasses.of(task.scratch, SHAPE) is None
     assert both(task, task.loss, batch(4))[0] is None
 
 

@@ -15,7 +15,7 @@ from fedtide.core.base import Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.branched import logits_and_features, width, with_branches
+from fedtide.learn.branched_task import logits_and_features, width, with_branches
 from fedtide.learn.losses import WSM, Columns, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task
@@ -29,7 +29,7 @@ from fedtide.mixtures.branches import (
     step_branches,
     step_trained,
 )
-from fedtide.models.images import MLP
+from fedtide.models.image_networks import MLP
 from helpers.relabeling import branches_relabeled
 
 CLASSES, ROWS, DIMS = 3, 6, 4

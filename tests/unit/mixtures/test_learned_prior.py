@@ -10,9 +10,9 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.codec import decode, encode
-from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.data.shift.who import periodic_shares
 from fedtide.mixtures.priors import Heard, Learned
 from helpers.rhythms import linear, world
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtide.core.curves import periodic_shares
+from fedtide.data.shift.who import periodic_shares
 from fedtide.mixtures.rhythm import best_period, look, read_shares, slowest, weights_of
 from helpers.rhythms import linear, world
 

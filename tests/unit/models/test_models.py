@@ -11,7 +11,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.task import Task
 from fedtide.models import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, Python, SmallCNN, branched
-from fedtide.models.images import sequence
+from fedtide.models.image_networks import sequence
 
 GREY = (1, 28, 28)
 COLOUR = (3, 32, 32)

@@ -14,7 +14,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import LSTM, branched
 from fedtide.models.branched import mean_over_steps
-from fedtide.models.lstm import OneBiasLSTM
+from fedtide.models.init import OneBiasLSTM
 
 WORDS, STEPS = 11, 6
 TINY = LSTM(embedding=3, hidden=5)

@@ -11,7 +11,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.fit import check_fit
+from fedtide.learn.local import check_fit
 from fedtide.runs import build
 from fedtide.runs.build import cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_in, task_of
 from fedtide.runs.digest import digest_of

@@ -6,6 +6,7 @@ Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.saved import content_of
@@ -79,6 +79,29 @@ def first_of(clients: Tensor, m: int, rng: Rng) -> Tensor:
         out[i] = moved.get(j, j)
         moved[j] = moved.get(i, i)
     return clients[torch.from_numpy(out)]
+
+
+def periodic_shares(curve: str, time: float, period: float, exponent: float, groups: int) -> np.ndarray:
+    """q_k(t) for K groups, on the simplex; for K = 2 the formulas of the paper (Eq. 3).
+
+    K > 2: hat_k = max(0, 1 - K d_k / T) with d_k the circular distance to the peak of group k; linear q_k = hat_k,
+    cosine q_k = (1 - cos(pi hat_k))/2; an exponent p acts on the first group and rescales the others.
+
+    >>> periodic_shares("linear", 4, 12, 1.0, 3).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    s = math.fmod(time, period)
+    s += period if s < 0 else 0.0
+    if curve == "block":
+        turn: np.ndarray = np.eye(groups)[min(int(s * groups / period), groups - 1)]
+        return turn
+    peaks = np.arange(groups) * period / groups
+    distance = np.abs(s - peaks)
+    hat = np.maximum(0.0, 1 - groups * np.minimum(distance, period - distance) / period)
+    q = hat if curve == "linear" else (1 - np.cos(np.pi * hat)) / 2
+    first = q[0] ** exponent
+    rest = q[1:] * ((1 - first) / (1 - q[0])) if q[0] < 1 else q[1:]
+    return np.concatenate([[first], rest])
 
 
 @ingredient

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import Column
 from fedtide.data.sources.when import is_epoch, seconds_of
-from fedtide.fields.types import LARGEST
+from fedtide.fields.types import LARGEST, zone_of
 
 MOST_CLASSES = 100
 """Different whole numbers up to which a label is a class; more are a measure."""

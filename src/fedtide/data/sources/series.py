@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import center_and_spread, from_arrays
 from fedtide.data.sources.cells import places, read_cells, read_names
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.when import all_seconds
-from fedtide.fields.types import LARGEST, Different, Distinct, Flag, ingredient
+from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
 
 CLOCKS: Mapping[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
     "hour": (24, lambda at: at // 3600 % 24), "weekday": (7, lambda at: (at // 86400 + 3) % 7),

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtide.core.base import Weights
 from fedtide.core.trees import Tree, leaves, map_leaves
-from fedtide.learn.fast.known import branch_count, turned
-from fedtide.learn.fast.layers import Product
+from fedtide.learn.fast.layers import Product, branch_count, turned
 from fedtide.learn.fast.plan import NOTHING, Input, Layer, Plan, Purpose, Room, do_all
+from fedtide.learn.scratch import Scratch
 from fedtide.models.branched import Branches, Feature
-
-if TYPE_CHECKING:
-    from fedtide.learn.task import Task
 
 T = TypeVar("T")
 
@@ -24,28 +21,28 @@ PLANS = 64
 """Largest number of plans of a network: one for each shape of rows."""
 
 
-def feature_of(task: Task) -> Feature:
+def feature_of(scratch: Scratch) -> Feature:
     """Return where the features of a branched task come from."""
-    return next(part.feature for part in task.scratch.module.modules() if isinstance(part, Branches))
+    return next(part.feature for part in scratch.module.modules() if isinstance(part, Branches))
 
 
-def side_by_side(each: Sequence[Any], made: Callable[[Any], Tree]) -> Any:
-    """Return trees (clients, ...) of what is made of each client's; a view of one where all have the same.
+def stack_trees(values: Sequence[Any], tree_of: Callable[[Any], Tree]) -> Any:
+    """Return the stacked trees (clients, ...) of the clients' values; a view of one tree if all have the same object.
 
-    >>> side_by_side("aba", lambda letter: [torch.tensor(float(letter == "b"))])
+    >>> stack_trees("aba", lambda letter: [torch.tensor(float(letter == "b"))])
     [tensor([0., 1., 0.])]
     """
-    one_of = {id(one): made(one) for one in {id(one): one for one in each}.values()}
-    if len(one_of) == 1:
-        return map_leaves(lambda leaf: leaf.expand(len(each), *leaf.shape), one_of[id(each[0])])
-    return map_leaves(lambda *same: torch.stack(same), *(one_of[id(one)] for one in each))
+    trees = {key: tree_of(value) for key, value in {id(value): value for value in values}.items()}
+    if len(trees) == 1:
+        return map_leaves(lambda leaf: leaf.expand(len(values), *leaf.shape), trees[id(values[0])])
+    return map_leaves(lambda *leaves: torch.stack(leaves), *(trees[id(value)] for value in values))
 
 
 class LayerStack:
-    """Several copies of a network of known layers; what `fedtide.learn.fast.stack.train_stacked` trains.
+    """Several copies of a network of known layers; what `fedtide.learn.stack.train_stacked` trains.
 
     Args:
-        task: the model.
+        scratch: the module of the model.
         layers: the layers of its model.
         room: where their numbers are.
         loss: a loss with `graded`.
@@ -53,8 +50,8 @@ class LayerStack:
 
     moves, fuses = False, True
 
-    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, loss: Any) -> None:
-        self.task, self.loss, self.device = task, loss, room.device
+    def __init__(self, scratch: Scratch, layers: Sequence[Layer], room: Room, loss: Any) -> None:
+        self.scratch, self.loss, self.device = scratch, loss, room.device
         self.layers, self.room, self.branches = layers, room, branch_count(layers)
         self.products = [layer for layer in layers if isinstance(layer, Product)]
         self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
@@ -68,13 +65,13 @@ class LayerStack:
         return [each for parts in self._by_layer(params) for each in parts]
 
     def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
-        named = dict(zip(self.task.scratch.names, params, strict=True))
+        named = dict(zip(self.scratch.names, params, strict=True))
         return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
 
     def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
         """Return what each client begins with (clients, ...), by layers, as it is held."""
-        names = self.task.scratch.names
-        return side_by_side(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
+        names = self.scratch.names
+        return stack_trees(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
 
     def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
         """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
@@ -129,7 +126,7 @@ class LayerStack:
 
     def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
-        shared = feature_of(self.task) == "shared"
+        shared = feature_of(self.scratch) == "shared"
         return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
 
     def gradient(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtide.core.errors import FedtideError
-from fedtide.learn.fast.known import has_wide, known_layers
 from fedtide.learn.fast.layer_stack import LayerStack, feature_of
+from fedtide.learn.fast.layers import has_wide, known_layers
 from fedtide.learn.fast.plan import Layer, Plan, Room
 from fedtide.learn.losses import known_part
+from fedtide.learn.scratch import Scratch
 from fedtide.models.branched import Branched, Branches
-
-if TYPE_CHECKING:
-    from fedtide.learn.task import Task
 
 MOST_BYTES = 32 * 2**20
 """Bytes of what a pass makes of its rows, up to which it is faster than autograd: more leave a processor's caches."""
@@ -28,17 +26,17 @@ class ModulePasses:
     """Losses and gradients of a task's own module without autograd, but for the loss itself.
 
     Args:
-        task: the model, on the CPU.
+        scratch: the module of the model, on the CPU.
         layers: its layers, which read and write the module's parameters where they are.
         room: where their numbers are.
         copies: how often the model is repeated as a whole; 0 if it is not, or in a layer alone.
     """
 
-    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, copies: int) -> None:
-        self.stack, self.names, self.copies = LayerStack(task, layers, room, None), task.scratch.names, copies
-        self.params = task.scratch.params
-        self.feature = feature_of(task) if copies or self.stack.branches is not None else None
-        values = dict(zip(self.names, task.scratch.values, strict=True))
+    def __init__(self, scratch: Scratch, layers: Sequence[Layer], room: Room, copies: int) -> None:
+        self.stack, self.names, self.copies = LayerStack(scratch, layers, room, None), scratch.names, copies
+        self.params = scratch.params
+        self.feature = feature_of(scratch) if copies or self.stack.branches is not None else None
+        values = dict(zip(self.names, scratch.values, strict=True))
         self.copied = [
             pair
             for layer in self.stack.products
@@ -49,15 +47,15 @@ class ModulePasses:
         self.gradient: list[Tensor] = []
 
     @classmethod
-    def of(cls, task: Task, shape: tuple[int, ...]) -> ModulePasses | None:
+    def of(cls, scratch: Scratch, shape: tuple[int, ...]) -> ModulePasses | None:
         """Return passes for rows of a shape; None where the module needs autograd, or a library is faster."""
-        room, model = Room(task.dtype, torch.device(task.device)), getattr(task.scratch.module, "model", None)
+        room, model = Room(scratch.dtype, torch.device(scratch.device)), getattr(scratch.module, "model", None)
         copies = 0
-        if isinstance(task.scratch.module, Branched) and isinstance(model, Branches):
+        if isinstance(scratch.module, Branched) and isinstance(model, Branches):
             copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
         within = COPY.format(0)[:-1] if copies else ""
-        layers = known_layers(task, shape, room, within=within)
-        return None if layers is None or has_wide(layers) else cls(task, layers, room, copies)
+        layers = known_layers(scratch, shape, room, within=within)
+        return None if layers is None or has_wide(layers) else cls(scratch, layers, room, copies)
 
     def _of(self, name: str, copy: int) -> str:
         return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
@@ -142,7 +140,7 @@ class ModulePasses:
         given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
         value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
         if [each._version for each in self.params] != before:
-            raise FedtideError("loss: it loads weights into the task that is trained; allowed: a Task of its own")
+            raise FedtideError("loss: your loss uses the Task that is being trained; give it a second Task")
         by_logits, *beside = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
         if any(each is not None for each in beside):
             return None

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Moment
-from fedtide.core.durations import Duration, Zone, kept_if, seconds_of, zone_of
 from fedtide.core.errors import refused, shown
 from fedtide.data.ragged import Ragged
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Window
-from fedtide.fields.types import explained, ingredient
+from fedtide.fields.types import Duration, Zone, explained, ingredient, kept_if, seconds_of, zone_of
 
 COME = "come"
 """Rows that come to a client, those to validate on too."""

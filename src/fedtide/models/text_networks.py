@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from fedtide.core.errors import refused
 from fedtide.fields.types import Count, ingredient
-from fedtide.models.init import Init
-from fedtide.models.lstm import OneBiasLSTM
+from fedtide.models.init import Init, OneBiasLSTM
 
 PADDING = 0
 """Token that pads a row at its end."""

@@ -1,7 +1,6 @@
-"""What a server may be shown of a client by itself: the one list that the registry, refusals and the pages read.
+"""Words for methods: what they train, and values that a server may be shown of a single client.
 
-Names are those of `Answer.rows`, which an algorithm declares in `Traits.reveals`. A sum is masked, what is shown is
-not: where what is shown is made of the update, masks would hide nothing.
+A sum is masked and a shown value is not: masks would hide nothing if the value is made of the update.
 """
 
 from __future__ import annotations
@@ -9,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]
+"""What a method trains: one model, one model with another step of the server, a network with a branch for each mode,
+components that clients are mixtures of, a model for each cluster of clients, or as a baseline without a federation."""
 
 
 @dataclass(frozen=True)

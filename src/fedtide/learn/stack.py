@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.weights import add
 from fedtide.learn.device import home
-from fedtide.learn.fast.func_stack import FuncStack
-from fedtide.learn.fast.known import known_layers
-from fedtide.learn.fast.layer_stack import LayerStack
-from fedtide.learn.fast.plan import Room
-from fedtide.learn.local import LocalTrainer, Term
-from fedtide.learn.losses import Columns, Loss, is_stacked, known_part
-from fedtide.learn.optimizer import LocalOptimizer
+from fedtide.learn.fast import Copies, stack_copies
+from fedtide.learn.local import LocalOptimizer, LocalTrainer, Term
+from fedtide.learn.losses import Columns, Loss, is_stacked
+from fedtide.learn.scratch import Scratch
 from fedtide.learn.task import Task, joined
 
 CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
@@ -83,7 +80,7 @@ def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[Fit
 def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
     """Return the reason why clients cannot be trained at once, by a loss or the task's; None if they can."""
     if not is_stacked(loss or task.loss):
-        return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
+        return "its loss has no per-row form (`each`, `stacked`), so clients cannot be trained together"
     if term is not None and not hasattr(term, "stacked"):
         return "its gradient term is not known to work on several clients at once"
     if task.bfloat:
@@ -116,75 +113,9 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
     return sizes, orders[-1] if len(orders) < 3 else torch.cat(orders)
 
 
-class Copies(Protocol):
-    """Several copies of a model that are trained at once: what `train_stacked` drives."""
-
-    @property
-    def task(self) -> Task:
-        """The model."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the copies are."""
-
-    @property
-    def loss(self) -> Any:
-        """The loss, or one that is alike."""
-
-    @property
-    def fuses(self) -> bool:
-        """Whether `gradient` can take a step of plain SGD in place of a gradient."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes that a step takes for each row of a client; 0 where that is not known."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether a forward pass changes what is not trained, such as running statistics."""
-
-    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return parameters as they are held, but for the clients."""
-
-    def starts(self, received: Sequence[Weights], /) -> Tree:
-        """Return what each client begins with (clients, ...): the params, as they are held, and all else that is read.
-
-        It is a view of one where all have received the same object.
-        """
-
-    def load(self, starts: Any, /) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy what clients begin with; return the params, and all else that a forward pass reads."""
-
-    def gradient(
-        self,
-        params: list[Tensor],
-        held: list[Tensor],
-        x: Tensor,
-        y: Tensor,
-        share: Tensor,
-        counted: Tensor | None,
-        shared: Any = None,
-        /,
-        *,
-        rate: float | None = None,
-    ) -> tuple[Any, Any, Any]:
-        """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
-
-    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor, /) -> Tensor:
-        """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
-
-    def difference(self, like: Weights, starts: Any, params: list[Tensor], held: list[Tensor]) -> Weights:
-        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
-
-
-def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
-    """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
-    loss, room = loss or task.loss, Room(task.dtype, device)
-    graded = known_part(loss, "graded") is not None  # layers need the gradient of the loss
-    layers = known_layers(task, shape, room) if graded else None
-    if layers is None:
-        return FuncStack(task, device, loss)
-    return LayerStack(task, layers, room, loss)
+def stack_of(task: Task, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
+    """Return several copies of a task's model for training on rows of a shape, by a loss or the task's."""
+    return stack_copies(task.scratch, loss or task.loss, shape)
 
 
 def why_untrainable(trial: Callable[[], object]) -> str | None:
@@ -248,15 +179,16 @@ def train_stacked(
         losses: the loss of each client, all alike; None for that of the task.
         features: also return the features of the clients' samples after training, of a branched task.
     """
-    task, scratch = stack.task, stack.task.scratch
+    scratch = stack.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
     scratch.set_mode(True)
-    pairs = zip(losses or [task.loss] * len(shards), shards, strict=True)
+    pairs = zip(losses or [stack.loss] * len(shards), shards, strict=True)
     prepared, columns = zip(*(loss.prepare(shard) for loss, shard in pairs), strict=True)
-    steps = _Steps(task, local, shards, rngs, stack.device, columns)
-    starts = stack.starts(received)
+    steps = _Steps(scratch, local, shards, rngs, stack.device, columns)
+    starts: Any = stack.starts(received)
     params, held = stack.load(starts)
-    shared = map_leaves(lambda each: None if each is None else each.to(stack.device), stack.loss.stacked(prepared))
+    stacked = stack.loss.stacked(prepared)
+    shared = map_leaves(lambda leaf: None if leaf is None else leaf.to(stack.device), stacked)
     added = local.terms(None if terms is None else terms[0].stacked(terms, stack.layout))
     rate = local.lr * local.lr_schedule(moment)
     update = LocalOptimizer(local, rate, params)
@@ -265,38 +197,38 @@ def train_stacked(
     values = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     cut, views = 0, (params, held, shared)
     for number, active in enumerate(steps.active):
-        gradient: list[Tensor] = []
         if active != cut:  # views, which see what later steps write
-            cut, views = active, _some((params, held, shared), active, None)
+            cut, views = active, _select((params, held, shared), active, None)
         now = views[0]
-        begun = [each[:active] for each in leaves(starts)[: len(now)]] if added else []
-        extra = [term(now, begun) for term in added]
+        before = [start[:active] for start in leaves(starts)[: len(now)]] if added else []
+        extra = [term(now, before) for term in added]
+        gradient: list[Tensor] = []
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
-        for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
-            these, beside, context = views if who is None else _some((params, held, shared), active, who)
-            rows, beside_rows = steps.rows(number, active, who)
-            context = (context, *beside_rows) if beside_rows else context
-            part, value, moved = stack.gradient(these, beside, *rows, context, rate=fused)
-            where: Any = slice(active) if who is None else who
+        for group in steps.equal_sizes(number) if scratch.needs_pairs or stack.moves else [None]:
+            some, beside, context = views if group is None else _select((params, held, shared), active, group)
+            rows, more_columns = steps.rows(number, active, group)
+            context = (context, *more_columns) if more_columns else context
+            part, value, moved = stack.gradient(some, beside, *rows, context, rate=fused)
+            where: Any = slice(active) if group is None else group
             values[number, where] = value
             for old, new in zip(held, moved, strict=True):
                 if new is not old:
                     old[where] = new
-            if who is None:
+            if group is None:
                 gradient = part
             else:
-                gradient = gradient or [torch.zeros_like(value[:active]) for value in params]
-                for into, each in zip(gradient, part, strict=True):
-                    into[who] = each
+                gradient = gradient or [torch.zeros_like(param[:active]) for param in params]
+                for into, leaf in zip(gradient, part, strict=True):
+                    into[group] = leaf
         if fused is not None:  # the step is taken
-            for each in extra:
-                torch._foreach_add_(now, each, alpha=-rate)
+            for change in extra:
+                torch._foreach_add_(now, change, alpha=-rate)
             continue
         if extra or local.weight_decay:
             gradient = unshare(gradient)
-        for each in extra:
-            torch._foreach_add_(gradient, each)
+        for change in extra:
+            torch._foreach_add_(gradient, change)
         if local.max_grad_norm is not None:
             gradient = _clip(gradient, local.max_grad_norm)
         update(now, gradient, number)
@@ -310,8 +242,10 @@ def train_stacked(
     return Fit(stack.difference(received[0], starts, params, held), home(loss), taken, after)
 
 
-def _some(values: Tree, active: int, who: Tensor | None) -> Any:
-    return map_leaves(lambda each: None if each is None else each[:active] if who is None else each[who], values)
+def _select(values: Tree, active: int, group: Tensor | None) -> Any:
+    """Return the values of the active clients, or of a group of clients."""
+    where: Any = slice(active) if group is None else group
+    return map_leaves(lambda leaf: None if leaf is None else leaf[where], values)
 
 
 class _Steps:
@@ -323,14 +257,14 @@ class _Steps:
 
     def __init__(
         self,
-        task: Task,
+        scratch: Scratch,
         local: LocalTrainer,
         shards: Sequence[Shard],
         rngs: Sequence[Rng],
         device: torch.device,
         columns: Sequence[Columns],
     ) -> None:
-        smallest = 2 if task.scratch.needs_pairs else 1
+        smallest = 2 if scratch.needs_pairs else 1
         draw = torch.Generator()
         plans = [
             plan_steps(local, len(shard), draw.manual_seed(rng.at("shuffle").number), smallest)
@@ -354,7 +288,7 @@ class _Steps:
         self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
         self.x, y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
-            self.x = self.x.to(task.dtype)
+            self.x = self.x.to(scratch.dtype)
         own = ([each for each in some if each is not shard.mask] for some, shard in zip(columns, shards, strict=True))
         beside = [y, *(joined(parts).to(device) for parts in zip(*own, strict=True))]
         masks = [shard.mask for shard in shards]
@@ -364,7 +298,7 @@ class _Steps:
             counted = counted[..., None] & self.mask[self.place]
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
-        self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
+        self.share = (1 / self.labels).to(scratch.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
         beside = [each.index_select(0, self.place.flatten()).unflatten(0, self.place.shape) for each in beside]
         self.steps = [*zip(*(each.unbind() for each in (self.place, self.share, counted, *beside)), strict=True)]
         self.into = self.x.new_empty(wide * len(shards), *self.x.shape[1:])  # what a step reads, in warm caches
@@ -379,7 +313,7 @@ class _Steps:
             )
             yield self.x.index_select(0, place.flatten().to(self.x.device)).unflatten(0, place.shape)
 
-    def alike(self, number: int) -> list[Tensor | None]:
+    def equal_sizes(self, number: int) -> list[Tensor | None]:
         """Group the clients of a step by batch size; [None] if all batch sizes are equal."""
         sizes = self.sizes[number, : self.active[number]]
         different = np.unique(sizes)

@@ -1,0 +1,810 @@
+"""Networks for images and vectors, which return logits; the feature, if needed, is the input of `head`."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import Count, Flag, OpenFraction, ingredient
+from fedtide.models.init import Init
+
+
+@ingredient
+class Linear:
+    """Softmax regression: one linear layer on the flattened input.
+
+    >>> sum(p.numel() for p in Linear().build((1, 28, 28), 10).parameters())
+    7850
+    """
+
+    init: Init = "torch"
+    kind: Literal["linear"] = "linear"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        return sequence(flatten=nn.Flatten(), head=nn.Linear(math.prod(shape), classes))
+
+
+@ingredient
+class MLP:
+    """Fully connected layers with ReLU between them.
+
+    Args:
+        hidden: width of each hidden layer.
+
+    >>> sum(p.numel() for p in MLP(hidden=(200,)).build((1, 28, 28), 10).parameters())
+    159010
+    >>> sum(p.numel() for p in MLP(hidden=(64,)).build((196,), 26).parameters())
+    14298
+    """
+
+    hidden: tuple[Count, ...] = (200,)
+    init: Init = "torch"
+    kind: Literal["mlp"] = "mlp"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
+        width = math.prod(shape)
+        for i, wide in enumerate(self.hidden, start=1):
+            layers |= {f"dense{i}": nn.Linear(width, wide), f"relu{i}": nn.ReLU()}
+            width = wide
+        return sequence(**layers, head=nn.Linear(width, classes))
+
+
+@ingredient
+class CNN:
+    """The LeNet-type network of the periodic-shift paper (1.2 M parameters for 28 x 28 images and 62 classes).
+
+    conv 3x3 -> 32, ReLU, conv 3x3 -> 64, ReLU, max pool 2, dense 128, ReLU, head. TFF's "cnn_dropout" is the same
+    network with `dropout = [0.25, 0.5]`.
+
+    Args:
+        channels: output channels of the two convolutions.
+        dense: width of the dense layer, whose output is the feature.
+        dropout: probabilities after the pool and after the dense layer.
+
+    >>> sum(p.numel() for p in CNN().build((1, 28, 28), 62).parameters())
+    1206590
+    >>> sum(p.numel() for p in CNN().build((1, 28, 28), 10).parameters())
+    1199882
+    """
+
+    channels: tuple[Count, Count] = (32, 64)
+    dense: Count = 128
+    dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
+    init: Init = "torch"
+    kind: Literal["cnn"] = "cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, height, width = check_picture(self.kind, shape, smallest=6)
+        a, b = self.channels
+        flat = b * ((height - 4) // 2) * ((width - 4) // 2)
+        return sequence(
+            conv1=nn.Conv2d(depth, a, 3), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2), **dropout("dropout1", self.dropout[0]), flatten=nn.Flatten(),
+            dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(), **dropout("dropout2", self.dropout[1]),
+            head=nn.Linear(self.dense, classes),
+        )  # fmt: skip
+
+
+@ingredient
+class LeafCNN:
+    """The network of LEAF for FEMNIST (6.6 M parameters for 28 x 28 images and 62 classes; Caldas et al. 2018).
+
+    conv 5x5 -> 32, ReLU, max pool 2, conv 5x5 -> 64, ReLU, max pool 2, dense 2048, ReLU, head.
+
+    Args:
+        padding: "same" keeps the image size in a convolution, as in LEAF; "valid" does not, as in the code of FedEM and
+            of adaptive expert models.
+        dropout: probability of dropping units of the dense layer.
+
+    >>> sum(p.numel() for p in LeafCNN().build((1, 28, 28), 62).parameters())
+    6603710
+    >>> sum(p.numel() for p in LeafCNN(padding="valid").build((1, 28, 28), 62).parameters())
+    2278334
+    """
+
+    padding: Literal["same", "valid"] = "same"
+    dropout: OpenFraction = 0.0
+    init: Init = "torch"
+    kind: Literal["leaf-cnn"] = "leaf-cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        same = self.padding == "same"
+        depth, *sides = check_picture(self.kind, shape, smallest=4 if same else 16)
+        high, wide = (side // 2 // 2 if same else ((side - 4) // 2 - 4) // 2 for side in sides)
+        return sequence(
+            conv1=nn.Conv2d(depth, 32, 5, padding=self.padding), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(32, 64, 5, padding=self.padding), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(), dense=nn.Linear(64 * high * wide, 2048), relu3=nn.ReLU(),
+            **dropout("dropout", self.dropout), head=nn.Linear(2048, classes),
+        )  # fmt: skip
+
+
+@ingredient
+class SmallCNN:
+    """A small network for studies on a CPU (about 28,000 parameters for 28 x 28 images).
+
+    conv 3x3 -> 8 with stride 2, ReLU, conv 3x3 -> 16, ReLU, max pool 2, dense 64, ReLU, head.
+
+    Args:
+        channels: output channels of the two convolutions.
+        dense: width of the dense layer, whose output is the feature.
+        dropout: probability of dropping units of the dense layer.
+
+    >>> [sum(p.numel() for p in SmallCNN().build((1, 28, 28), c).parameters()) for c in (10, 36)]
+    [27562, 29252]
+    """
+
+    channels: tuple[Count, Count] = (8, 16)
+    dense: Count = 64
+    dropout: OpenFraction = 0.0
+    init: Init = "torch"
+    kind: Literal["small-cnn"] = "small-cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, height, width = check_picture(self.kind, shape, smallest=9)
+        a, b = self.channels
+        flat = b * (((height - 3) // 2 - 1) // 2) * (((width - 3) // 2 - 1) // 2)
+        return sequence(
+            conv1=nn.Conv2d(depth, a, 3, stride=2), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2), flatten=nn.Flatten(), dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(),
+            **dropout("dropout", self.dropout), head=nn.Linear(self.dense, classes),
+        )  # fmt: skip
+
+
+@ingredient
+class CifarCNN:
+    """Two unpadded 5 x 5 convolutions, as in the code of adaptive expert models (section 4) on CIFAR-10.
+
+    conv 5x5, ReLU, max pool 2, conv 5x5, ReLU, max pool 2, dense layers with ReLU, head.
+
+    Args:
+        channels: output channels of the two convolutions.
+        dense: width of each dense layer.
+        dropout: probabilities of dropping whole maps before the second pool, and units after each dense layer.
+        response: use local response normalization over four neighboring maps after the first pool and before the
+            second, as that code has it for IFCA's network. (IFCA's own pads, pools 3 x 3 and normalizes over nine.)
+
+    >>> sum(p.numel() for p in CifarCNN().build((3, 32, 32), 10).parameters())
+    878538
+    >>> ifca = CifarCNN(channels=(64, 64), dense=(384, 194), response=True)
+    >>> sum(p.numel() for p in ifca.build((3, 32, 32), 10).parameters())
+    798752
+    """
+
+    channels: tuple[Count, Count] = (32, 64)
+    dense: tuple[Count, ...] = (512,)
+    dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
+    response: Flag = False
+    init: Init = "torch"
+    kind: Literal["cifar-cnn"] = "cifar-cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, *sides = check_picture(self.kind, shape, smallest=16)
+        (a, b), (maps, features) = self.channels, self.dropout
+        high, wide = (((side - 4) // 2 - 4) // 2 for side in sides)
+        layers: dict[str, nn.Module] = {
+            "conv1": nn.Conv2d(depth, a, 5), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
+            **({"norm1": nn.LocalResponseNorm(4, alpha=0.001 / 9)} if self.response else {}),
+            "conv2": nn.Conv2d(a, b, 5), "relu2": nn.ReLU(),
+            **({"norm2": nn.LocalResponseNorm(4, alpha=0.001 / 9)} if self.response else {}),
+            **dropout("drop2", maps, nn.Dropout2d),
+            "pool2": nn.MaxPool2d(2), "flatten": nn.Flatten(),
+        }  # fmt: skip
+        width = b * high * wide
+        for place, dense in enumerate(self.dense, start=3):
+            layers |= {f"dense{place}": nn.Linear(width, dense), f"relu{place}": nn.ReLU()}
+            layers |= dropout(f"drop{place}", features)
+            width = dense
+        return sequence(**layers, head=nn.Linear(width, classes))
+
+
+@ingredient
+class LeNet5:
+    """LeNet-5 with ReLU and max pooling, where 28 x 28 images are padded by 2 (LeCun et al. 1998).
+
+    >>> sum(p.numel() for p in LeNet5().build((1, 28, 28), 10).parameters())
+    61706
+    """
+
+    init: Init = "torch"
+    kind: Literal["lenet5"] = "lenet5"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, height, width = check_picture(self.kind, shape, smallest=16)
+        pad = 2 if (height, width) == (28, 28) else 0
+        flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
+        return sequence(
+            conv1=nn.Conv2d(depth, 6, 5, padding=pad), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flatten=nn.Flatten(),
+            dense1=nn.Linear(flat, 120), relu3=nn.ReLU(), dense2=nn.Linear(120, 84), relu4=nn.ReLU(),
+            head=nn.Linear(84, classes),
+        )  # fmt: skip
+
+
+def sequence(**layers: nn.Module) -> nn.Sequential:
+    """Return a sequence of named layers.
+
+    A ReLU right before a max pool is put after it: the same bits, from a part of the numbers.
+
+    >>> [name for name, _ in sequence(relu=nn.ReLU(), pool=nn.MaxPool2d(2), flatten=nn.Flatten()).named_children()]
+    ['pool', 'relu', 'flatten']
+    """
+    named = list(layers.items())
+    for i, ((_, layer), (_, following)) in enumerate(pairwise(layers.items())):
+        if isinstance(layer, nn.ReLU) and isinstance(following, nn.MaxPool2d):
+            named[i : i + 2] = named[i + 1], named[i]
+    return nn.Sequential(OrderedDict(named))
+
+
+def dropout(name: str, probability: float, layer: type[nn.Module] = nn.Dropout) -> dict[str, nn.Module]:
+    """Return a layer of dropout by its name, or nothing where its probability is 0."""
+    return {name: layer(probability)} if probability else {}
+
+
+def check_picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """Return channels, height and width of image rows; raise for any other shape."""
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise FedtideError(
+            f"model.kind: '{kind}' needs pictures (channels, height, width) of {smallest} x {smallest} or more, "
+            f"found rows of shape {shape}; allowed: 'linear', 'mlp'"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+# -- blocks of large networks ------------------------------------------------------------------------------------------
+
+
+Norm = Callable[[int], nn.Module]
+"""Constructor of a normalization layer for a number of channels."""
+
+
+def two_groups(channels: int) -> nn.Module:
+    """Return GroupNorm with two groups, or with one group if the number of channels is odd."""
+    return nn.GroupNorm(math.gcd(2, channels), channels)
+
+
+def plain_groups(channels: int) -> nn.Module:
+    """Return GroupNorm in 2 groups without scale and offset, as in TensorFlow Federated."""
+    return nn.GroupNorm(2, channels, eps=1e-3, affine=False)
+
+
+NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": two_groups}
+
+
+def convolution(
+    before: int, channels: int, size: int, stride: int = 1, groups: int = 1, bias: bool = False
+) -> nn.Module:
+    """Return a convolution that keeps the sides of images but for its stride."""
+    return nn.Conv2d(before, channels, size, stride, size // 2, groups=groups, bias=bias)
+
+
+class HeConv2d(nn.Conv2d):
+    """A convolution without bias whose initial weights follow He's normal distribution, N(0, 2 / fan-in)."""
+
+    fan: Literal["fan_in", "fan_out"] = "fan_in"
+
+    def __init__(self, depth: int, channels: int, size: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(depth, channels, size, stride, size // 2, groups=groups, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw weights."""
+        nn.init.kaiming_normal_(self.weight, mode=self.fan, nonlinearity="relu")
+
+
+class FanOutConv2d(HeConv2d):
+    """A convolution with weights from N(0, 2 / fan-out); fan-out = channels x kernel pixels, whatever the groups."""
+
+    fan = "fan_out"
+
+
+class QuietLinear(nn.Linear):
+    """A linear layer with initial weights close to zero."""
+
+    def reset_parameters(self) -> None:
+        """Draw weights from N(0, 0.01^2) and set biases to 0."""
+        nn.init.normal_(self.weight, std=0.01)
+        nn.init.zeros_(self.bias)
+
+
+class Residual(nn.Module):
+    """A residual block: the output of `body` added to the input or its projection, followed by `last`."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.last = body, shortcut, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, channels, height, width) to an output with the block's channels and stride."""
+        return self.last(self.body(x) + self.shortcut(x))
+
+
+def stacked_stages(
+    before: int, stages: Sequence[tuple[int, int]], block: Callable[[int, int, int, int], nn.Module], first: int = 1
+) -> dict[str, nn.Module]:
+    """Return stages of blocks by their names.
+
+    Args:
+        before: channels of the input.
+        stages: channels and number of blocks of each stage.
+        block: (stage, place of the block in the stage, input channels, channels) -> block.
+        first: number of the first stage.
+    """
+    made: dict[str, nn.Module] = {}
+    for number, (channels, blocks) in enumerate(stages, start=first):
+        stage = nn.Sequential()
+        for place in range(blocks):
+            stage.append(block(number, place, before, channels))
+            before = channels
+        made[f"stage{number}"] = stage
+    return made
+
+
+def pooled_head(head: nn.Module, mean: nn.Module | None = None, probability: float = 0.0) -> dict[str, nn.Module]:
+    """Return the last layers: the mean over the image, dropout and the head."""
+    mean = mean or nn.AdaptiveAvgPool2d(1)
+    return {"mean": mean, "flatten": nn.Flatten(), **dropout("dropout", probability), "head": head}
+
+
+# -- ResNet ------------------------------------------------------------------------------------------------------------
+
+
+WIDTHS = (64, 128, 256, 512)
+"""Channels of the four stages of ResNet-18."""
+
+
+@ingredient
+class ResNet18:
+    """ResNet-18: a stem, four stages of two residual blocks (64, 128, 256, 512 channels), mean over the image, head.
+
+    "pre-activation" is the network of the periodic-shift paper for CIFAR: stem 7x7 with stride 2 and max pool 3x3 with
+    stride 2, stages without strides, norm and ReLU before each convolution, GroupNorm without scale and offset. Initial
+    weights are He normal, and N(0, 0.01^2) in the head, as in the authors' code.
+
+    "cifar" is the network of the thesis on the re-weighted softmax, which uses norm = "mixed" except in section 3.7:
+    stem 3x3, stages 2 to 4 halve the image, convolutions have biases, and the last pool covers 3x3 of the remaining
+    4x4. The listing prints BatchNorm2d(64) in every stage; here it has the channels of its stage. Images of 17x17 to
+    32x32.
+
+    "imagenet" is the standard network: the stem of "pre-activation", the stages of "cifar", no biases.
+
+    Args:
+        form: "pre-activation", "cifar" or "imagenet".
+        norm: "batch" is BatchNorm; "group" is GroupNorm in 2 groups; "mixed" (for "cifar") is BatchNorm in the stem and
+            first in each block, GroupNorm elsewhere.
+
+    >>> sum(p.numel() for p in ResNet18().build((3, 24, 24), 110).parameters())
+    11223342
+    >>> sum(p.numel() for p in ResNet18(norm="batch").build((3, 24, 24), 110).parameters())
+    11232942
+    >>> sum(p.numel() for p in ResNet18(form="cifar").build((3, 32, 32), 10).parameters())
+    11178762
+    >>> [sum(p.numel() for p in ResNet18(form="imagenet").build((3, 224, 224), c).parameters()) for c in (62, 1000)]
+    [11208318, 11689512]
+    """
+
+    form: Literal["pre-activation", "cifar", "imagenet"] = "pre-activation"
+    norm: Literal["group", "batch", "mixed"] = "group"
+    kind: Literal["resnet18"] = "resnet18"
+
+    def __post_init__(self) -> None:
+        if self.norm == "mixed" and self.form != "cifar":
+            raise ValueError(f"norm = 'mixed' belongs to form = 'cifar', not to '{self.form}'")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, height, width = check_picture(self.kind, shape, smallest=7)
+        if self.form == "pre-activation":
+            return _pre_activation(depth, classes, nn.BatchNorm2d if self.norm == "batch" else plain_groups)
+        if self.form == "imagenet":
+            return _post_activation(convolution(depth, 64, 7, 2), nn.MaxPool2d(3, 2, 1), WIDTHS, 2, classes, self.norm)
+        if not (17 <= height <= 32 and 17 <= width <= 32):
+            raise FedtideError(
+                f"model.form: 'cifar' needs pictures of 17 x 17 to 32 x 32, found rows of shape {shape}; "
+                "allowed: 'pre-activation', 'imagenet'"
+            )
+        stem = convolution(depth, 64, 3, bias=True)
+        return _post_activation(stem, None, WIDTHS, 2, classes, self.norm, bias=True, mean=nn.AvgPool2d(3, 2))
+
+
+@ingredient
+class ResNet8:
+    """A small residual network for a CPU: stem 3x3, three stages of one block, of which the last two halve images.
+
+    Args:
+        width: channels of the first stage; the others have two and four times as many. Widths of 8 or 16 are fast.
+        norm: "batch" is BatchNorm; "group" is GroupNorm in 2 groups; "mixed" is BatchNorm in the stem and first in each
+            block, GroupNorm elsewhere.
+
+    >>> [sum(p.numel() for p in ResNet8(width=w).build((3, 32, 32), 10).parameters()) for w in (8, 16)]
+    [19954, 78042]
+    """
+
+    width: Count = 8
+    norm: Literal["group", "batch", "mixed"] = "group"
+    kind: Literal["resnet8"] = "resnet8"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, _, _ = check_picture(self.kind, shape, smallest=7)
+        widths = (self.width, 2 * self.width, 4 * self.width)
+        return _post_activation(convolution(depth, self.width, 3), None, widths, 1, classes, self.norm)
+
+
+def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
+    def block(stage: int, place: int, before: int, channels: int) -> nn.Module:
+        # The input of the first stage is already normalized.
+        first = [] if stage == 1 and place == 0 else [norm(before), nn.ReLU()]
+        body = [*first, HeConv2d(before, channels, 3), norm(channels), nn.ReLU(), HeConv2d(channels, channels, 3)]
+        same = before == channels
+        shortcut = nn.Identity() if same else nn.Sequential(HeConv2d(before, channels, 1), norm(channels))
+        return Residual(nn.Sequential(*body), shortcut, nn.Identity())
+
+    stages = stacked_stages(WIDTHS[0], [(channels, 2) for channels in WIDTHS], block)
+    return sequence(
+        stem=HeConv2d(depth, WIDTHS[0], 7, 2), norm1=norm(WIDTHS[0]), relu1=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1),
+        **stages, norm2=norm(WIDTHS[-1]), relu2=nn.ReLU(), **pooled_head(QuietLinear(WIDTHS[-1], classes)),
+    )  # fmt: skip
+
+
+def _post_activation(
+    stem: nn.Module,
+    pool: nn.Module | None,
+    widths: Sequence[int],
+    blocks: int,
+    classes: int,
+    norm: str,
+    *,
+    bias: bool = False,
+    mean: nn.Module | None = None,
+) -> nn.Module:
+    first: Norm = two_groups if norm == "group" else nn.BatchNorm2d
+    second: Norm = nn.BatchNorm2d if norm == "batch" else two_groups
+
+    def block(stage: int, place: int, before: int, channels: int) -> nn.Module:
+        stride = 2 if stage > 1 and place == 0 else 1
+        body = nn.Sequential(
+            convolution(before, channels, 3, stride, bias=bias), first(channels), nn.ReLU(),
+            convolution(channels, channels, 3, bias=bias), second(channels),
+        )  # fmt: skip
+        shortcut: nn.Module = nn.Identity()
+        if before != channels or stride > 1:
+            shortcut = nn.Sequential(convolution(before, channels, 1, stride, bias=bias), second(channels))
+        return Residual(body, shortcut, nn.ReLU())
+
+    return sequence(
+        stem=stem, norm=first(widths[0]), relu=nn.ReLU(), **({} if pool is None else {"pool": pool}),
+        **stacked_stages(widths[0], [(channels, blocks) for channels in widths], block),
+        **pooled_head(nn.Linear(widths[-1], classes), mean),
+    )  # fmt: skip
+
+
+# -- MobileNetV2 -------------------------------------------------------------------------------------------------------
+
+
+INVERTED = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""Expansion t, channels c, blocks n and stride s of the first block for each stage, as in Table 2 of the paper."""
+
+
+@ingredient
+class MobileNetV2:
+    """MobileNetV2 with width 1.0: a stem, 17 inverted residuals, a convolution to 1280, mean over the image, head.
+
+    Sandler, Howard, Zhu, Zhmoginov, Chen: *MobileNetV2: Inverted Residuals and Linear Bottlenecks*, CVPR 2018. Initial
+    weights are torchvision's: He normal by fan-out in the convolutions, N(0, 0.01^2) in the head.
+
+    "imagenet" is the standard form, which shrinks an image 32 times. "cifar" is for 32x32 images, which it shrinks to
+    4x4: the stem and the first stage with stride 2 have stride 1 instead.
+
+    Args:
+        form: "cifar" or "imagenet".
+        norm: "batch" is BatchNorm, "group" is GroupNorm in 2 groups.
+        dropout: probability before the head.
+
+    >>> sum(p.numel() for p in MobileNetV2(form="imagenet").build((3, 224, 224), 1000).parameters())
+    3504872
+    >>> [sum(p.numel() for p in MobileNetV2().build((3, 32, 32), classes).parameters()) for classes in (10, 110)]
+    [2236682, 2364782]
+    """
+
+    form: Literal["cifar", "imagenet"] = "cifar"
+    norm: Literal["batch", "group"] = "batch"
+    dropout: OpenFraction = 0.2
+    kind: Literal["mobilenet-v2"] = "mobilenet-v2"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, _, _ = check_picture(self.kind, shape, smallest=7)
+        norm = NORMS[self.norm]
+        # For small images the first two of the five strides of 2 become 1: those of the stem and of stage 2.
+        small = self.form == "cifar"
+
+        def block(stage: int, place: int, before: int, channels: int) -> nn.Module:
+            expansion, _, _, stride = INVERTED[stage - 1]
+            return _inverted(before, channels, 1 if place or (small and stage == 2) else stride, expansion, norm)
+
+        stages = stacked_stages(32, [(channels, blocks) for _, channels, blocks, _ in INVERTED], block)
+        return sequence(
+            stem=FanOutConv2d(depth, 32, 3, 1 if small else 2), norm1=norm(32), relu1=nn.ReLU6(), **stages,
+            last=FanOutConv2d(320, 1280, 1), norm2=norm(1280), relu2=nn.ReLU6(),
+            **pooled_head(QuietLinear(1280, classes), probability=self.dropout),
+        )  # fmt: skip
+
+
+def _inverted(before: int, channels: int, stride: int, expansion: int, norm: Norm) -> nn.Module:
+    """Build an inverted residual: expand, depthwise convolution with the stride, project without a ReLU."""
+    wide = expansion * before
+    wider = [] if expansion == 1 else [FanOutConv2d(before, wide, 1), norm(wide), nn.ReLU6()]
+    body = nn.Sequential(
+        *wider, FanOutConv2d(wide, wide, 3, stride, groups=wide), norm(wide), nn.ReLU6(),
+        FanOutConv2d(wide, channels, 1), norm(channels),
+    )  # fmt: skip
+    return Residual(body, nn.Identity(), nn.Identity()) if stride == 1 and before == channels else body
+
+
+# -- ShuffleNetV2 ------------------------------------------------------------------------------------------------------
+
+
+@ingredient
+class ShuffleNetV2:
+    """ShuffleNetV2 with width 1.0: a stem, 16 blocks, a convolution to 1024, mean over the image, head.
+
+    Ma, Zhang, Zheng, Sun: *ShuffleNet V2: Practical Guidelines for Efficient CNN Architecture Design*, ECCV 2018.
+    Initial weights are torch's own, as in torchvision.
+
+    "imagenet" is the standard form, which shrinks an image 32 times. "cifar" is for 32x32 images, which it shrinks to
+    4x4: its stem has stride 1 and no max pool.
+
+    Args:
+        form: "cifar" or "imagenet".
+        norm: "batch" is BatchNorm, "group" is GroupNorm in 2 groups.
+
+    >>> [sum(p.numel() for p in ShuffleNetV2().build((3, 32, 32), classes).parameters()) for classes in (100, 1000)]
+    [1356104, 2278604]
+    """
+
+    form: Literal["cifar", "imagenet"] = "cifar"
+    norm: Literal["batch", "group"] = "batch"
+    kind: Literal["shufflenet-v2"] = "shufflenet-v2"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        depth, _, _ = check_picture(self.kind, shape, smallest=7)
+        norm = NORMS[self.norm]
+        small = self.form == "cifar"
+
+        def block(stage: int, place: int, before: int, channels: int) -> nn.Module:
+            half = channels // 2
+            return _halved(before, channels, norm) if place == 0 else Half(_shuffled(half, half, 1, norm))
+
+        # Stages 2 to 4 with width 1.0, as in Table 5 of the paper; the first block of each has stride 2.
+        stages = stacked_stages(24, [(116, 4), (232, 8), (464, 4)], block, first=2)
+        return sequence(
+            stem=convolution(depth, 24, 3, 1 if small else 2), norm1=norm(24), relu1=nn.ReLU(),
+            **({} if small else {"pool": nn.MaxPool2d(3, 2, 1)}), **stages,
+            last=convolution(464, 1024, 1), norm2=norm(1024), relu2=nn.ReLU(), **pooled_head(nn.Linear(1024, classes)),
+        )  # fmt: skip
+
+
+class Half(nn.Module):
+    """A block that keeps one half of the channels, applies `body` to the other half and shuffles both."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, channels, height, width) to an output of equal shape."""
+        kept, changed = x.chunk(2, 1)
+        return shuffle(kept, self.body(changed))
+
+
+class Both(nn.Module):
+    """A block that applies `shortcut` and `body` to all channels and shuffles both outputs."""
+
+    def __init__(self, shortcut: nn.Module, body: nn.Module) -> None:
+        super().__init__()
+        self.shortcut, self.body = shortcut, body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, channels, height, width) to the block's channels with half the height and width."""
+        return shuffle(self.shortcut(x), self.body(x))
+
+
+def shuffle(a: Tensor, b: Tensor) -> Tensor:
+    """Interleave the channels of two tensors: a0, b0, a1, b1, ...
+
+    >>> shuffle(torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten()
+    tensor([0., 1., 0., 1.])
+    """
+    return torch.stack((a, b), 2).flatten(1, 2)
+
+
+def _halved(before: int, channels: int, norm: Norm) -> nn.Module:
+    """Build the first block of a stage, which has stride 2."""
+    half = channels // 2
+    shortcut = nn.Sequential(
+        convolution(before, before, 3, 2, before), norm(before), convolution(before, half, 1), norm(half), nn.ReLU()
+    )
+    return Both(shortcut, _shuffled(before, half, 2, norm))
+
+
+def _shuffled(before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
+    """Build a convolution 1x1, a depthwise one 3x3 with the stride and no ReLU after it, and another one 1x1."""
+    return nn.Sequential(
+        convolution(before, channels, 1), norm(channels), nn.ReLU(),
+        convolution(channels, channels, 3, stride, channels), norm(channels),
+        convolution(channels, channels, 1), norm(channels), nn.ReLU(),
+    )  # fmt: skip
+
+
+# -- vision transformers -----------------------------------------------------------------------------------------------
+
+
+SIZES = {"tiny": (4, 2, 32, 4), "b/16": (16, 12, 768, 12)}
+"""Patch, depth, width and heads of each size."""
+
+EPS = 1e-6
+"""Epsilon of the layer norms, as in the authors' code."""
+
+
+@ingredient
+class ViT:
+    """A vision transformer: patches, a class token, learned positions, pre-norm blocks with GELU, norm, head.
+
+    Dosovitskiy et al.: *An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale*, ICLR 2021. Initial
+    weights follow the authors' code, except in the head: N(0, 0.01^2) in place of 0, so that branches differ.
+
+    Positions are learned for one image size; the published number of parameters is for 224x224.
+
+    Args:
+        size: "tiny" is for a CPU, "b/16" is ViT-B/16. The next five options replace its values where they are not None.
+        patch: side of a patch in pixels, which divides both sides of an image.
+        depth: number of blocks.
+        width: width of a token; the last class token is the feature.
+        heads: number of attention heads, which divides the width.
+        mlp: width between the two dense layers of a block; by default four times the width of a token.
+        dropout: probability after the positions are added, and after attention and each dense layer of a block.
+
+    >>> sum(p.numel() for p in ViT().build((3, 32, 32), 10).parameters())
+    29482
+    >>> with torch.device("meta"):
+    ...     large = ViT(size="b/16").build((3, 224, 224), 1000)
+    >>> sum(p.numel() for p in large.parameters())
+    86567656
+    """
+
+    size: Literal["tiny", "b/16"] = "tiny"
+    patch: Count | None = None
+    depth: Count | None = None
+    width: Count | None = None
+    heads: Count | None = None
+    mlp: Count | None = None
+    dropout: OpenFraction = 0.0
+    kind: Literal["vit"] = "vit"
+
+    def __post_init__(self) -> None:
+        _, _, width, heads = self._sizes()
+        if width % heads:
+            raise ValueError(f"heads = {heads} with width = {width}; allowed: heads that divide the width")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with fresh initial weights."""
+        patch, blocks, width, heads = self._sizes()
+        depth, *sides = check_picture(self.kind, shape, smallest=patch)
+        if any(side % patch for side in sides):
+            raise refused("model.patch", patch, f"a divisor of both sides of pictures of {sides[0]} x {sides[1]}")
+        count = math.prod(side // patch for side in sides)
+        mlp = self.mlp or 4 * width
+        return sequence(
+            tokens=Tokens(depth, patch, count, width), drop=nn.Dropout(self.dropout),
+            blocks=nn.Sequential(*(Block(width, heads, mlp, self.dropout) for _ in range(blocks))),
+            first=First(), norm=nn.LayerNorm(width, EPS), head=QuietLinear(width, classes),
+        )  # fmt: skip
+
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Return patch, depth, width and heads."""
+        patch, depth, width, heads = SIZES[self.size]
+        return self.patch or patch, self.depth or depth, self.width or width, self.heads or heads
+
+
+class Tokens(nn.Module):
+    """A class token and one token for each patch, row by row, with learned positions."""
+
+    def __init__(self, depth: int, patch: int, count: int, width: int) -> None:
+        super().__init__()
+        self.patches = PatchConv2d(depth, width, patch, patch)
+        self.token = nn.Parameter(torch.empty(1, 1, width))
+        self.positions = nn.Parameter(torch.empty(1, 1 + count, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the class token to 0 and draw positions from N(0, 0.02^2)."""
+        nn.init.zeros_(self.token)
+        nn.init.normal_(self.positions, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (rows, channels, height, width) to tokens (rows, 1 + patches, width)."""
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        # Not len(x), which an exported program would take for a constant.
+        return torch.cat((self.token.expand(x.shape[0], -1, -1), patches), 1) + self.positions
+
+
+class Block(nn.Module):
+    """A transformer block: attention and two dense layers, each after a norm and added to its input."""
+
+    def __init__(self, width: int, heads: int, mlp: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, EPS)
+        self.attention = Attention(width, heads)
+        self.drop = nn.Dropout(dropout)
+        self.norm2 = nn.LayerNorm(width, EPS)
+        self.mlp = sequence(
+            dense1=XavierLinear(width, mlp), gelu=nn.GELU(), drop1=nn.Dropout(dropout),
+            dense2=XavierLinear(mlp, width), drop2=nn.Dropout(dropout),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, tokens, width) to an output of equal shape."""
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.mlp(self.norm2(x))
+
+
+class Attention(nn.Module):
+    """Self-attention with the parameters of nn.MultiheadAttention, which cannot reset the weights of copies."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (XavierLinear(width, width) for _ in range(3))
+        self.out = XavierLinear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, tokens, width) to an output of equal shape."""
+        # Each has shape (rows, heads, tokens, width / heads).
+        q, k, v = (
+            part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class First(nn.Module):
+    """A module that returns the class token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (rows, tokens, width) to (rows, width)."""
+        return x[:, 0]
+
+
+class PatchConv2d(nn.Conv2d):
+    """A convolution over patches whose initial weights follow LeCun's normal distribution."""
+
+    def reset_parameters(self) -> None:
+        """Draw weights from N(0, 1 / fan-in) and set biases to 0."""
+        nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+        assert self.bias is not None
+        nn.init.zeros_(self.bias)
+
+
+class XavierLinear(nn.Linear):
+    """A linear layer whose initial weights follow Glorot's uniform distribution."""
+
+    def reset_parameters(self) -> None:
+        """Draw weights from U(-a, a) with a^2 = 6 / (fan-in + fan-out) and set biases to 0."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
