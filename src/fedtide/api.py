@@ -15,7 +15,7 @@ from fedtide.config import Experiment, Method, from_dict, points, read, resolved
 from fedtide.config.overrides import flat, seed_list
 from fedtide.config.settings import check_installed, read_tracker
 from fedtide.config.writing import as_toml, named
-from fedtide.core.errors import FedtideError, nearest, refused, within
+from fedtide.core.errors import FedtideError, refused, within
 from fedtide.data.population import Population
 from fedtide.data.sources.files import bare
 from fedtide.data.sources.guesses import Roles, spelled_columns
@@ -24,6 +24,7 @@ from fedtide.draw.prose import listed
 from fedtide.evaluate.judge import views
 from fedtide.fields.types import seconds_of
 from fedtide.fields.user_code import session_code
+from fedtide.fields.vocabulary import nearest
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
 from fedtide.runs.build import as_json, cohort_size, population_of

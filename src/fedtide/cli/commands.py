@@ -689,12 +689,13 @@ def models(name: str | None = None, /) -> int:
     """
     from fedtide.config.keys import sections, tables_in
     from fedtide.fields.shapes import tags
+    from fedtide.fields.vocabulary import synonyms
     from fedtide.models import Model
 
     if name is not None:
         known = [tags(model)[0] for model in tables_in(Model)]
         if name not in known:
-            raise unknown("models", name, known)
+            raise unknown("models", name, known, synonyms(name, known))
         return keys(f"model.{name}")
     table = Table("model", "what it is", "keys", box=None, pad_edge=False)
     for section, model in zip(sections("model"), tables_in(Model), strict=True):

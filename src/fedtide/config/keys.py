@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from fedtide.algorithms import REGISTRY
 from fedtide.config.schema import SHARED, Experiment, Method, maker, options_model
 from fedtide.config.writing import as_toml
-from fedtide.core.errors import FedtideError, folded, nearest, synonyms
+from fedtide.core.errors import FedtideError, folded
 from fedtide.fields.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
 from fedtide.fields.types import changed
+from fedtide.fields.vocabulary import nearest, synonyms
 
 # -- values ------------------------------------------------------------------------------------------------------------
 

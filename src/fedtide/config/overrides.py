@@ -9,9 +9,10 @@ from typing import Any
 
 from fedtide.algorithms.options import as_cohort
 from fedtide.config.schema import Method, as_stop_at, form_of, is_own, options_model
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.groups import by_what
 from fedtide.fields.types import by_kind
+from fedtide.fields.vocabulary import nearest
 
 SEEDS = 1000
 """At most so many seeds may be asked for as the first and the last."""

@@ -19,13 +19,14 @@ from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
 from fedtide.config.writing import as_toml, key_as_toml, resolved, slug
-from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown, within
+from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.fields.explain import explained
 from fedtide.fields.shapes import fields_of
 from fedtide.fields.types import OfShift, by_kind
+from fedtide.fields.vocabulary import nearest
 from fedtide.learn.losses import SAFE_BLEND
 from fedtide.learn.target import CLASSES
 

@@ -4,81 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-MEANT = {
-    "batch_size": "batch bs local_bs minibatch",
-    "workers": "num_workers n_jobs",
-    "parallel_trials": "batch n_jobs",
-    "optimizer": "optimiser optim",
-    "local_steps": "steps",
-    "lr_schedule": "schedule",
-    "max_grad_norm": "clip_norm clip",
-    "cohort": "select fraction fraction_fit frac join_ratio sample_fraction participation_rate participants "
-    "clients_per_round",
-    "clients_per_round": "size participants",
-    "over_selection": "over",
-    "samples": "rows num_samples",
-    "domain": "pool",
-    "val": "valid validation",
-    "held_out_clients": "unseen held_out",
-    "test": "held_out",
-    "time": "step",
-    "public_samples": "public",
-    "transforms": "prepare",
-    "lr": "rate learning_rate step_size eta",
-    "dropout_rate": "dropout rate",
-    "eval_every": "evaluate_every eval_interval eval_freq test_every",
-    "average_last": "window",
-    "decide_per": "grouping",
-    "init_from": "weights",
-    "description": "about",
-    "blend": "smoothing",
-    "versus": "than",
-    "bound": "by",
-    "normalize_by": "branch_average",
-    "kind": "style",
-    "exploration": "epsilon decay",
-    "freeze": "patience check_every",
-    "server": "server_lr global_lr",
-    "epochs": "local_epochs num_epochs n_epochs local_ep",
-    "weight_decay": "l2 wd",
-    "clients": "num_clients n_clients total_clients",
-    "rounds": "num_rounds n_rounds global_rounds comm_rounds communication_rounds",
-    "seeds": "seed",
-    "source": "dataset",
-    "partition": "heterogeneity non_iid noniid",
-    "alpha": "dirichlet_alpha concentration",
-    "model": "net network arch",
-    "algorithm": "strategy aggregator",
-    "proximal": "mu proximal_mu prox_mu",
-    "clusters": "num_clusters n_clusters k",
-    "components": "num_clusters n_clusters k",
-    "branches": "num_clusters n_clusters k",
-    "classes": "num_classes",
-    "gpus": "num_gpus",
-    # choices
-    "block-cyclic": "block",
-    "idx:mnist": "mnist",
-    "idx:fashion-mnist": "fmnist fashion_mnist",
-    "idx:kmnist": "kmnist",
-    "idx:emnist": "emnist",
-    "cifar:cifar-10-batches-bin": "cifar10 cifar_10",
-    "leaf": "femnist shakespeare",
-    "play-roles": "shakespeare",
-    "dirichlet": "lda dir",
-    "label-shards": "pathological shards",
-    "resnet18": "resnet",
-    "mobilenet-v2": "mobilenet",
-    "shufflenet-v2": "shufflenet",
-    "linear": "logistic logistic_regression",
-    "cross-entropy": "ce",
-    "uniform": "random",
-    "everyone": "all",
-}
-"""Words that people write for a key or a choice, by what they mean: from earlier versions and from other libraries."""
-
-SYNONYMS = {word: [name for name in MEANT if word in MEANT[name].split()] for word in " ".join(MEANT.values()).split()}
-"""The keys and choices that a word means."""
-
 
 class FedtideError(Exception):
     """A mistake a person can mend: one clear line naming the file, key or row, what was found and what is allowed.
@@ -132,7 +57,7 @@ def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     return FedtideError(f"{key}: found {shown(found)}{reason} allowed: {allowed}")
 
 
-def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
+def unknown(key: str, found: str, choices: Sequence[str], meant: Sequence[str] = ()) -> FedtideError:
     """The error of a name that is none of some choices, with the nearest of them.
 
     >>> raise unknown("kind", "perod", ["period", "phase"])
@@ -140,7 +65,7 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
         ...
     fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
     """
-    return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices)}")
+    return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices, meant)}")
 
 
 @contextmanager
@@ -169,34 +94,28 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nearest(word: str, allowed: Sequence[str]) -> str:
-    """The tail of an error line: the allowed spellings, and the nearest one when there is one.
+def nearest(word: str, allowed: Sequence[str], meant: Sequence[str] = ()) -> str:
+    """The tail of an error line: the allowed spellings, and the nearest one if there is one.
+
+    Args:
+        word: the word that was found.
+        allowed: the allowed spellings.
+        meant: allowed spellings that mean the same as the word (`fedtide.fields.vocabulary.synonyms`).
 
     >>> nearest("perod", ["period", "phase"])
     "allowed: period, phase; did you mean 'period'?"
     >>> nearest("x", ["period", "phase"])
     'allowed: period, phase'
-    >>> nearest("learning_rate", ["lr", "momentum"])
-    "allowed: lr, momentum; did you mean 'lr'?"
     >>> nearest("IFCA", ["fedavg", "ifca"])
     "allowed: fedavg, ifca; did you mean 'ifca'?"
     """
     import difflib
 
-    written = {folded(name): name for name in allowed}
-    meant = [written[folded(word)]] if folded(word) in written else synonyms(word, allowed)
-    close = meant or [written[name] for name in difflib.get_close_matches(folded(word), written, n=1, cutoff=0.65)]
+    spellings = {folded(name): name for name in allowed}
+    close = [spellings[folded(word)]] if folded(word) in spellings else list(meant)
+    close += [spellings[name] for name in difflib.get_close_matches(folded(word), spellings, n=1, cutoff=0.65)]
     tail = f"; did you mean '{close[0]}'?" if close else ""
     return f"allowed: {', '.join(allowed)}{tail}"
-
-
-def synonyms(word: str, allowed: Sequence[str]) -> list[str]:
-    """The allowed spellings of what a word means elsewhere; of "kind:path" the kind has to be allowed.
-
-    >>> synonyms("Learning-Rate", ["lr", "momentum"]), synonyms("mnist", ["csv", "idx"])
-    (['lr'], ['idx:mnist'])
-    """
-    return [name for name in SYNONYMS.get(folded(word), ()) if name.partition(":")[0] in allowed]
 
 
 def bare_word(name: str) -> str:

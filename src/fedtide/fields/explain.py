@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from fedtide.core.errors import folded, nearest, shown, synonyms
+from fedtide.core.errors import folded, shown
 from fedtide.fields.shapes import bare, fields_of, is_choice, is_table, is_union, tags
+from fedtide.fields.vocabulary import nearest, synonyms
 
 NUMBERS = {
     "greater_than": "greater than {gt}",

@@ -1,13 +1,49 @@
-"""Words for methods: what they train, and values that a server may be shown of a single client.
+"""Words for methods, keys and choices: synonyms, families of methods, values that a server may be shown of a client.
 
 A sum is masked and a shown value is not: masks would hide nothing if the value is made of the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
+
+from fedtide.core import errors
+from fedtide.core.errors import folded
+
+
+@cache
+def names_by_synonym() -> dict[str, list[str]]:
+    """Return the keys and choices that a word means, by the word (`synonyms.toml`)."""
+    names: dict[str, list[str]] = {}
+    table = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text(encoding="utf-8"))
+    for name, words in table.items():
+        for word in words.split():
+            names.setdefault(word, []).append(name)
+    return names
+
+
+def synonyms(word: str, allowed: Sequence[str]) -> list[str]:
+    """Return the allowed names that a word means in other libraries; of "kind:path" the kind has to be allowed.
+
+    >>> synonyms("Learning-Rate", ["lr", "momentum"]), synonyms("mnist", ["csv", "idx"])
+    (['lr'], ['idx:mnist'])
+    """
+    return [name for name in names_by_synonym().get(folded(word), ()) if name.partition(":")[0] in allowed]
+
+
+def nearest(word: str, allowed: Sequence[str]) -> str:
+    """Return the tail of an error line, as `fedtide.core.errors.nearest`, for a key or a choice.
+
+    >>> nearest("learning_rate", ["lr", "momentum"])
+    "allowed: lr, momentum; did you mean 'lr'?"
+    """
+    return errors.nearest(word, allowed, synonyms(word, allowed))
+
 
 Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]
 """What a method trains: one model, one model with another step of the server, a network with a branch for each mode,

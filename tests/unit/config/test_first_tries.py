@@ -10,8 +10,9 @@ from fedtide.config import from_dict, read
 from fedtide.config.keys import Key, places, sections
 from fedtide.config.overrides import seed_list
 from fedtide.config.settings import AnyFleet
-from fedtide.core.errors import SYNONYMS, FedtideError, nearest
+from fedtide.core.errors import FedtideError
 from fedtide.fields.explain import tags_of
+from fedtide.fields.vocabulary import names_by_synonym, nearest
 from fedtide.runs.request import FleetKind
 
 
@@ -124,8 +125,8 @@ def test_a_method_that_is_not_there_is_not_taken_for_another():
 
 
 def test_every_synonym_means_something_that_exists():
-    known = {place.rpartition(".")[2] for word in SYNONYMS for place in places(word)}
-    meant = {word.partition(":")[0] for words in SYNONYMS.values() for word in words}
+    known = {place.rpartition(".")[2] for word in names_by_synonym() for place in places(word)}
+    meant = {word.partition(":")[0] for words in names_by_synonym().values() for word in words}
     choices = ("data.source", "data.partition", "shift.who", "model", "loss", "cohort")
     chosen = {tag for path in choices for tag in kinds(path)}
     assert meant <= known | chosen
@@ -192,7 +193,7 @@ def test_keys_of_a_table_of_one_kind_and_of_one_key():
 
 
 def test_every_key_has_a_meaning():
-    for path in sorted({place for word in SYNONYMS for place in places(word)}):
+    for path in sorted({place for word in names_by_synonym() for place in places(word)}):
         for key in (key for section in sections(path) for key in section.keys):
             assert key.allowed, (path, key)
             assert key.default, (path, key)
