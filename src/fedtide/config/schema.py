@@ -24,7 +24,7 @@ from fedtide.data.partition import Partition
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Calendar
 from fedtide.data.sources import DayNightCharacters, Source
-from fedtide.data.targets import Setting
+from fedtide.data.targets import TARGET_WORDS, Setting
 from fedtide.data.transforms import Step
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, OF_TARGETS, SHIPPED, Unit
 from fedtide.fields.types import (
@@ -410,12 +410,12 @@ class Experiment(Strict):
     @property
     def score(self) -> str:
         """Name of the headline number of evaluations."""
-        return self.data.target.about.score
+        return TARGET_WORDS[self.data.target.kind].score
 
     @property
     def metric_units(self) -> dict[str, Unit]:
         """Units of numbers that are recorded besides those of every experiment: of the target, and of `metrics`."""
-        units: dict[str, Unit] = {name: OF_TARGETS[name].unit for name in self.data.target.about.metrics}
+        units: dict[str, Unit] = {name: OF_TARGETS[name].unit for name in TARGET_WORDS[self.data.target.kind].metrics}
         return units | {name: unit for metric in self.metrics for name, unit in units_of(metric).items()}
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
-from fedtide.data.targets import Labels, Setting, centered
+from fedtide.data.targets import TARGET_WORDS, Labels, Setting, centered
 from fedtide.fields.types import HIDDEN, LARGEST
 from fedtide.learn.device import CPU, resident
 from fedtide.learn.target import CLASSES, Classes, Measured, Target
@@ -145,7 +145,7 @@ class Rows:
     @property
     def labeled(self) -> str:
         """What rows are labeled with, in words."""
-        value, rows = self.value, self.target.about.rows
+        value, rows = self.value, TARGET_WORDS[self.target.kind].rows
         if value is not None and value.dim() == 1:
             return "numbers" if self.target == CLASSES else rows  # which no target reads yet
         return f"{self.classes if value is None else value.shape[1]} {rows}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -20,7 +20,6 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import ingredient
 from fedtide.learn.target import (
-    About,
     Classes,
     CountTarget,
     LabelsTarget,
@@ -37,11 +36,60 @@ BINS = 10
 """Bins of a number, for what reads labels: partitions, label shares, drift."""
 
 
+@dataclass(frozen=True)
+class TargetWords:
+    """Words for a kind of target, and its metrics.
+
+    Args:
+        rows: what rows are labeled with.
+        score: name of the headline number.
+        scores: several headline numbers.
+        constant: what the best constant answer does.
+        floor: name of the line of the best constant answer.
+        explained: explains the headline number in a caption.
+        metrics: names of further metrics in the record (`fedtide.evaluate.metrics.OF_TARGETS`).
+    """
+
+    rows: str
+    score: str = "accuracy"
+    scores: str = "accuracies"
+    constant: str = "answering the commonest class"
+    floor: str = "commonest class"
+    explained: str = ""
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def a_score(self) -> str:
+        """One headline number, with its article."""
+        return f"{'an' if self.score[0] in 'aeiou' else 'a'} {self.score}"
+
+
+_NUMBERS = TargetWords(
+    "numbers", "skill", "skills", "saying the same number", "always the same number",
+    " Skill is 1 - error / error of always saying the same number, the best one, on the same rows: 100 % is without "
+    "any error, 0 % is no better than that.",
+    ("mae", "rmse"),
+)  # fmt: skip
+
+WORDS = {
+    "classes": TargetWords("classes"),
+    "number": _NUMBERS,
+    "quantiles": replace(_NUMBERS, rows="numbers, of which quantiles", metrics=("pinball", "coverage", "mae")),
+    "counts": replace(_NUMBERS, rows="counts", metrics=("deviance", "mae", "rmse")),
+    "labels": TargetWords(
+        "labels at once",
+        constant="answering each label as it is most often",
+        floor="commonest answer for each label",
+        metrics=("micro-f1", "macro-f1", "exact"),
+    ),
+}
+"""Words for each kind of target."""
+
+
 class Fitting(Protocol):
     """A setting that becomes a target once rows are known."""
 
     kind: str
-    about: ClassVar[About]
 
     @abstractmethod
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[Target, Tensor]:
@@ -75,7 +123,6 @@ class Number(Fitting):
 
     loss: Literal["squared", "huber", "gaussian"] = "squared"
     kind: Literal["number"] = "number"
-    about: ClassVar[About] = NumberTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[NumberTarget, Tensor]:
         """Return the target of numbers, and their bins."""
@@ -95,7 +142,6 @@ class Quantiles(Fitting):
 
     at: tuple[Annotated[float, Field(strict=True, gt=0, lt=1)], ...] = (0.1, 0.5, 0.9)
     kind: Literal["quantiles"] = "quantiles"
-    about: ClassVar[About] = QuantileTarget.about
 
     def __post_init__(self) -> None:
         if not self.at or any(after <= before for before, after in pairwise(self.at)):
@@ -114,7 +160,6 @@ class Counts(Fitting):
     """A count, by the likelihood of a Poisson distribution; its skill is the explained share of the deviance."""
 
     kind: Literal["counts"] = "counts"
-    about: ClassVar[About] = CountTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[CountTarget, Tensor]:
         """Return the target of counts, and their bins."""
@@ -133,7 +178,6 @@ class Labels(Fitting):
     """Several labels at once: each of them is there or not."""
 
     kind: Literal["labels"] = "labels"
-    about: ClassVar[About] = LabelsTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[LabelsTarget, Tensor]:
         """Return the target of labels, and the first one of each row; where it has none, their number.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtide.core.base import Scores
-from fedtide.learn.target import About
+from fedtide.data.targets import TargetWords
 from fedtide.mixtures.assign import best_assignment
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
@@ -174,13 +174,13 @@ OF_TARGETS = {
         Metric("exact", _mean_of("exact"), "share"),
     )
 }
-"""Metrics of what targets sum over rows; which ones a target has its `About.metrics` says."""
+"""Metrics of what targets sum over rows; which ones a target has its `TargetWords.metrics` says."""
 
 LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance")
 """Metrics that are errors: claims and tables take the lower one for the better one."""
 
 
-def metrics_for(about: About) -> tuple[Metric, ...]:
+def metrics_for(about: TargetWords) -> tuple[Metric, ...]:
     """Return the metrics of every evaluation of a kind of target, the headline first."""
     return (replace(METRICS[0], name=about.score), *METRICS[1:], *(OF_TARGETS[name] for name in about.metrics))
 

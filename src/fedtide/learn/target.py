@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,40 +27,11 @@ DEVIATION = "standard deviation"
 """What a column of predictions is called that is no value but how far these may be off."""
 
 
-@dataclass(frozen=True)
-class About:
-    """Words for a kind of target, and what is recorded of it.
-
-    Args:
-        rows: what rows are labeled with.
-        score: name of the headline number.
-        scores: several of them.
-        constant: what always says the same, and says the best, does.
-        floor: name of the line that this draws.
-        explained: what the headline number is, for a caption.
-        metrics: names of what is recorded beside (`fedtide.evaluate.metrics.OF_TARGETS`).
-    """
-
-    rows: str
-    score: str = "accuracy"
-    scores: str = "accuracies"
-    constant: str = "answering the commonest class"
-    floor: str = "commonest class"
-    explained: str = ""
-    metrics: tuple[str, ...] = ()
-
-    @property
-    def a_score(self) -> str:
-        """One headline number, with its article."""
-        return f"{'an' if self.score[0] in 'aeiou' else 'a'} {self.score}"
-
-
 class Target(Protocol):
     """How outputs of a model are read, and compared with the values of rows."""
 
     kind: str
     """What it is called in a configuration."""
-    about: ClassVar[About]
 
     @property
     def width(self) -> int:
@@ -166,7 +137,6 @@ class Classes(Target):
     """
 
     kind: Literal["classes"] = "classes"
-    about: ClassVar[About] = About("classes")
 
     @property
     def loss(self) -> CrossEntropy:
@@ -204,14 +174,6 @@ CLASSES = Classes()
 
 
 # -- numbers, quantiles, counts ----------------------------------------------------------------------------------------
-
-
-MEASURED = About(
-    "numbers", "skill", "skills", "saying the same number", "always the same number",
-    " Skill is 1 - error / error of always saying the same number, the best one, on the same rows: 100 % is without "
-    "any error, 0 % is no better than that.",
-    ("mae", "rmse"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -296,7 +258,6 @@ class NumberTarget(Measured):
 
     form: str = "squared"
     kind: Literal["number"] = "number"
-    about: ClassVar[About] = MEASURED
 
     @property
     def likelihood(self) -> bool:
@@ -352,9 +313,6 @@ class QuantileTarget(Measured):
 
     at: tuple[float, ...] = (0.5,)
     kind: Literal["quantiles"] = "quantiles"
-    about: ClassVar[About] = replace(
-        MEASURED, rows="numbers, of which quantiles", metrics=("pinball", "coverage", "mae")
-    )
 
     @property
     def width(self) -> int:
@@ -407,7 +365,6 @@ class CountTarget(Measured):
     """A count: the model says the logarithm of its mean."""
 
     kind: Literal["counts"] = "counts"
-    about: ClassVar[About] = replace(MEASURED, rows="counts", metrics=("deviance", "mae", "rmse"))
 
     def told(self, outputs: Tensor) -> Tensor:
         """Return logarithms of means; outputs of 0 say the mean of the known counts."""
@@ -447,12 +404,6 @@ class LabelsTarget(Target):
 
     labels: int
     kind: Literal["labels"] = "labels"
-    about: ClassVar[About] = About(
-        "labels at once",
-        constant="answering each label as it is most often",
-        floor="commonest answer for each label",
-        metrics=("micro-f1", "macro-f1", "exact"),
-    )
 
     @property
     def bins(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from operator import itemgetter
 
-from fedtide.learn.target import About
+from fedtide.data.targets import TargetWords
 from fedtide.report.summary import MethodSummary, Summary
 
 
@@ -52,7 +52,7 @@ def _total(method: MethodSummary, name: str) -> int:
     return int(sum(value for value in method.measure(name).values if math.isfinite(value)))
 
 
-def _of(method: MethodSummary, words: About) -> list[str]:
+def _of(method: MethodSummary, words: TargetWords) -> list[str]:
     refused, diverged = _total(method, "refused"), _total(method, "diverged")
     out = []
     if refused:

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.data.rows import BASELINES
+from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, cumulative
 from fedtide.evaluate.rounds import score_in
 from fedtide.report.drift import marks
@@ -119,7 +120,7 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
         for method in record.methods:
             if method.name == floor:
                 curves = [run.commonest(record.view) for run in method.runs]
-                floor_line = f"{record.experiment.data.target.about.floor}, without training"
+                floor_line = f"{TARGET_WORDS[record.experiment.data.target.kind].floor}, without training"
                 band(top, curves, floor_line, Look("#666666", ":"))
                 legend_above(top)
         for dashes, (name, (_, words)) in zip(("--", "-."), BASELINES.items(), strict=True):

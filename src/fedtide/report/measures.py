@@ -9,6 +9,7 @@ from fedtide.config import Experiment, matching
 from fedtide.config import points as points_of
 from fedtide.config.schema import units_of
 from fedtide.core.errors import refused, unknown
+from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, metrics_for
 
@@ -233,7 +234,7 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     Raises:
         FedtideError: with the metric, or with the claim and the nearest measure.
     """
-    own = [metric.name for metric in metrics_for(experiment.data.target.about)]
+    own = [metric.name for metric in metrics_for(TARGET_WORDS[experiment.data.target.kind])]
     for place, metric in enumerate(experiment.metrics):
         for name in units_of(metric):
             if name in (*own, *NO_METRICS) or unit_of(name) is not None:
@@ -254,5 +255,5 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
 
 def _metrics_at(experiment: Experiment, part: str, where: str) -> list[str]:
     """Return the metrics of the targets at a part of a sweep."""
-    targets = {point.name: point.experiment.data.target.about for point in points_of(experiment, where)}
+    targets = {point.name: TARGET_WORDS[point.experiment.data.target.kind] for point in points_of(experiment, where)}
     return [metric.name for name in matching(part, list(targets)) for metric in metrics_for(targets[name])]

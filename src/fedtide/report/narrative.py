@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedtide.config import Experiment
+from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import listed
 from fedtide.evaluate.measure import Measure
 from fedtide.fields.user_code import SESSION
-from fedtide.learn.target import About
 from fedtide.report import dates
 from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
@@ -62,7 +62,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
 
 
-def _floor(method: MethodSummary, words: About) -> str:
+def _floor(method: MethodSummary, words: TargetWords) -> str:
     return f"always {words.constant} ({percent(method.measures['commonest_class'])})"
 
 

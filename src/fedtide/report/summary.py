@@ -17,10 +17,10 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
 from fedtide.data.rows import BASELINES
+from fedtide.data.targets import TARGET_WORDS, TargetWords
 from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.evaluate.rounds import rows_in, score_in, weight_in
-from fedtide.learn.target import CLASSES, About
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
@@ -165,7 +165,7 @@ class Summary:
     claims: list[Judged] = field(default_factory=list)
     metrics: dict[str, Unit] = field(default_factory=dict)
     clock: Clock = "seconds"
-    target: About = CLASSES.about
+    target: TargetWords = TARGET_WORDS["classes"]
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -277,7 +277,7 @@ def summarize(record: ExperimentRecord) -> Summary:
     made = Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
         methods, _paired(record, methods), metrics=own, clock=record.clock,
-        target=experiment.data.target.about,
+        target=TARGET_WORDS[experiment.data.target.kind],
     )  # fmt: skip
     return replace(made, claims=[judged(methods, claim, made.units) for claim in experiment.claim])
 

@@ -27,6 +27,7 @@ from fedtide.data.build import build
 from fedtide.data.population import Population
 from fedtide.data.rows import GeneratedRows, Rows, check_classes, with_target
 from fedtide.data.shift import Shift
+from fedtide.data.targets import TARGET_WORDS
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
@@ -168,7 +169,7 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
         key = f"metrics[{number}]"
         function = imported(said.function, f"{key}.function")
         made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit, needs=said.needs or ""))
-    return (*metrics_for(experiment.data.target.about), *made)
+    return (*metrics_for(TARGET_WORDS[experiment.data.target.kind]), *made)
 
 
 def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:

@@ -14,6 +14,7 @@ from fedtide.core.errors import refused, within
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
+from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.prose import listed
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
@@ -166,7 +167,7 @@ def _try_metrics(experiment: Experiment) -> None:
     moment = Moment(0, experiment.rounds, 0.0)
     pooled = {name: of(torch.eye(2).log(), ids) for name, of in POOLED.items()}
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
-    for metric in build.metrics_of(experiment)[len(metrics_for(experiment.data.target.about)) :]:
+    for metric in build.metrics_of(experiment)[len(metrics_for(TARGET_WORDS[experiment.data.target.kind])) :]:
         metric.of(replace(scores, pooled=pooled) if metric.needs else scores)
 
 

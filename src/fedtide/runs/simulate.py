@@ -21,7 +21,7 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.targets import Setting
+from fedtide.data.targets import TARGET_WORDS, Setting
 from fedtide.data.transforms import Prepare
 from fedtide.draw.frames import Library, frame
 from fedtide.evaluate.judge import Judge, views
@@ -236,7 +236,9 @@ def simulate(
     cost = algorithm.traits.compute_cost or training_cost(LocalTrainer(), {})
     clock = devices.clock(population.registered, seed, None, cost)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.about), *metrics))
+    judge = Judge(
+        algorithm, fleet, views(population), metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics)
+    )
     probe = probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []

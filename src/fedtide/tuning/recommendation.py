@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.config import slug, to_toml
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
+from fedtide.data.targets import TARGET_WORDS, TargetWords
 from fedtide.draw.prose import listed
 from fedtide.evaluate.measure import Measure
-from fedtide.learn.target import About
 from fedtide.report.environment import environment_line
 from fedtide.report.figures import STYLE, Drawn, label, legend_above, look, svg
 from fedtide.report.measures import percent, seconds, signed_points
@@ -41,7 +41,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         FedtideError: the folder is not that of a tournament, or no rung of it was reached.
     """
     made = read_tournament(root, imports=False)
-    words = made.study.data.target.about
+    words = TARGET_WORDS[made.study.data.target.kind]
     if not made.survivors:
         raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {root}")
     ready, entries = root / STUDY, [each.entry for each in played_entries(made)]
@@ -81,7 +81,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 # -- words and tables --------------------------------------------------------------------------------------------------
 
 
-def flatters(words: About) -> str:
+def flatters(words: TargetWords) -> str:
     """Say what the scores of a tournament about a kind of target are."""
     return (
         f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "

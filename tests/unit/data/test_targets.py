@@ -20,7 +20,7 @@ from fedtide.data.build import build
 from fedtide.data.partition import IID, Dirichlet
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources import CSV, NPZ, Gaussians, Images
-from fedtide.data.targets import Counts, Labels, Number
+from fedtide.data.targets import TARGET_WORDS, Counts, Labels, Number
 from fedtide.laws.toy import played, toy
 from fedtide.learn.target import CLASSES
 from fedtide.report.measures import check_measures
@@ -208,7 +208,7 @@ def test_metrics_of_classes_are_refused_and_own_errors_are_recorded():
     mine = {"kind": "python", "function": "mine:cost", "name": "mae"}
     with pytest.raises(FedtideError, match=r"metrics\[0\].name: found 'mae'"):
         check_measures(toy("fedavg", metrics=[mine], **NUMBERS))
-    assert (Labels().about.score, Counts().about.score) == ("accuracy", "skill")
+    assert (TARGET_WORDS["labels"].score, TARGET_WORDS["counts"].score) == ("accuracy", "skill")
 
 
 @pytest.mark.parametrize("target", ["counts", {"kind": "quantiles", "at": [0.5]}])

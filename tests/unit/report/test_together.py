@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedtide.data.targets import Number
+from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.measure import Measure
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
@@ -57,7 +57,7 @@ def test_what_is_equal_and_what_is_clear_is_marked(table):
 def test_skills_are_compared_as_accuracies_are(table):
     def of_numbers(folder, *values):
         made = shown(folder, replace(method("A", values), measures={"skill": Measure.of(list(values))}))
-        return replace(made, summary=replace(made.summary, target=Number().about))
+        return replace(made, summary=replace(made.summary, target=TARGET_WORDS["number"]))
 
     first, later = of_numbers(0, 0.5, 0.6, 0.7), of_numbers(1, 0.6, 0.7, 0.8001)
     assert table(first, later) == [["run 1: A", "run 0: A", "0, 1, 2", "▲ +10.0 ± 0.0 points"]]
