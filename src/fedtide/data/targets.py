@@ -71,7 +71,7 @@ _NUMBERS = TargetWords(
     ("mae", "rmse"),
 )  # fmt: skip
 
-WORDS = {
+TARGET_WORDS = {
     "classes": TargetWords("classes"),
     "number": _NUMBERS,
     "quantiles": replace(_NUMBERS, rows="numbers, of which quantiles", metrics=("pinball", "coverage", "mae")),
