@@ -42,7 +42,7 @@ CLAUSE = re.compile(
 )
 """Beginnings of a sentence whose subject or object is a clause."""
 
-SENTENCES = re.compile(r"(?<=[.!?:])\s+|\n\s*\n|\n\s*(?:[-*] |\d+\. )|\n\s+(?=\w+: )")
+SENTENCES = re.compile(r"(?<=[.!?:])\s+|(?<=[.!?:]\*\*)\s+|\n\s*\n|\n\s*(?:[-*] |\d+\. )|\n\s+(?=\w+: )")
 
 
 def faults_of(path: Path) -> Iterator[str]:
@@ -66,7 +66,9 @@ def faults_of(path: Path) -> Iterator[str]:
 
 def without_code(text: str) -> str:
     """Return Markdown without blocks of code, tables, comments and generated parts."""
-    text = re.sub(r"<!-- generated.*?<!-- end of generated -->|<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(
+        r"<!-- (generated|bench:begin).*?<!-- (end of generated|bench:end) -->|<!--.*?-->", "", text, flags=re.S
+    )
     text = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.S | re.M)
     return re.sub(r"^(\||    |#).*$", "", text, flags=re.M)
 
@@ -75,8 +77,9 @@ def faults_of_prose(text: str) -> Iterator[str]:
     """Yield a line for each sentence that is too long, or begins with a clause."""
     for sentence in SENTENCES.split(re.sub(r"\n\n\|.*?(?=\n\n|\Z)", "", text, flags=re.S)):
         words = sentence.split()
-        if len(words) > LONGEST:
-            yield f"{len(words)} words: {' '.join(words[:8])} ..."
+        length = sum(any(letter.isalpha() for letter in word) for word in words)
+        if length > LONGEST:
+            yield f"{length} words: {' '.join(words[:8])} ..."
         if CLAUSE.match(" ".join(words)):
             yield f"a clause as subject or object: {' '.join(words[:8])} ..."
 
