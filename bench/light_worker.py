@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedtide.remote.grpc.line import Line
-from fedtide.site.node import known_of
+from fedtide.site.node_process import LineSettings
 
 
 def echo(line: Connection) -> None:
@@ -25,15 +25,8 @@ async def many(root: Path, port: str, names: list[str]) -> None:
     """Keep a stream for each node."""
     lines = []
     for name in names:
-        known = known_of(
-            {
-                "address": f"127.0.0.1:{port}",
-                "authority": str(root / "authority" / "ca.crt"),
-                "run": "0123456789abcdef",
-                "name": name,
-                "key": str(root / name / "key"),
-            }
-        )
+        authority, key = str(root / "authority" / "ca.crt"), str(root / name / "key")
+        known = LineSettings(f"127.0.0.1:{port}", authority, "0123456789abcdef", name, key).known
         lines.append(Line(known, lambda header, payload, seconds: (b"{}", payload), lambda line: None))
     await asyncio.gather(*(line.run() for line in lines))
 

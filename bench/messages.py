@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedtide.remote.grpc.server import GrpcCarrier
 from fedtide.remote.messages import Question
 from fedtide.site import certificates
-from fedtide.site.rehearse import free_port
+from fedtide.site.parity import free_port
 from helpers.federation import RUN, Federation, until
 from helpers.processes import offspring, used
 from helpers.serving import Serving
@@ -95,14 +95,14 @@ def main(grid, context):
 """
 ADAPTED = """from flwr.app import Message
 from flwr.clientapp import ClientApp
-from fedtide.site.flower_records import ASK, WHO, packed, sealed, unpacked
+from fedtide.site.flower_client import ASK, WHO, pack, seal, unpack
 app = ClientApp()
 @app.query("who")
 def who(message, context):
-    return Message(packed({"name": "berlin"}, sealed(b"")), reply_to=message)
+    return Message(pack({"name": "berlin"}, seal(b"")), reply_to=message)
 @app.train("ask")
 def ask(message, context):
-    return Message(packed({}, sealed(unpacked(message.content)[1])), reply_to=message)
+    return Message(pack({}, seal(unpack(message.content)[1])), reply_to=message)
 """
 ADAPTER = """import json, os, time
 from flwr.serverapp import ServerApp

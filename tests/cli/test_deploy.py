@@ -56,7 +56,7 @@ def test_looking_before_joining_changes_nothing(here, capsys):
         "seal: ",
         "rows: berlin.csv: ",
         "columns: berlin.csv: reads label, pulse, age, weight; leaves alone hospital",
-        "study: 4 rounds; what is asked and sent will stand in berlin/asked.jsonl",
+        "study: 4 rounds; questions and answers are written to berlin/asked.jsonl",
         "asks: train",
         "keeps here",
         "will be refused",
@@ -66,7 +66,7 @@ def test_looking_before_joining_changes_nothing(here, capsys):
 
 
 def test_the_seal_is_said_before_anything_is_refused(here, capsys, monkeypatch):
-    monkeypatch.setattr("fedtide.site.seat.versions", lambda: {"fedtide": "9.9"})
+    monkeypatch.setattr("fedtide.site.seat.installed_versions", lambda: {"fedtide": "9.9"})
     assert done("join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry") == 2
     said = capsys.readouterr()
     assert f"seal: {Ticket.read(here / 'site/tickets/berlin.ticket').seal}" in said.out

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.site.replay import replay
+from fedtide.site.parity import replay
 from helpers.federation import until
 from helpers.serving import WAIT, Serving
 

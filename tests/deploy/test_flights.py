@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.site.replay import replay
+from fedtide.site.parity import replay
 from helpers import slow_worker
 from helpers.serving import Serving
 

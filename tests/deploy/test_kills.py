@@ -16,10 +16,20 @@ pytest.importorskip("cryptography")
 
 from fedtide.config import read
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.site.log import Log
-from fedtide.site.rehearse import Running, Server, compared, prepared
-from fedtide.site.replay import replay
-from fedtide.site.site import Roster, make_site
+from fedtide.site.deploying import make_site
+from fedtide.site.machine import Log
+from fedtide.site.parity import (
+    Process,
+    compare_with_simulation,
+    look_at_server,
+    make_rehearsal,
+    node_of_rehearsal,
+    replay,
+    server_of,
+    wait_for_server,
+    watch_rounds,
+)
+from fedtide.site.site import Roster, Site
 from helpers.hospitals import hospitals
 from helpers.processes import children
 
@@ -38,15 +48,15 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
         read(hospitals(tmp_path, rounds=kills + 4)),
         "SCAFFOLD", Roster.of("berlin,lyon,oslo:3"), tmp_path / "site", None, "study.toml",
     )  # fmt: skip
-    there = prepared(site, kills + 4, DEADLINE)
+    there = make_rehearsal(site, kills + 4, DEADLINE)
     done, began = Counter(), time.monotonic()
     with (tmp_path / "said").open("w", encoding="utf-8") as said:
         log = Log(file=said)
         with ExitStack() as stack:
-            server = stack.enter_context(Server(there, log))
-            server.wait()
+            server = stack.enter_context(server_of(there, log))
+            wait_for_server(there, server)
             nodes = {
-                node.name: stack.enter_context(Running(there, node.name, log, range(kills + 4)))
+                node.name: stack.enter_context(node_of_rehearsal(there, node.name, log, range(kills + 4)))
                 for node in there.roster.node
             }
             draw, reached = random.Random(seed), 0
@@ -54,14 +64,14 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
             draw.shuffle(kinds)
             for kind in kinds:
                 if draw.random() < 2 / 3:  # else in the midst of what comes of the kill before
-                    reached = _next_round(server, reached)
+                    reached = _next_round(there, server, reached)
                 time.sleep(draw.uniform(0, MOMENT))
                 assert server.process.poll() is None, "all rounds were over before all kills were done"
                 name = draw.choice(list(nodes))
                 log.say("kill", f"killing {kind} {'' if kind == 'server' else name}")
                 _kill(kind, server, nodes[name])
                 done[kind] += 1
-            server.watch((), nodes)
+            watch_rounds(there, server, (), nodes, log)
         lines = read_rounds(there.record, ASKS)
         words = Counter(
             word
@@ -70,7 +80,7 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
             for node in ask["nodes"].values()
             for word in node["clients"].values()
         )
-        differs = list(compared(there))
+        differs = list(compare_with_simulation(there))
         again = replay(there.run)
         took = time.monotonic() - began
         with capsys.disabled():
@@ -80,15 +90,17 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
         assert set(words) - {"answered"} or not differs, differs
 
 
-def _next_round(server: Server, reached: int) -> int:
+def _next_round(site: Site, server: Process, reached: int) -> int:
     """Wait until more rounds are over than were before; return how many."""
     began = time.monotonic()
-    while (status := server.look(began)) is None or status.round <= reached or status.phase != "playing":
+    while (
+        (status := look_at_server(site, server, began)) is None or status.round <= reached or status.phase != "playing"
+    ):
         continue
     return status.round
 
 
-def _kill(kind: str, server: Server, node: Running) -> None:
+def _kill(kind: str, server: Process, node: Process) -> None:
     """Kill a part of a node or the server; what nobody keeps running is started again."""
     if kind == "server":
         server.restart()

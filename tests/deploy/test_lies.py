@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.site.replay import replay
+from fedtide.site.parity import replay
 from helpers import lying_worker
 from helpers.processes import offspring, used
 from helpers.serving import Serving

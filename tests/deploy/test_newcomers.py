@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.site.replay import replay
+from fedtide.site.parity import replay
 from helpers.serving import WAIT, Serving
 
 pytestmark = [pytest.mark.thorough, pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.site.replay import replay
+from fedtide.site.parity import replay
 from fedtide.wire.ledger import LEDGER, read
 from helpers.federation import until
 from helpers.hospitals import NAMES

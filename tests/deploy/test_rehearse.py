@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedtide.config import read
-from fedtide.site import rehearse as module
-from fedtide.site.log import Log
-from fedtide.site.rehearse import Kill, rehearse
-from fedtide.site.site import Roster, Site, make_site
+from fedtide.site import parity
+from fedtide.site.deploying import make_site
+from fedtide.site.machine import Log
+from fedtide.site.parity import Kill, rehearse
+from fedtide.site.site import Roster, Site
 from fedtide.wire import ledger
 from helpers.hospitals import hospitals
 
@@ -73,7 +74,7 @@ def test_private_masked_sums_are_those_of_the_simulation_with_a_node_and_the_ser
 
 @pytest.mark.thorough
 def test_a_server_that_is_killed_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_plan", lambda site, kills: [Kill(1, "")])
+    monkeypatch.setattr(parity, "_plan_kills", lambda site: [Kill(1, "")])
     site = make_site(
         read(hospitals(tmp_path)), "SCAFFOLD", Roster.of("berlin,lyon:4"), tmp_path / "site", None, "s.toml"
     )

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import fedtide.site.flower
+from fedtide.site import deploying
 from fedtide.site.tickets import Ticket
 from helpers.hospitals import hospitals
 from helpers.shell import contents, done, refused
 
-MODULES = sorted(Path(fedtide.site.flower.__file__).parent.glob("flower*.py"))
+MODULES = sorted(Path(deploying.__file__).parent.glob("flower*.py"))
 ALLOWED = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 
 

@@ -23,12 +23,10 @@ from fedtide.core.errors import FedtideError
 from fedtide.remote.messages import Question
 from fedtide.site import flower_server
 from fedtide.site.certificates import make_authority
-from fedtide.site.flower import write_app
-from fedtide.site.flower_client import seat_of
-from fedtide.site.flower_records import packed, sealed, unpacked
+from fedtide.site.deploying import write_app
+from fedtide.site.flower_client import pack, seal, seat_of, unpack
 from fedtide.site.flower_server import GridCarrier
-from fedtide.site.rehearse import compared
-from fedtide.site.replay import replay
+from fedtide.site.parity import compare_with_simulation, replay
 from fedtide.site.site import Site
 from helpers.hospitals import hospitals
 
@@ -159,7 +157,7 @@ def flower(tmp_path_factory) -> Iterator[Flower]:
 def test_a_rehearsal_is_the_simulation(flower, name):
     said = flower.run(name, "--run-config", "rehearsal=true")
     assert "round 2 of 2: accuracy" in said
-    assert list(compared(Site.read(flower.site(name, True)))) == []
+    assert list(compare_with_simulation(Site.read(flower.site(name, True)))) == []
 
 
 @pytest.mark.deploy
@@ -229,7 +227,7 @@ class Grid:
         return made
 
     def reply(self, message: str, header: dict[str, Any], payload: bytes = b"") -> None:
-        self._reply(message, lambda: False, content=packed(header, sealed(payload)))
+        self._reply(message, lambda: False, content=pack(header, seal(payload)))
 
     def fail(self, message: str) -> None:
         self._reply(message, lambda: True, error=SimpleNamespace(code=5, reason="node\nunavailable"))
@@ -309,5 +307,5 @@ def test_what_is_no_answer_is_none(carrying):
 
 
 def test_records_come_back_as_they_were():
-    assert unpacked(packed({"a": [1, None]}, sealed(b"\0\xff"))) == ({"a": [1, None]}, b"\0\xff")
-    assert unpacked(packed({}, sealed(b""))) == ({}, b"")
+    assert unpack(pack({"a": [1, None]}, seal(b"\0\xff"))) == ({"a": [1, None]}, b"\0\xff")
+    assert unpack(pack({}, seal(b""))) == ({}, b"")

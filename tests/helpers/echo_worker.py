@@ -5,7 +5,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from fedtide.site.worker import serve
+from fedtide.site.node_process import answer_questions
 
 
 def handle(header, payload):
@@ -18,4 +18,4 @@ def handle(header, payload):
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[-1])), handle, print)
+    answer_questions(Connection(int(sys.argv[-1])), handle, print)

@@ -14,7 +14,7 @@ from fedtide.remote.grpc.line import Known
 from fedtide.remote.grpc.server import GrpcCarrier
 from fedtide.remote.messages import Question, Response
 from fedtide.site import certificates
-from fedtide.site.node import known_of, node_command, write
+from fedtide.site.node_process import LineSettings, node_command, write_settings
 
 ECHO = Path(__file__).with_name("echo_worker.py")
 RUN = "0123456789abcdef"
@@ -54,20 +54,22 @@ class Federation:
         """Let in those whose keys are known."""
         self.carrier.admit(dict(self.keys), frozenset({"berlin", "oslo", "rome", "stranger"}))
 
-    def line(self, home: str, key: Path | None = None, authority: Path | None = None, name: str = "") -> dict[str, Any]:
-        """Return what the stream of a node needs, with a new key unless there is one."""
+    def line(
+        self, home: str, key: Path | None = None, authority: Path | None = None, name: str = "", **more: Any
+    ) -> LineSettings:
+        """Return the settings of a node's stream, with a new key unless there is one."""
         folder = self.root / home
         folder.mkdir(exist_ok=True)
         own = key or folder / "key"
         if not own.exists():
             certificates.make_node_key(own, folder / "key.pub", home)
         ca = str(authority or self.authority / "ca.crt")
-        line = {"address": f"127.0.0.1:{self.port}", "authority": ca, "run": RUN, "name": name or home}
-        return {**line, "key": str(own), "json": False, "with_parent": True}
+        settings = {"run": RUN, "with_parent": True, **more}
+        return LineSettings(f"127.0.0.1:{self.port}", ca, name=name or home, key=str(own), **settings)
 
     def known(self, name: str, admitted: bool = True) -> Known:
         """Return what a node knows of the server, with its key, which is let in."""
-        known = known_of(self.line(name))
+        known = self.line(name).known
         if admitted:
             self.keys[name] = certificates.read_public_key(self.root / name / "key.pub")[0]
             self.admit()
@@ -75,11 +77,11 @@ class Federation:
 
     def start(self, home: str, *, admitted: bool = True, worker: Path = ECHO, **line: Any) -> None:
         """Start a node."""
-        folder, told = self.root / home, self.line(home, **line)
+        folder, settings = self.root / home, self.line(home, worker=[sys.executable, "-P", str(worker)], **line)
         if admitted:
             self.keys[home] = certificates.read_public_key(folder / "key.pub")[0]
             self.admit()
-        path = write(folder, {"home": str(folder)}, {**told, "worker": [sys.executable, "-P", str(worker)]})
+        path = write_settings(folder, {"home": str(folder)}, settings)
         process = subprocess.Popen(
             node_command(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

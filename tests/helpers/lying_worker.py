@@ -11,8 +11,8 @@ import torch
 from fedtide.core import codec, strangers
 from fedtide.core.base import Weighted
 from fedtide.core.trees import map_leaves
+from fedtide.site.node_process import answer_questions
 from fedtide.site.work import node_of
-from fedtide.site.worker import serve
 
 LIES = ("honest", "garbage", "nan", "shape", "weight", "version", "lost", "large", "honest")
 LARGE = 400_000_000
@@ -52,4 +52,4 @@ def handle(node, header, payload):
 
 if __name__ == "__main__":
     liar = node_of(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    serve(Connection(int(sys.argv[2])), lambda header, payload: handle(liar, header, payload), print)
+    answer_questions(Connection(int(sys.argv[2])), lambda header, payload: handle(liar, header, payload), print)

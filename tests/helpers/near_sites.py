@@ -9,15 +9,18 @@ from typing import Any
 
 from fedtide.config import read
 from fedtide.core.loop import begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.fleets.local_engine import Host
+from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present, RoundClock
-from fedtide.runs.build import wire_of
-from fedtide.site.private import private_wire
-from fedtide.site.seat import RECORD, Seat, algorithm_without_rows, like
+from fedtide.site.accounts import private_wire
+from fedtide.site.client_rows import host_of_files
+from fedtide.site.deploying import make_site
+from fedtide.site.seat import RECORD, Seat
 from fedtide.site.serve import fleet_of
-from fedtide.site.site import Roster, Site, make_site
+from fedtide.site.site import Roster, Site
 from fedtide.site.work import Watch, node_of
-from fedtide.wire.answer_schema import made_up
 from helpers.hospitals import NAMES, hospitals
 
 
@@ -32,19 +35,25 @@ def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str,
         policy.write_text(rules(name))
         seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [folder / f"{name}.csv"], policy, folder / name)
         seat.settle()
-        told = {"ticket": str(seat.copy), "data": [str(seat.data[0])], "policy": str(policy), "home": str(seat.home)}
-        nodes[name] = Watch(node_of(told), datetime.now(UTC), seat.home / RECORD)
+        nodes[name] = Watch(node_of(seat.settings), datetime.now(UTC), seat.home / RECORD)
     return nodes
 
 
-def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:
-    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
-    rows = made_up(like(site.about.rows, ()), site.about.rows.classes)
-    wire = private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3))
-    fleet = fleet_of(site, NearCarrier(nodes), algorithm, Present(0), RoundClock(), rows, wire)
+def host_at(site: Site) -> Host:
+    return host_of_files(site.experiment, site.about.rows, site.roster.clients, MemoryStore(None))
+
+
+def fleet_at(site: Site, nodes: dict[str, Any], host: Host) -> RemoteFleet:
+    fleet = fleet_of(site, NearCarrier(nodes), host, Present(0), RoundClock(), private_wire(site, host))
     fleet.patience = 5.0
-    start = begin(algorithm, fleet, seed=0, rounds=rounds)
-    list(play(algorithm, fleet, start, seed=0, rounds=rounds))
+    return fleet
+
+
+def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:
+    host = host_at(site)
+    fleet = fleet_at(site, nodes, host)
+    start = begin(host.algorithm, fleet, seed=0, rounds=rounds)
+    list(play(host.algorithm, fleet, start, seed=0, rounds=rounds))
     return fleet
 
 

@@ -7,16 +7,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtide.config import read
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.site.join import line_of
-from fedtide.site.node import node_command, write
-from fedtide.site.rehearse import free_port
+from fedtide.site.deploying import make_site
+from fedtide.site.node_process import node_command, write_settings
+from fedtide.site.parity import free_port
 from fedtide.site.seat import Seat
-from fedtide.site.site import Roster, admit, make_site
+from fedtide.site.site import Roster, admit
 from helpers.federation import until
 from helpers.hospitals import hospitals
 
@@ -121,8 +122,8 @@ class Serving:
             told = [word for file in files for word in ("--data", str(file))]
             return self.fedtide("join", str(ticket), *told, "--home", str(home))
         (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
-        known = {"ticket": str(seat.copy), "data": list(map(str, files)), "policy": None, "home": str(home)}
-        return self._run(*node_command(write(home, known, line_of(seat) | {"worker": [sys.executable, str(worker)]})))
+        line = replace(seat.line, worker=[sys.executable, str(worker)])
+        return self._run(*node_command(write_settings(home, seat.settings, line)))
 
     def asks(self) -> list[dict[str, Any]]:
         """Return what the record says of each round that is over."""

@@ -6,8 +6,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from fedtide.site.node_process import answer_questions
 from fedtide.site.work import node_of
-from fedtide.site.worker import serve
 
 SECONDS = {"lyon": 1.0, "oslo": 8.0}
 
@@ -20,7 +20,7 @@ def main(told, line):
             time.sleep(seconds)
         return node.handle(header, payload)
 
-    serve(Connection(line), handle, print)
+    answer_questions(Connection(line), handle, print)
 
 
 if __name__ == "__main__":

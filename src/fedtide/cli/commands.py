@@ -28,7 +28,7 @@ from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.fields.vocabulary import Family
 from fedtide.report.terminal import Screen, console, say, tell
 from fedtide.runs.request import ExactKind, FleetKind, Output, Request, Scale, recipe, recipes
-from fedtide.site import commands as deployment
+from fedtide.site import site_commands as deployment
 
 if TYPE_CHECKING:
     from fedtide.config import Experiment
@@ -313,7 +313,7 @@ def export(
     if format == "onnx":
         check_onnx()
     if any(run_folder.glob("*.ticket")):
-        from fedtide.site.predict import model_at_node
+        from fedtide.site.node_predict import model_at_node
 
         _check_none(method=method, seed=seed, cluster=cluster)
         name, model = model_at_node(run_folder, client)
@@ -363,7 +363,7 @@ def predict(
         out: the file; it must not exist.
     """
     if any(run_folder.glob("*.ticket")):
-        from fedtide.site.predict import predict_at_node
+        from fedtide.site.node_predict import predict_at_node
 
         _check_none(method=method, seed=seed, cluster=cluster)
         done = predict_at_node(run_folder, rows, out, client)

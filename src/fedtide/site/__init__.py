@@ -1,4 +1,4 @@
-"""A deployment: a site with its roster and tickets, the server and the nodes, and a study as an app for Flower.
+"""Real clients: sites with roster and tickets, the server, the nodes, and a study as an app for Flower.
 
-Nothing here is imported by a simulation. `cryptography` and `grpcio`, of the extra `deploy`, are imported late.
+No simulation imports anything here. `cryptography` and `grpcio`, of the extra `deploy`, are imported late.
 """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
@@ -17,22 +17,21 @@ from fedtide.remote.answers import one_line
 from fedtide.remote.messages import Question, Response
 from fedtide.report.page import write_report
 from fedtide.runs import folder as runs
-from fedtide.site.flower import FILES
-from fedtide.site.flower_records import ASK, WHO, packed, sealed, unpacked
-from fedtide.site.log import Log
-from fedtide.site.serve import Latest, judge_of, play_rounds
+from fedtide.site.flower_client import ASK, WHO, pack, seal, unpack
+from fedtide.site.machine import Log
+from fedtide.site.serve import RosterFile, judge_of, play_rounds
 from fedtide.site.site import Site
 
 LOOK = 1.0
-"""Seconds between two looks at which SuperNodes are there."""
+"""Seconds between two looks at the SuperNodes that are there."""
 PULL = 0.2
-"""Seconds between two looks at what came."""
+"""Seconds between two looks at replies."""
 AGAIN = 5.0
 """Seconds until a question that failed is sent once more."""
 ATTEMPTS = 3
-"""How often a question is sent at most."""
+"""Maximum number of times that a question is sent."""
 WAIT = 300.0
-"""Seconds within which a SuperNode has to say who it is."""
+"""Seconds within which a SuperNode has to say its name."""
 
 
 @dataclass
@@ -40,11 +39,11 @@ class Open:
     """A question without an answer.
 
     Args:
-        question: what is asked.
-        asked: when.
-        message: Flower's name of the message that is on its way; "" where none is.
-        sent: how often it was sent.
-        again: when it may be sent again.
+        question: the question.
+        asked: time of asking.
+        message: Flower's name of the message on its way; "" if there is none.
+        sent: number of times that it was sent.
+        again: time from which it may be sent again.
     """
 
     question: Question
@@ -61,8 +60,8 @@ class Open:
 class GridCarrier:
     """A way to nodes over a Flower `Grid`.
 
-    A SuperNode says itself which node of the roster it is; of two with one name the first one is, as long as it is
-    there. A question is sent when its node is there, and up to three times where Flower says that it failed.
+    A SuperNode says which node of the roster it is. Of two with one name the first counts, as long as it is there. A
+    question is sent when its node is there, and up to three times if Flower says that it failed.
 
     Args:
         grid: Flower's way to the SuperNodes.
@@ -75,7 +74,7 @@ class GridCarrier:
         self._met: dict[int, float] = {}
         self._who: dict[str, int] = {}
         self._open: dict[str, Open] = {}
-        self._came: list[Response] = []
+        self._responses: list[Response] = []
         self._looked = self._pulled = float("-inf")
 
     def present(self) -> frozenset[str]:
@@ -84,7 +83,7 @@ class GridCarrier:
         return frozenset(self._nodes)
 
     def removed(self) -> frozenset[str]:
-        """Return no name: who may take part is Flower's business."""
+        """Return no name: Flower decides who may take part."""
         return frozenset()
 
     def push(self, questions: Sequence[Question]) -> None:
@@ -94,113 +93,116 @@ class GridCarrier:
         self._send(now)
 
     def drop(self, questions: Sequence[str]) -> None:
-        """Wait for answers to some questions no longer; Flower has handed them out."""
+        """Stop waiting for answers to some questions, which Flower has handed out."""
         for name in questions:
             self._open.pop(name, None)
 
     def pull(self) -> list[Response]:
-        """Return what came since the last pull."""
+        """Return the responses since the last pull."""
         self._turn()
-        came, self._came = self._came, []
-        return came
+        responses, self._responses = self._responses, []
+        return responses
 
     def _turn(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         now = time.monotonic()
         if now - self._pulled < PULL:
             return
         self._pulled = now
         self._look(now)
         self._send(now)
-        at = {each.message: each for each in self._open.values() if each.message}
-        for reply in self._grid.pull_messages([*self._who, *at]) if self._who or at else ():
+        sent = {waiting.message: waiting for waiting in self._open.values() if waiting.message}
+        for reply in self._grid.pull_messages([*self._who, *sent]) if self._who or sent else ():
             message = reply.metadata.reply_to_message_id
             if message in self._who:
                 self._introduce(self._who.pop(message), reply)
-            elif message in at:
-                self._read(at[message], reply, now)
-        for each in list(self._open.values()):
-            if each.left(now) <= 0:
-                self._end(each, now, f"no answer within {each.question.expires:g} s")
+            elif message in sent:
+                self._read(sent[message], reply, now)
+        for waiting in list(self._open.values()):
+            if waiting.left(now) <= 0:
+                self._end(waiting, now, f"no answer within {waiting.question.expires:g} s")
 
     def _look(self, now: float) -> None:
-        """Ask SuperNodes that are new who they are, and forget those that are gone."""
+        """Ask new SuperNodes for their names, and forget those that are gone."""
         if now - self._looked < LOOK:
             return
         self._looked = now
-        there = set(self._grid.get_node_ids())
-        self._nodes = {name: node for name, node in self._nodes.items() if node in there}
-        self._met = {node: until for node, until in self._met.items() if node in there and now < until}
-        new = sorted(there - self._met.keys())
-        messages = [Message(packed({}, sealed(b"")), node, WHO, ttl=WAIT) for node in new]
+        present = set(self._grid.get_node_ids())
+        self._nodes = {name: node for name, node in self._nodes.items() if node in present}
+        self._met = {node: until for node, until in self._met.items() if node in present and now < until}
+        new = sorted(present - self._met.keys())
+        messages = [Message(pack({}, seal(b"")), node, WHO, ttl=WAIT) for node in new]
         for node, message in zip(new, self._grid.push_messages(messages) if new else (), strict=False):
             if message:
                 self._who[message], self._met[node] = node, now + WAIT
 
     def _introduce(self, node: int, reply: Message) -> None:
-        """Note which node of the roster a SuperNode says that it is."""
+        """Note the name of a SuperNode in the roster."""
+        header: dict[str, Any]
         try:
-            told = _told(reply)[0]
+            header = _content(reply)[0]
         except FedtideError as error:
-            told = {"error": str(error)}
-        wrong, name = told.get("error"), told.get("name")
+            header = {"error": str(error)}
+        mistake, name = header.get("error"), header.get("name")
         if isinstance(name, str):
             if self._nodes.setdefault(name, node) == node:
                 self._met[node] = float("inf")
                 return self._say(f"{one_line(name)} is connected")
-            wrong = f"says that it is {name}, as SuperNode {self._nodes[name]} does"
-        self._say(f"SuperNode {node} cannot take part: {one_line(str(wrong))}")
+            mistake = f"says that it is {name}, as SuperNode {self._nodes[name]} does"
+        self._say(f"SuperNode {node} cannot take part: {one_line(str(mistake))}")
 
     def _send(self, now: float) -> None:
-        """Send what is not on its way, to those who are there."""
+        """Send the questions that are not on their way to nodes that are there."""
         due = [
-            each
-            for each in self._open.values()
-            if not each.message and each.question.node in self._nodes and each.again <= now < now + each.left(now)
+            waiting
+            for waiting in self._open.values()
+            if not waiting.message
+            and waiting.question.node in self._nodes
+            and waiting.again <= now < now + waiting.left(now)
         ]
         if not due:
             return
-        trees = {id(each.question.payload): each.question.payload for each in due}
-        records = {key: sealed(payload) for key, payload in trees.items()}
+        trees = {id(waiting.question.payload): seal(waiting.question.payload) for waiting in due}
         messages = [
             Message(
-                packed(each.question.header, records[id(each.question.payload)]),
-                self._nodes[each.question.node],
+                pack(waiting.question.header, trees[id(waiting.question.payload)]),
+                self._nodes[waiting.question.node],
                 ASK,
-                ttl=each.left(now),
+                ttl=waiting.left(now),
             )
-            for each in due
+            for waiting in due
         ]
-        for each, message in zip(due, self._grid.push_messages(messages), strict=False):
-            each.message, each.again = message or "", now + AGAIN
+        for waiting, message in zip(due, self._grid.push_messages(messages), strict=False):
+            waiting.message, waiting.again = message or "", now + AGAIN
 
-    def _read(self, each: Open, reply: Message, now: float) -> None:
-        """Take an answer; where Flower says that there is none, have the question sent once more."""
-        each.sent += 1
+    def _read(self, waiting: Open, reply: Message, now: float) -> None:
+        """Take an answer; if Flower says that there is none, have the question sent once more."""
+        waiting.sent += 1
         try:
-            header, payload = _told(reply)
+            header, payload = _content(reply)
         except FedtideError as error:
-            if each.sent == ATTEMPTS:
-                return self._end(each, now, str(error))
-            each.message, each.again = "", now + AGAIN
-            return None
-        if len(payload) > each.question.largest:
-            return self._end(each, now, f"sent more than the {each.question.largest} bytes that an answer may have")
-        return self._end(each, now, "", header, payload)
+            if waiting.sent == ATTEMPTS:
+                self._end(waiting, now, str(error))
+            waiting.message, waiting.again = "", now + AGAIN
+            return
+        if len(payload) > (largest := waiting.question.largest):
+            self._end(waiting, now, f"sent more than the {largest} bytes that an answer may have")
+        else:
+            self._end(waiting, now, "", header, payload)
 
     def _end(
-        self, each: Open, now: float, error: str, header: dict[str, object] | None = None, payload: bytes = b""
+        self, waiting: Open, now: float, error: str, header: dict[str, Any] | None = None, payload: bytes = b""
     ) -> None:
-        asked = each.question
-        del self._open[asked.id]
-        self._came.append(Response(asked.id, asked.node, header or {}, payload, now - each.asked, error))
+        question = waiting.question
+        del self._open[question.id]
+        self._responses.append(Response(question.id, question.node, header or {}, payload, now - waiting.asked, error))
 
 
-def _told(reply: Message) -> tuple[dict[str, object], bytes]:
-    """Return what a reply says; raise with Flower's words where it is an error."""
+def _content(reply: Message) -> tuple[dict[str, Any], bytes]:
+    """Return header and payload of a reply; raise with Flower's words if it is an error."""
     if reply.has_error():
         raise FedtideError(f"Flower's error {reply.error.code}: {one_line(str(reply.error.reason))}")
-    return unpacked(reply.content)
+    return unpack(reply.content)
 
 
 def app_of(folder: Path) -> ServerApp:
@@ -225,22 +227,22 @@ def play(folder: Path, grid: Grid, root: Path, *, rehearsal: bool, log: Log) -> 
     Args:
         folder: the app's package.
         grid: Flower's way to the SuperNodes.
-        root: folder of the site, which is made where there is none; that of a rehearsal is `root`-rehearsal.
-        rehearsal: nodes have the rows of the study, and those take part that its simulation draws.
-        log: takes what happens.
+        root: folder of the site, made if it is missing; that of a rehearsal is `root`-rehearsal.
+        rehearsal: nodes have the rows of the study, and its simulation draws the participants.
+        log: takes events.
 
     Raises:
         FedtideError: the folder is that of another study, or the study cannot be played.
     """
     root = root.absolute().with_name(f"{root.name}-rehearsal" if rehearsal else root.name)
+    app = Site.read(folder)
     if not root.exists():
-        with making(root, 0o700) as made:
-            for name in FILES:
-                shutil.copyfile(folder / name, made / name)
-    site, said = Site.read(root), Site.read(folder)
-    if site.digest != said.digest:
+        with making(root, 0o700) as temporary:
+            replace(app, root=temporary).write()
+    site = Site.read(root)
+    if site.digest != app.digest:
         raise FedtideError(
-            f"{root}: belongs to another study (digest {site.digest}, and the app has {said.digest}); allowed: another "
+            f"{root}: belongs to another study (digest {site.digest}, and the app has {app.digest}); allowed: another "
             "folder, flwr run APP --run-config 'site=\"FOLDER\"'"
         )
     if not site.run.exists():
@@ -248,7 +250,6 @@ def play(folder: Path, grid: Grid, root: Path, *, rehearsal: bool, log: Log) -> 
     carrier = GridCarrier(grid, lambda line: log.say("node", line))
     fleet, judge = judge_of(site, carrier, rehearsal, log)
     log.say("served", f"{site.method.name}, {site.experiment.rounds} rounds; the site is {root}")
-    for progress in play_rounds(site, fleet, judge, log, Latest(root, site.roster, log)):
-        shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
-        log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
+    for _ in play_rounds(site, fleet, judge, log, RosterFile(root, site.roster, log)):
+        continue
     log.say("over", f"report: {write_report([site.run])}")

@@ -1,47 +1,51 @@
-"""A node's seat in a federation: its ticket, its key, its rows and its rules, all checked before anything is sent.
+"""A node's seat in a federation: its ticket, key, rows and policy, all checked before anything is sent; then its start.
 
 A node's folder holds NAME.key, which is secret and never travels, NAME.pub, which the site admits, a copy of the
-ticket, where its rules are, what its clients keep between rounds, and with what they were evaluated.
+ticket, the place of its policy, the memory of its clients, and the model that they were evaluated with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
-from fedtide.config import Experiment
-from fedtide.core.atomic import replacing
-from fedtide.core.base import PARTS, Algorithm, Shard
+from fedtide.core.atomic import write_text
+from fedtide.core.base import PARTS, Algorithm
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.population import features
-from fedtide.data.rows import Rows
-from fedtide.data.transforms import Prepare, apply_transforms, shape_after
-from fedtide.runs.build import algorithm_of, task_of
+from fedtide.data.transforms import shape_after
+from fedtide.remote.grpc import protocol
+from fedtide.remote.grpc.line import look_at
 from fedtide.site import certificates
-from fedtide.site.files import check_own
-from fedtide.site.policy import SCORE, Policy
-from fedtide.site.rows import FileRows, columns_in_words
-from fedtide.site.site import versions
-from fedtide.site.tickets import RowsAbout, Ticket
+from fedtide.site.accounts import OWN, describe_budget, ledger_for
+from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row
+from fedtide.site.machine import Health, Log, check_own
+from fedtide.site.node_process import LET_IN, LineSettings, node_command, write_settings
+from fedtide.site.policy import SCORE, Policy, describe_terms
+from fedtide.site.site import installed_versions
+from fedtide.site.tickets import Ticket
+from fedtide.wire.clip import within
 from fedtide.wire.masks import library
 
 NO_RULES = Path("none")
-"""What a person says in place of a file of rules to drop those that a node had."""
+"""Value of --policy that forgets the policy of a node."""
 RULES = "policy.path"
-"""File in a node's folder that says where its rules are."""
+"""File in a node's folder with the place of its policy."""
 RECORD = "asked.jsonl"
-"""File in a node's folder with what was asked and sent."""
+"""File in a node's folder with all questions and answers."""
 NUMBERS = 1_000_000_000
-"""Parameters of a network that a ticket may name."""
+"""Maximum number of parameters of a network that a ticket may name."""
 DELTA = 0.1
-"""Clients of all that a private study may tell more of than its epsilon."""
+"""Maximum expected number of clients of whom a private study tells more than its epsilon."""
 THREADS = 64
-"""Threads that a ticket may name, or as many as a machine has cores."""
+"""Maximum number of threads that a ticket may name, or as many as a machine has cores."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,12 @@ class Seat:
     """All that a node needs to take part.
 
     Args:
-        ticket: what the site says.
-        home: the node's folder; it need not be there yet.
+        ticket: the ticket of the site.
+        home: the node's folder, which need not exist yet.
         data: a file of rows for each of its clients, in the order of their ids.
-        rows: what is in them.
+        rows: the rows of these files.
         policy: the node's own rules.
-        rules: the file that they are from.
+        rules: the file of these rules.
     """
 
     ticket: Ticket
@@ -70,11 +74,11 @@ class Seat:
         return Seat.of(Ticket.read(ticket), data, policy, home)
 
     @staticmethod
-    def of(found: Ticket, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
-        """Read and check all of it; nothing is written.
+    def of(ticket: Ticket, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
+        """Read and check all of a seat; nothing is written.
 
         Args:
-            found: the ticket that came from the site.
+            ticket: the ticket of the site.
             data: files of rows.
             policy: the file of the node's own rules; None allows whatever the study asks.
             home: the node's folder; None is one of the node's name here.
@@ -83,12 +87,12 @@ class Seat:
             FedtideError: a file is damaged, or does not fit the study or this machine.
         """
         library()
-        found.check_clock(datetime.now(UTC))
-        check_versions(found)
-        study = found.experiment
-        rows = FileRows.read(data, found.clients, found.rows, study.data.split, study.data.transforms)
+        ticket.check_clock(datetime.now(UTC))
+        check_versions(ticket)
+        study = ticket.experiment
+        rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
         rules = Policy() if policy is None else Policy.read(policy)
-        seat = Seat(found, home_of(found, home), tuple(data), rows, rules, policy)
+        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy)
         seat.check_home()
         return seat
 
@@ -108,41 +112,37 @@ class Seat:
         return self.home / f"{self.ticket.node}.ticket"
 
     def check_home(self) -> None:
-        """Raise if the node's folder is that of another study, of another user, or not a folder."""
+        """Raise if the node's folder is that of another study, node or user, or no folder."""
         if self.home.is_file():
             raise refused("--home", str(self.home), "a folder, or a new name", "it is a file")
         check_own(self.home)
         if self.copy.exists():
-            before = Ticket.read(self.copy)
-            pairs = {
-                "digest": (before.digest, self.ticket.digest),
-                "authority": (_short(before), _short(self.ticket)),
-                "clients": (list(before.clients), list(self.ticket.clients)),
-            }
-            for key, (mine, told) in pairs.items():
-                if mine != told:
+            identities = [
+                {"digest": ticket.digest, "authority": _authority(ticket)[:16], "clients": list(ticket.clients)}
+                for ticket in (Ticket.read(self.copy), self.ticket)
+            ]
+            for key, before in identities[0].items():
+                if before != (now := identities[1][key]):
                     raise FedtideError(
-                        f"{self.home}: belongs to another study or site ({key} {mine}, and the ticket says {told}); "
+                        f"{self.home}: belongs to another study or site ({key} {before}, and the ticket says {now}); "
                         "allowed: --home with a new folder"
                     )
         others = sorted(self.home.glob("*.key"))
-        if others and not self.key.exists():  # two nodes would share what is kept for one
+        if others and not self.key.exists():  # two nodes would share the memory of one
             raise FedtideError(
                 f"{self.home}: is the folder of node '{others[0].stem}'; allowed: --home with a folder of "
                 f"'{self.ticket.node}' alone"
             )
 
     def settle(self) -> bool:
-        """Make the node's folder and key where there are none, note its rules; tell whether the key is new."""
+        """Make the node's folder and key if they are missing, note its policy; tell whether the key is new."""
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(self.home / RULES) as note:
-            note.write_text("" if self.rules is None else str(self.rules.absolute()), encoding="utf-8")
+        write_text(self.home / RULES, "" if self.rules is None else str(self.rules.absolute()))
         if not self.copy.exists():
             self.ticket.write(self.copy)
-        if new := not self.key.exists():
-            certificates.make_node_key(self.key, self.public, self.ticket.node)
-        else:
-            certificates.write_public_key(self.key, self.public, self.ticket.node)
+        new = not self.key.exists()
+        make = certificates.make_node_key if new else certificates.write_public_key
+        make(self.key, self.public, self.ticket.node)
         return new
 
     @property
@@ -151,58 +151,77 @@ class Seat:
         check_size(self.ticket)
         try:
             return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
-        except RuntimeError as error:  # torch, of a network that is too large
+        except RuntimeError as error:  # torch, for a network that is too large
             raise FedtideError(f"study: its model cannot be made here ({str(error).splitlines()[0]})") from None
 
     @property
-    def like(self) -> Shard:
-        """A row of zeros as the model sees it, from which a trial of the study can be made up."""
-        return like(self.ticket.rows, self.rows.transforms)
+    def settings(self) -> dict[str, object]:
+        """The settings of the node's worker, see `fedtide.site.work`."""
+        return {
+            "ticket": str(self.copy.absolute()),
+            "data": [str(path.absolute()) for path in self.data],
+            "policy": None if self.rules is None else str(self.rules.absolute()),
+            "home": str(self.home.absolute()),
+        }
 
-    def said(self) -> Iterator[str]:
-        """Say what it trusts, and which rows it holds, in lines for people."""
+    @property
+    def line(self) -> LineSettings:
+        """The settings of the node's stream."""
+        home, ticket = self.home.absolute(), self.ticket
+        key = str(self.key.absolute())
+        return LineSettings(ticket.address, str(home / "ca.crt"), ticket.digest, ticket.node, key)
+
+    def describe(self) -> Iterator[str]:
+        """Say in lines which server it trusts, and which rows and rules it has."""
         ticket = self.ticket
-        authority = certificates.authority_fingerprint(ticket.authority.encode())
-        yield f"server: {ticket.address}, authority SHA-256 {authority}"
+        yield f"server: {ticket.address}, authority SHA-256 {_authority(ticket)}"
         for path, client in zip(self.data, ticket.clients, strict=True):
-            counts = self.rows.counts(client)
-            yield f"rows: {path}: {', '.join(f'{counts[part]} {part}' for part in PARTS)}"
-            if columns := columns_in_words(path, ticket.rows):
+            yield f"rows: {path}: {', '.join(f'{self.rows.count(client, part)} {part}' for part in PARTS)}"
+            if columns := describe_columns(path, ticket.rows):
                 yield f"columns: {path}: {columns}"
-        yield f"study: {ticket.experiment.rounds} rounds; what is asked and sent will stand in {self.home / RECORD}"
+        yield f"study: {ticket.experiment.rounds} rounds; questions and answers are written to {self.home / RECORD}"
         yield f"rules: {'none' if self.rules is None else self.rules}"
-        asked = (*self.algorithm.works, SCORE)
-        if unasked := [name for name in self.policy.questions or () if name not in asked]:
-            yield f"warning: your rules allow '{unasked[0]}', which this study never asks; it asks: {', '.join(asked)}"
+        questions = (*self.algorithm.works, SCORE)
+        if unasked := [name for name in self.policy.questions or () if name not in questions]:
+            yield (
+                f"warning: your policy allows '{unasked[0]}', which this study never asks; it asks: "
+                f"{', '.join(questions)}"
+            )
         if self.policy.fewest > ticket.registered:
             yield (
-                f"warning: every question is refused: your rules want {self.policy.fewest} clients in a sum, and the "
+                f"warning: every question is refused: your policy wants {self.policy.fewest} clients in a sum, and the "
                 f"site has {ticket.registered}"
             )
         wire = ticket.experiment.wire
         if wire is not None and wire.privacy is not None and wire.privacy.delta * ticket.registered > DELTA:
             yield (
-                f"warning: with probability {wire.privacy.delta:g} (delta) the study may tell more than its epsilon: "
-                f"of {ticket.registered} clients too much, ask its owner for a delta far below one over their number"
+                f"warning: delta {wire.privacy.delta:g} is too large for {ticket.registered} clients; ask for one well "
+                f"below 1/{ticket.registered}"
             )
-        yield from warnings(ticket)
+        here = installed_versions()
+        for name in ("torch", "numpy"):
+            if name in here and here[name] != (server := ticket.versions.get(name, here[name])):
+                yield f"warning: {name} is {here[name]} here and {server} at the server; last bits may differ"
+
+    def describe_study(self) -> Iterator[str]:
+        """Say in lines what taking part means, found by a trial of the study."""
+        study, algorithm, about, clients = self.ticket.experiment, self.algorithm, self.ticket.rows, self.ticket.clients
+        wire = None if study.wire is None else within(study.wire.build(), self.policy.clip)
+        like = zero_row(about, self.rows.transforms)
+        yield from describe_terms(algorithm, like, about.classes, self.policy, self.ticket.registered, wire)
+        yield from describe_budget(ledger_for(study, algorithm), wire, clients, self.home / OWN, self.policy.epsilon)
 
 
-def _short(ticket: Ticket) -> str:
-    return certificates.authority_fingerprint(ticket.authority.encode())[:16]
-
-
-def home_of(ticket: Ticket, home: Path | None) -> Path:
-    """Return the node's folder: the one that is named, or one of the node's name here."""
-    return Path(ticket.node) if home is None else home
+def _authority(ticket: Ticket) -> str:
+    return certificates.authority_fingerprint(ticket.authority.encode())
 
 
 def rules_of(home: Path, policy: Path | None) -> Path | None:
-    """Return the file of a node's own rules: the one that is named, else the one that it was started with before.
+    """Return the file of a node's policy: the one that is named, else the one of the last start.
 
     Args:
         home: the node's folder.
-        policy: what the person said; `NO_RULES` for none, whatever there was before.
+        policy: the person's choice; `NO_RULES` for none, whatever there was before.
     """
     if policy is not None:
         return None if policy == NO_RULES else policy
@@ -215,58 +234,61 @@ def rules_of(home: Path, policy: Path | None) -> Path | None:
 
 
 def check_size(ticket: Ticket) -> None:
-    """Raise for a network or a number of threads that would bring this machine down, before anything is made."""
+    """Raise if a network or a number of threads would bring this machine down, before anything is made."""
     study, about = ticket.experiment, ticket.rows
     most = max(THREADS, os.cpu_count() or 1)
     if study.fleet.threads > most:
         raise refused("study: fleet.threads", study.fleet.threads, f"at most {most} on this machine")
     try:
         with torch.device("meta"):  # shapes alone
-            shape = shape_after(study.data.transforms, "rows", about.shape)
-            network = study.model.build(shape, about.classes)
-        count = sum(each.numel() for each in (*network.parameters(), *network.buffers()))
+            network = study.model.build(shape_after(study.data.transforms, "rows", about.shape), about.classes)
+        count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     except RuntimeError as error:
         raise FedtideError(f"study: its model cannot be made ({str(error).splitlines()[0]})") from None
     if count > NUMBERS:
         raise refused("study: numbers of its model", f"{count:,}", f"at most {NUMBERS:,}")
 
 
-def introduction(ticket: Ticket) -> Iterator[str]:
-    """Say what a ticket is, and its seal, in lines for people: before anything is done that the ticket says."""
+def introduce(ticket: Ticket) -> Iterator[str]:
+    """Say in lines what a ticket is, with its seal, before anything is done that the ticket says."""
     ids = ", ".join(map(str, ticket.clients))
     yield f"ticket: {ticket.node} (client {ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
     yield f"seal: {ticket.seal} (the site prints the same; compare them by another way than the ticket came)"
 
 
-def like(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:
-    """Return a row of zeros as the model sees it."""
-    x, none = features(blank(about).x), torch.zeros(1, dtype=torch.int64)
-    return Shard(apply_transforms(transforms, x), none, none)
-
-
-def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:
-    """Return the algorithm of a study, made where its rows are not: at a node, or at a server of real clients."""
-    method = experiment.method[0]
-    return algorithm_of(method, task_of(experiment, method, blank(about)), experiment.data.directory)
-
-
-def blank(about: RowsAbout) -> Rows:
-    """Return a row of zeros."""
-    x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
-    return Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)
-
-
 def check_versions(ticket: Ticket) -> None:
-    """Raise where another version of this package made the ticket."""
-    here, there = versions().get("fedtide"), ticket.versions.get("fedtide")
-    if here != there:
-        raise refused("version of fedtide", here, f"{there}, as at the server: pip install fedtide=={there}")
+    """Raise if another version of this package made the ticket."""
+    here, server = installed_versions().get("fedtide"), ticket.versions.get("fedtide")
+    if here != server:
+        raise refused("version of fedtide", here, f"{server}, as at the server: pip install fedtide=={server}")
 
 
-def warnings(ticket: Ticket) -> Iterator[str]:
-    """Say which packages differ from the server's: sums are right, and their last bits others than simulated ones."""
-    here = versions()
-    for name in ("torch", "numpy"):
-        if name in here and name in ticket.versions and here[name] != ticket.versions[name]:
-            there = ticket.versions[name]
-            yield f"warning: {name} is {here[name]} here and {there} at the server; last bits may differ"
+def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
+    """Run the node of a seat until it is ended; this process becomes the one that is connected.
+
+    Args:
+        seat: the seat.
+        log: takes events.
+        health: a port of this machine at which programs can ask how the node is; None opens none.
+
+    Raises:
+        FedtideError: the server is not the one of the ticket, or the port is taken.
+    """
+    protocol.library()
+    if health is not None:
+        Health(health, dict).close()  # raises if the port is taken
+    home = seat.home.absolute()
+    (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
+    line = replace(seat.line, json=log.lines)
+    try:
+        greeting = asyncio.run(look_at(line.known))
+    except FedtideError as error:
+        if not (home / "run" / LET_IN).exists():
+            raise
+        greeting = f"{error}; the node goes on trying"
+    log.say("server", greeting)
+    command = node_command(write_settings(home, {**seat.settings, "health": health}, line))
+    work = seat.home / "run" / "worker.log"
+    log.say("node", f"{seat.ticket.node} runs until the study is over, or Ctrl-C; the log of its work is {work}")
+    sys.stdout.flush()
+    os.execv(command[0], command)  # this frees all that the checks needed

@@ -1,4 +1,4 @@
-"""How a site is: who is connected, and what each node was asked, sent and showed."""
+"""Status of a site: the connected nodes, and what each node was asked, sent and showed."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from fedtide.config.settings import bind_address
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.fields.types import Flag, Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of, read_asks
 from fedtide.report.measures import bytes_of
 from fedtide.site import certificates
-from fedtide.site.files import read_bytes
-from fedtide.site.private import spent
-from fedtide.site.seat import algorithm_without_rows
+from fedtide.site.accounts import describe_spent
+from fedtide.site.client_rows import algorithm_without_rows
+from fedtide.site.machine import read_bytes
 from fedtide.site.site import Member, Site
 
-LARGEST = 20_000_000
-"""Bytes of a status file."""
 STALE = 60
 """Seconds after which a status that was not written again is that of a server that is gone."""
+HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
+          "sent")  # fmt: skip
+
+Line = Annotated[Text, Field(max_length=1000)]
 
 
 class Connected(Strict):
-    """Whether a node is connected.
+    """Connection of a node.
 
     Args:
-        online: now.
-        since: when it last came or went; None if it never came.
+        online: whether it is connected now.
+        since: time of the last change; None if it was never connected.
     """
 
     online: Flag
@@ -41,42 +43,41 @@ class Connected(Strict):
 
 
 class Status(Strict):
-    """How a served site is, as its server writes it every few seconds.
+    """Status of a served site, as its server writes it every few seconds.
 
     Args:
-        at: when this was written.
+        at: time of writing.
         round: the current round, from 0.
-        rounds: how many there are to be.
-        phase: what the server does, in words.
-        nodes: by name.
-        problem: what a person has to look at; "" where all is well.
-        waiting: whom the server waits for, and how each of them can come in.
+        rounds: number of rounds in all.
+        phase: the server's activity, in words.
+        nodes: connections by name.
+        problem: something for a person to look at; "" if all is well.
+        waiting: the nodes that the server waits for, with the way in for each.
     """
 
     at: datetime
     round: Whole
     rounds: Whole
-    phase: Annotated[Text, Field(max_length=1000)]
+    phase: Line
     nodes: dict[str, Connected]
-    problem: Annotated[Text, Field(max_length=1000)] = ""
-    waiting: Annotated[tuple[Annotated[Text, Field(max_length=1000)], ...], Field(max_length=1000)] = ()
+    problem: Line = ""
+    waiting: Annotated[tuple[Line, ...], Field(max_length=1000)] = ()
 
     def write(self, path: Path) -> None:
-        """Write it in place of what was written before."""
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.model_dump(mode="json")), encoding="utf-8")
+        """Write the status in place of the one before."""
+        write_text(path, json.dumps(self.model_dump(mode="json")))
 
     @staticmethod
     def read(path: Path) -> Status | None:
-        """Read what a server wrote; None where no server ever ran.
+        """Read the status that a server wrote; None if no server ever ran.
 
         Raises:
-            FedtideError: it is damaged.
+            FedtideError: the file is damaged.
         """
         if not path.exists():
             return None
         try:
-            values = json.loads(read_bytes(path, LARGEST))
+            values = json.loads(read_bytes(path))
         except (ValueError, RecursionError) as error:
             raise FedtideError(f"{path}: damaged or not JSON ({error})") from None
         return checked(Status, values, str(path))
@@ -86,34 +87,34 @@ class Status(Strict):
         return (now - (self.at if self.at.tzinfo else self.at.replace(tzinfo=UTC))).total_seconds()
 
 
-def way_in(root: Path, node: Member, found: Connected | None, knocked: str | None, now: datetime) -> str:
+def describe_way_in(root: Path, node: Member, before: Connected | None, key: str | None, now: datetime) -> str:
     """Say why a node that is waited for is not there, and how it can come in.
 
     Args:
         root: the site.
-        node: of the roster.
-        found: when it was last seen; None if it never was.
-        knocked: the fingerprint of the key with which it came and was not let in; None if it did not.
+        node: the node of the roster.
+        before: its last connection; None if it was never seen.
+        key: fingerprint of the key with which it knocked and was not let in; None if it did not knock.
         now: the time.
     """
     if node.key is None:
-        came = "" if knocked is None else f"; it came with the key {knocked}, which you compare with its owner, then"
-        return f"{node.name}: not admitted{came}: fedtide admit {root} {node.name} {node.name}.pub"
-    if knocked is not None:
+        knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
+        return f"{node.name}: not admitted{knock}: fedtide admit {root} {node.name} {node.name}.pub"
+    if key is not None:
         return (
-            f"{node.name}: it comes with another key than the one that is admitted, {knocked}: if it has lost its own, "
-            f"remove its line 'key' from {root / 'roster.toml'} and admit the new one"
+            f"{node.name}: it comes with another key than the admitted one, {key}: if its own key is lost, remove its "
+            f"line 'key' from {root / 'roster.toml'} and admit the new one"
         )
-    if found is None or found.since is None:
+    if before is None or before.since is None:
         return f"{node.name}: never seen: fedtide join {node.name}.ticket --data ROWS, where its rows are"
-    return f"{node.name}: last seen {_ago((now - found.since).total_seconds())}: see what fedtide join says there"
+    return f"{node.name}: last seen {_ago((now - before.since).total_seconds())}: look at fedtide join there"
 
 
-def intent(site: Site, now: datetime) -> Iterator[str]:
+def describe_plan(site: Site, now: datetime) -> Iterator[str]:
     """Say in lines what `fedtide serve` will do."""
     ca = site.authority / "ca.crt"
-    certificates.check_authority(read_bytes(ca, LARGEST), str(ca), now)
-    yield from about(site)
+    certificates.check_authority(read_bytes(ca), str(ca), now)
+    yield from describe_site(site)
     deploy, rounds = site.deploy, site.experiment.rounds
     played = len(read_asks(site.record))
     if played >= rounds:
@@ -121,39 +122,35 @@ def intent(site: Site, now: datetime) -> Iterator[str]:
         return
     yield f"rounds: {rounds - played} of {rounds} are left"
     yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.address))
-    each = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
+    begin = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
     clients = f"{deploy.fewest} {'client is' if deploy.fewest == 1 else 'clients are'}"
-    yield f"begins a round: {each}, once {clients} there"
+    yield f"begins a round: {begin}, once {clients} there"
     few = "" if deploy.fewest == 1 else f"; fewer than {deploy.fewest} count for nothing"
     yield f"waits for answers: {deploy.deadline} from when the question went out{few}"
-    before = Status.read(site.status)
+    status = Status.read(site.status)
     for node in site.roster.node:
-        found = None if before is None else before.nodes.get(node.name)
-        if found is not None and found.online and before is not None:
-            found = Connected(online=False, since=before.at)
-        yield f"node {way_in(site.root, node, found, None, now)}"
+        before = None if status is None else status.nodes.get(node.name)
+        if status is not None and before is not None and before.online:
+            before = Connected(online=False, since=status.at)
+        yield f"node {describe_way_in(site.root, node, before, None, now)}"
 
 
-def about(site: Site) -> Iterator[str]:
-    """Say in lines what a site is."""
+def describe_site(site: Site) -> Iterator[str]:
+    """Describe a site in lines."""
     title = site.experiment.title or "a study"
     yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.address}"
     wire = site.experiment.wire
     if wire is not None and wire.secure:
         yield f"sums: masked, opened for {wire.fewest} clients or more"
     if wire is not None and wire.privacy is not None:
-        yield from spent(site, algorithm_without_rows(site.experiment, site.about.rows))
+        yield from describe_spent(site, algorithm_without_rows(site.experiment, site.about.rows))
     until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
     yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one in its last 30 days"
 
 
-HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
-          "sent")  # fmt: skip
-
-
-def lines(site: Site, now: datetime) -> Iterator[str]:
-    """Say in lines how a site is."""
-    yield from about(site)
+def describe_status(site: Site, now: datetime) -> Iterator[str]:
+    """Describe the status of a site in lines."""
+    yield from describe_site(site)
     status = Status.read(site.status)
     if status is None:
         yield f"server: never served; start it with: fedtide serve {site.root}"
@@ -169,32 +166,32 @@ def lines(site: Site, now: datetime) -> Iterator[str]:
         yield from (f"waits for {line}" for line in status.waiting)
 
 
-def rows(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
+def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     """Return a row for each node of the roster, in the order of `HEADER`."""
     status = Status.read(site.status)
     alive = status is not None and status.age(now) <= STALE
-    told = {node.name: node for node in nodes_of(read_asks(site.record))}
+    records = {record.name: record for record in nodes_of(read_asks(site.record))}
     for node in site.roster.node:
-        found = told.get(node.name, NodeRecord(node.name))
-        there = status.nodes.get(node.name) if status is not None and alive else None
+        record = records.get(node.name, NodeRecord(node.name))
+        connected = status.nodes.get(node.name) if status is not None and alive else None
         yield (
             node.name,
             _ids(node.clients),
             "not admitted" if node.key is None else certificates.fingerprint(node.key)[:19],
-            "-" if not alive else _connected(there, now),
-            str(found.asked),
-            *(str(found.words[word]) for word in ("answered", "late", "refused")),
-            ", ".join(sorted(found.shown)) or "nothing",
-            bytes_of(found.down),
-            bytes_of(found.up),
+            _describe_connection(connected, now) if alive else "-",
+            str(record.asked),
+            *(str(record.words[word]) for word in ("answered", "late", "refused")),
+            ", ".join(sorted(record.shown)) or "nothing",
+            bytes_of(record.down),
+            bytes_of(record.up),
         )
 
 
-def reasons(site: Site) -> Iterator[str]:
+def list_reasons(site: Site) -> Iterator[str]:
     """Say why answers were refused or lost, the most frequent reason of each node first."""
-    for node in nodes_of(read_asks(site.record)):
-        for reason, count in node.reasons.most_common(3):
-            yield f"{node.name}: {reason} ({count} times)"
+    for record in nodes_of(read_asks(site.record)):
+        for reason, count in record.reasons.most_common(3):
+            yield f"{record.name}: {reason} ({count} times)"
 
 
 def _ids(clients: tuple[int, ...]) -> str:
@@ -202,11 +199,13 @@ def _ids(clients: tuple[int, ...]) -> str:
     return f"{clients[0]}-{clients[-1]}" if whole and len(clients) > 1 else ", ".join(map(str, clients))
 
 
-def _connected(found: Any, now: datetime) -> str:
-    if found is None or (found.since is None and not found.online):
+def _describe_connection(connected: Connected | None, now: datetime) -> str:
+    if connected is None or (connected.since is None and not connected.online):
         return "never"
-    since = "" if found.since is None else f" since {_ago((now - found.since).total_seconds()).removesuffix(' ago')}"
-    return f"{'yes' if found.online else 'no'},{since}" if since else "yes" if found.online else "no"
+    word = "yes" if connected.online else "no"
+    if connected.since is None:
+        return word
+    return f"{word}, since {_ago((now - connected.since).total_seconds()).removesuffix(' ago')}"
 
 
 def _ago(age: float) -> str:

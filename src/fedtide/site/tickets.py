@@ -29,7 +29,7 @@ from fedtide.fields.shapes import fields_of, ranges
 from fedtide.fields.types import Count, IsFile, Strict, Text, Whole
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority
-from fedtide.site.files import read_toml, write_new
+from fedtide.site.machine import read_toml, write_new
 
 SCHEME: Literal[1] = 1
 """Version of tickets and of what travels between nodes and server."""
@@ -172,10 +172,7 @@ class Ticket(Strict):
 
     def to_toml(self) -> str:
         """Return the ticket as text."""
-        head = (
-            f"# Ticket of {self.node}: fedtide join {self.node}.ticket --data FILE\n"
-            "# It holds no secret. Compare its seal by another way than it came.\n"
-        )
+        head = f"# Ticket of {self.node}, without secrets. Compare its seal by another way than it came.\n"
         return head + tomli_w.dumps({"seal": self.seal, **self.model_dump(mode="json")}, multiline_strings=True)
 
     def write(self, path: Path) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 from fedtide.core.errors import FedtideError
 from fedtide.site.seat import RECORD
 from fedtide.site.site import Site
-from fedtide.site.status import lines
+from fedtide.site.status import describe_status
 from helpers.near_sites import nodes_of, played, site_of, words
 
 
@@ -37,7 +37,7 @@ def test_sums_are_opened_and_what_a_node_opened_stands_in_its_record(masked):
 
 def test_status_says_that_sums_are_masked(masked):
     _, site, _ = masked
-    assert "sums: masked, opened for 3 clients or more" in list(lines(site, datetime.now(UTC)))
+    assert "sums: masked, opened for 3 clients or more" in list(describe_status(site, datetime.now(UTC)))
 
 
 def test_an_owner_who_demands_masks_of_a_study_without(tmp_path):
@@ -63,8 +63,6 @@ def test_an_owner_who_wants_more_clients_than_there_are(tmp_path):
 
 
 def test_a_node_that_would_know_all_but_one_of_every_sum(tmp_path):
-    words = (
-        r"--nodes: found '2 of 3 clients at lyon', but .* the others; allowed: 2 clients or more beside those of any"
-    )
+    words = r"--nodes: found '2 of 3 clients at lyon', but .* learn the others'; allowed: 2 clients or more"
     with pytest.raises(FedtideError, match=words):
         site_of(tmp_path, "berlin,lyon:2", wire={"secure": True})

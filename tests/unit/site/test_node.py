@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
 from fedtide.core.errors import FedtideError
-from fedtide.site.node import known_of, node_command, write
+from fedtide.site.node_process import node_command, write_settings
 from helpers.federation import Federation, until
 from helpers.processes import children
 
@@ -107,8 +107,10 @@ def run_once(path):
 
 
 def told(federation, name, **changes):
-    line = {**federation.line(name), "worker": [sys.executable, "-S", str(federation.work)]}
-    return write(federation.root / name, {}, line | {"with_parent": False} | changes)
+    worker = [sys.executable, "-S", str(federation.work)]
+    return write_settings(
+        federation.root / name, {}, federation.line(name, worker=worker, with_parent=False, **changes)
+    )
 
 
 def test_a_key_that_others_may_read_is_one_line(federation):
@@ -127,7 +129,7 @@ def test_a_key_that_is_damaged_is_one_line(federation, content):
     before = key.read_bytes()
     key.write_bytes(content)
     with pytest.raises(FedtideError) as error:
-        known_of(federation.line("oslo"))
+        federation.line("oslo").known  # noqa: B018
     assert str(error.value).startswith(f"{key}: damaged or not a private key of OpenSSH")
     assert "\n" not in str(error.value)
     key.write_bytes(before)

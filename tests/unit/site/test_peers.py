@@ -10,8 +10,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.site import certificates
-from fedtide.site.peers import Peers
-from fedtide.site.policy import Policy
+from fedtide.site.policy import Peers, Policy
 
 
 @pytest.fixture(scope="module")

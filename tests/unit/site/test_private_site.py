@@ -18,15 +18,15 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.runs.build import host_of, wire_of
+from fedtide.runs.build import host_of
 from fedtide.runs.private import plan_of
-from fedtide.site import commands
-from fedtide.site.budget import OTHER, Budget, ledger_for
+from fedtide.site import site_commands
+from fedtide.site.accounts import OTHER, SEEDS, Budget, forget, ledger_for, private_wire
+from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.policy import Owner
-from fedtide.site.private import SEEDS, forget, private_wire
-from fedtide.site.seat import Seat, algorithm_without_rows
+from fedtide.site.seat import Seat
 from fedtide.site.site import Site, admit
-from fedtide.site.status import lines
+from fedtide.site.status import describe_status
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.clip import Adaptive, Clip, adapted, within
 from fedtide.wire.ledger import LEDGER, Ledger, Line, read
@@ -34,7 +34,7 @@ from fedtide.wire.masks import Masker, library
 from fedtide.wire.release import release_of
 from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
-from helpers.near_sites import nodes_of, played, site_of, words
+from helpers.near_sites import host_at, nodes_of, played, site_of, words
 from helpers.toys import toy
 
 HOW = Adaptive(0.5, 2.0)
@@ -98,7 +98,7 @@ def test_a_delta_that_makes_epsilon_say_little_is_warned_of(tmp_path):
         folder.mkdir()
         site = private_site(folder, delta=delta)
         seat = Seat.read(site.root / "tickets" / "oslo.ticket", [folder / "oslo.csv"], None, folder / "oslo")
-        assert any("warning: with probability 0.1 (delta)" in line for line in seat.said()) == warned
+        assert any("warning: delta 0.1 is too large for 3 clients" in line for line in seat.describe()) == warned
 
 
 def test_what_noise_needs_is_private_and_goes_when_the_run_is_over(private):
@@ -142,8 +142,7 @@ def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_name
     assert said["oslo"] == {"lost: its node did not open the sum: refused: no"}
     assert all("too few answered, or some vanished" in word for name in honest for word in said[name])
     assert fleet.ledger.eligible(fleet.clients, 1).tolist() == [False] * 3
-    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
-    started = release_of(private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3))).ledger
+    started = release_of(private_wire(site, host_at(site))).ledger
     assert started.eligible(fleet.clients, 1).tolist() == [False] * 3
     again = played(site, nodes, rounds=3)
     assert [line.round for line in read(site.record / LEDGER)] == [2]
@@ -316,13 +315,13 @@ def test_a_ticket_that_calls_a_method_private_that_reveals_is_refused_at_the_nod
 def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
     folder, site, _ = private
     monkeypatch.chdir(folder)
-    text = list(lines(site, datetime.now(UTC)))
+    text = list(describe_status(site, datetime.now(UTC)))
     assert any(line.startswith("privacy: epsilon ") and "of 8 spent at most by a client" in line for line in text)
     assert any(line.startswith("privacy: lyon, client 1: epsilon ") for line in text)
     policy = folder / "dry.toml"
     policy.write_text("epsilon = 3.0\nclip = { delta = 0.5 }\n")
     ticket = site.root / "tickets" / "berlin.ticket"
-    assert commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
+    assert site_commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words_ in (
         "privacy: all 4 rounds may come to epsilon 8 (delta 1e-05) for a client, which answers in 2 of them at most, "
@@ -330,7 +329,7 @@ def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
         "privacy: answers are cut here to delta 0.5, loss 5",
         "privacy: client 0, by this node's own ledger: epsilon",
         "so far, in 2 rounds, last in round 2",
-        "will be refused: all answers of a client after 0, as its owner allows epsilon 3",
+        "will be refused: all answers of a client after 0, because your policy allows epsilon 3",
     ):
         assert words_ in said
 
@@ -338,10 +337,9 @@ def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
 def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path):
     """An older ledger was put back, or the run began anew: of later sums no noise comes again."""
     site = private_site(tmp_path)
-    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
 
     def release() -> Any:
-        return release_of(private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3)))
+        return release_of(private_wire(site, host_at(site)))
 
     first = release()
     made = [first.draw("train/0/None", number, 4) for number in range(3)]
@@ -409,5 +407,5 @@ def test_dry_says_how_far_a_bound_may_come(adapting, capsys, monkeypatch):
     ):
         policy = folder / "dry.toml"
         policy.write_text(rules)
-        assert commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
+        assert site_commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
         assert f"answers are cut here to {cut} " in " ".join(capsys.readouterr().out.split())

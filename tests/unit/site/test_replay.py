@@ -19,22 +19,20 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.node import Node
 from fedtide.remote.offline import NearCarrier
-from fedtide.remote.schedule import Present, RoundClock
+from fedtide.remote.schedule import Present
 from fedtide.report.page import write_report
 from fedtide.runs import folder
-from fedtide.runs.build import wire_of
 from fedtide.runs.runner import Run
-from fedtide.site.private import forget, private_wire
-from fedtide.site.replay import population_of_files, replay
-from fedtide.site.rows import FileRows
-from fedtide.site.seat import Seat, algorithm_without_rows, like
-from fedtide.site.serve import fleet_of
-from fedtide.site.site import Roster, Site, invite, make_site
-from fedtide.wire.answer_schema import made_up
+from fedtide.site.accounts import forget
+from fedtide.site.client_rows import FileRows, algorithm_without_rows
+from fedtide.site.deploying import make_site
+from fedtide.site.parity import replay
+from fedtide.site.seat import Seat
+from fedtide.site.site import Roster, Site, invite
 from fedtide.wire.ledger import LEDGER
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
-from helpers.near_sites import nodes_of
+from helpers.near_sites import fleet_at, host_at, nodes_of
 from helpers.shell import done, refused
 
 pytest.importorskip("cryptography")
@@ -68,7 +66,7 @@ def play(site: Site, place: Path, carrier=NearCarrier, stop=lambda: False) -> in
         carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.traits.reveals, patience=5.0
     )
     run = Run(site.experiment, site.method, site.seed, site.record)
-    judge = Judge(algorithm, fleet, views(population_of_files(rows_of(site, place))), site.method.decide_per)
+    judge = Judge(algorithm, fleet, views(rows_of(site, place).population()), site.method.decide_per)
     return [step.round for step in run.play(stop, lambda _: judge)][-1]
 
 
@@ -76,11 +74,9 @@ def served(place: Path, method: str, **changes: Any) -> Site:
     """A site whose sums pass over a wire, after its last round."""
     site = made(place, method, **changes)
     folder.create(site.experiment, site.run)
-    about, algorithm = site.about.rows, algorithm_without_rows(site.experiment, site.about.rows)
-    wire = private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3))
-    carrier, rows = NearCarrier(nodes_of(place, site, lambda name: "")), made_up(like(about, ()), about.classes)
-    fleet = fleet_of(site, carrier, algorithm, Present(site.seed), RoundClock(), rows, wire)
-    judge = Judge(algorithm, fleet, views(population_of_files(rows_of(site, place))), site.method.decide_per)
+    host = host_at(site)
+    fleet = fleet_at(site, nodes_of(place, site, lambda name: ""), host)
+    judge = Judge(host.algorithm, fleet, views(rows_of(site, place).population()), site.method.decide_per)
     list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
     forget(site)
     return site
@@ -132,7 +128,7 @@ def test_what_was_released_has_the_noise_that_the_ledger_says(private, tmp_path,
     other = ["--data", place / "pilot.csv"] * 3
     assert done("replay", site.run, *other, "--out", tmp_path / "other") == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "what was released in round 0 is not what these rows' clients answer with the ledger's noise" in said
+    assert "the sum released in round 0 is not what these rows' clients answer with the ledger's noise" in said
 
 
 @pytest.mark.parametrize(
@@ -190,7 +186,7 @@ def test_a_simulation_is_no_deployment(tmp_path):
 
 def test_files_are_a_population_with_the_rows_of_the_nodes(tmp_path):
     files = rows_of(made(tmp_path, "FedAvg"), tmp_path)
-    people = population_of_files(files)
+    people = files.population()
     for client in range(3):
         for part in ("train", "val", "test"):
             here, there = (rows.shard(client, Moment(0, 4), part) for rows in (files, people))

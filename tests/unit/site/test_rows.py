@@ -1,4 +1,4 @@
-"""Rows of nodes: read as the ticket says, and divided by what is in them."""
+"""Rows of nodes: read as the ticket says, and divide_rows by what is in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.groups import Split
 from fedtide.data.transforms import Standardize
-from fedtide.site.rows import FileRows, columns_in_words, divided, read_rows
+from fedtide.site.client_rows import FileRows, describe_columns, divide_rows, read_rows
 from fedtide.site.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -101,8 +101,8 @@ def test_another_encoding_is_told(tmp_path):
 def test_columns_that_are_left_alone_are_named(tmp_path):
     path = tmp_path / "berlin.csv"
     path.write_text("name,pulse,age,weight,label\nAnna,1,2,3,calm\n")
-    assert columns_in_words(path, ABOUT) == "reads label, pulse, age, weight; leaves alone name"
-    assert columns_in_words(pictures(tmp_path / "berlin.npz"), PICTURES) is None
+    assert describe_columns(path, ABOUT) == "reads label, pulse, age, weight; leaves alone name"
+    assert describe_columns(pictures(tmp_path / "berlin.npz"), PICTURES) is None
 
 
 def test_pictures_come_as_arrays(tmp_path):
@@ -124,9 +124,9 @@ def test_pictures_come_as_arrays(tmp_path):
 def test_rows_keep_their_part_when_others_are_added(tmp_path):
     hospitals(tmp_path, rows=200)
     rows = read_rows(tmp_path / "berlin.csv", ABOUT)
-    ids, parts = divided(rows, Split(val=0.2, test=0.25))
+    ids, parts = divide_rows(rows, Split(val=0.2, test=0.25))
     fewer = rows.pick(torch.arange(0, 200, 3))
-    some_ids, some = divided(fewer, Split(val=0.2, test=0.25))
+    some_ids, some = divide_rows(fewer, Split(val=0.2, test=0.25))
     for part, where in parts.items():
         assert set(some_ids[some[part]].tolist()) <= set(ids[where].tolist())
         assert ids[where].tolist() == sorted(ids[where].tolist())
@@ -140,7 +140,7 @@ def test_equal_rows_are_never_on_both_sides(tmp_path):
     hospitals(tmp_path)
     rows = read_rows(tmp_path / "berlin.csv", ABOUT)
     twice = rows.pick(torch.arange(60).repeat(2))
-    ids, parts = divided(twice, Split(val=0.2, test=0.25))
+    ids, parts = divide_rows(twice, Split(val=0.2, test=0.25))
     assert len(ids.unique()) == 120
     for where in parts.values():
         assert sorted(where[where < 60].tolist()) == sorted((where[where >= 60] - 60).tolist())
@@ -149,7 +149,7 @@ def test_equal_rows_are_never_on_both_sides(tmp_path):
 def test_a_given_test_set_stays_one(tmp_path):
     path = pictures(tmp_path / "berlin.npz", held_out=np.arange(30) < 10)
     own = FileRows.read([path], [4], PICTURES, Split())
-    assert own.counts(4)["test"] == 10
+    assert own.count(4, "test") == 10
 
 
 def test_a_client_is_given_its_rows(tmp_path):
@@ -158,9 +158,9 @@ def test_a_client_is_given_its_rows(tmp_path):
     own = FileRows.read([tmp_path / f"{name}.csv" for name in NAMES[:2]], [5, 3], about, split)
     alone = FileRows.read([tmp_path / "lyon.csv"], [0], about, split)
     assert torch.equal(own.shard(3, NOW).x, alone.shard(0, NOW).x)
-    assert len(own.shard(5, NOW).val) == own.counts(5)["val"]
+    assert len(own.shard(5, NOW).val) == own.count(5, "val")
     clients = torch.tensor([3, 5])
-    assert own.sizes(clients, "test", NOW).tolist() == [own.counts(c)["test"] for c in (3, 5)]
+    assert own.sizes(clients, "test", NOW).tolist() == [own.count(c, "test") for c in (3, 5)]
     pooled, owner = own.pool(clients, NOW, "test")
     assert torch.equal(pooled.x[owner == 1], own.shard(5, NOW, "test").x)
     assert own.shard(3, NOW).ids.tolist() == sorted(own.shard(3, NOW).ids.tolist())

@@ -15,8 +15,8 @@ from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.remote.schedule import WallClock
-from fedtide.site.log import Log
-from fedtide.site.serve import Latest, Watch, next_round, without_failures
+from fedtide.site.machine import Log
+from fedtide.site.serve import RosterFile, Watch, next_round, survive_failures
 from fedtide.site.site import Roster, read_roster, write_roster
 from helpers.carriers import host
 
@@ -26,7 +26,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
 def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path):
     write_roster(tmp_path, Roster.of("berlin,oslo:2"))
     told = io.StringIO()
-    latest = Latest(tmp_path, read_roster(tmp_path), Log(file=told))
+    latest = RosterFile(tmp_path, read_roster(tmp_path), Log(file=told))
     whole = (tmp_path / "roster.toml").read_text(encoding="utf-8")
     for wrong in (whole[: len(whole) // 2 + 3], "node = 3", "", whole.replace("oslo", "paris")):
         (tmp_path / "roster.toml").write_text(wrong, encoding="utf-8")
@@ -90,10 +90,10 @@ def test_a_server_that_is_started_again_knows_its_rounds_and_lets_nodes_come_bac
     watch = Watch(site, Log(file=told), carrier)
     watch.remember()
     assert watch.look().round == 2
-    watch.waits(1, 2)
+    watch.wait_for(1, 2)
     assert told.getvalue() == ""
     watch._quiet = 0.0
-    watch.waits(1, 2)
+    watch.wait_for(1, 2)
     assert "waiting for 1 more client before round 3 begins" in told.getvalue()
 
 
@@ -105,7 +105,7 @@ def rounds(answered: int, error: Exception) -> tuple[Any, list[Any]]:
     ask = SimpleNamespace(ask=SimpleNamespace(question="train"), answered=torch.arange(answered))
     fleet: Any = SimpleNamespace(queries=[ask], moment=SimpleNamespace(round=7))
     made = replace(host("fedavg").algorithm, round=round)
-    return without_failures(made, fleet, lambda *told: failed.append(told)).round("state", fleet, None), failed
+    return survive_failures(made, fleet, lambda *told: failed.append(told)).round("state", fleet, None), failed
 
 
 def test_answers_that_end_a_round_leave_the_state_as_it_was():

@@ -10,8 +10,9 @@ from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.site import site as sites
 from fedtide.site.certificates import make_node_key
-from fedtide.site.seat import algorithm_without_rows
-from fedtide.site.site import Roster, Site, admit, invite, make_site, read_roster
+from fedtide.site.client_rows import algorithm_without_rows
+from fedtide.site.deploying import make_site
+from fedtide.site.site import Roster, Site, admit, invite, read_roster
 from fedtide.site.tickets import Ticket
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY, hospitals
 from helpers.shell import contents

@@ -15,9 +15,10 @@ import pytest
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
-from fedtide.site.log import Health, Log
-from fedtide.site.site import Roster, Site, make_site
-from fedtide.site.status import HEADER, Connected, Status, lines, reasons, rows
+from fedtide.site.deploying import make_site
+from fedtide.site.machine import Health, Log
+from fedtide.site.site import Roster, Site
+from fedtide.site.status import HEADER, Connected, Status, describe_status, list_nodes, list_reasons
 from helpers.hospitals import hospitals
 
 pytest.importorskip("cryptography")
@@ -51,8 +52,8 @@ def test_damaged_status_is_refused(tmp_path, content):
 
 
 def test_a_site_that_was_never_served_says_so(site):
-    assert "never served" in list(lines(site, NOW))[-1]
-    assert [row[0] for row in rows(site, NOW)] == ["berlin", "lyon"]
+    assert "never served" in list(describe_status(site, NOW))[-1]
+    assert [row[0] for row in list_nodes(site, NOW)] == ["berlin", "lyon"]
 
 
 def test_a_served_site_says_who_is_there_and_what_came(site):
@@ -61,21 +62,21 @@ def test_a_served_site_says_who_is_there_and_what_came(site):
     nodes = {"lyon": {"clients": {"1": "answered", "2": "refused: weight 1e30"}, "down": 2000, "up": 1000}}
     line = {"round": 0, "present": ["lyon"], "asks": [{"question": "train", "reveal": ["pi"], "nodes": nodes}]}
     (site.record / ASKS).write_text(json.dumps(line) + "\n")
-    said = list(lines(site, NOW + timedelta(seconds=5)))
+    said = list(describe_status(site, NOW + timedelta(seconds=5)))
     assert said[-1] == "server: round 2 of 4, waiting for answers (5 seconds ago)"
-    berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in rows(site, NOW))
+    berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in list_nodes(site, NOW))
     assert (berlin["connected"], berlin["asked"], berlin["key"]) == ("yes, since 3 hours", "0", "not admitted")
     assert (lyon["connected"], lyon["clients"], lyon["asked"], lyon["answered"]) == ("never", "1-2", "2", "1")
     assert (lyon["refused"], lyon["shown by client"], lyon["received"], lyon["sent"]) == ("1", "pi", "2 kB", "1 kB")
-    assert list(reasons(site)) == ["lyon: refused: weight 1e30 (1 times)"]
+    assert list(list_reasons(site)) == ["lyon: refused: weight 1e30 (1 times)"]
 
 
 def test_a_server_that_is_gone_is_not_taken_for_one_that_runs(site):
     status(problem="fewer nodes than deploy.fewest").write(site.status)
-    said = list(lines(site, NOW + timedelta(minutes=10)))
+    said = list(describe_status(site, NOW + timedelta(minutes=10)))
     assert any("server: not running; last seen 10 minutes ago" in line for line in said)
     assert said[-1] == "problem: fewer nodes than deploy.fewest"
-    assert [row[3] for row in rows(site, NOW + timedelta(minutes=10))] == ["-", "-"]
+    assert [row[3] for row in list_nodes(site, NOW + timedelta(minutes=10))] == ["-", "-"]
 
 
 # -- logs and health ---------------------------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present
 from fedtide.runs import folder
 from fedtide.runs.runner import Run
-from fedtide.site.log import Health
-from fedtide.site.predict import predict_at_node
-from fedtide.site.replay import population_of_files
-from fedtide.site.rows import FileRows
-from fedtide.site.seat import Seat, algorithm_without_rows
-from fedtide.site.site import Roster, make_site
+from fedtide.site.client_rows import FileRows, algorithm_without_rows
+from fedtide.site.deploying import make_site
+from fedtide.site.machine import Health
+from fedtide.site.node_predict import predict_at_node
+from fedtide.site.node_process import answer_questions
+from fedtide.site.seat import Seat
+from fedtide.site.site import Roster
 from fedtide.site.work import Watch, node_of
-from fedtide.site.worker import serve
 from helpers import echo_worker
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 from helpers.shell import done, refused
@@ -55,16 +55,15 @@ def place(tmp_path_factory) -> Path:
         seat = Seat.read(ticket, [data], place / "policy.toml", home=place / name)
         seat.settle()
         (seat.home / "run").mkdir()
-        told = {"ticket": str(seat.copy), "data": [str(data)], "policy": str(seat.rules), "home": str(seat.home)}
-        (seat.home / "run" / "worker.json").write_text(json.dumps(told))
-        nodes[name] = node_of(told)
+        (seat.home / "run" / "worker.json").write_text(json.dumps(seat.settings))
+        nodes[name] = node_of(seat.settings)
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)
     roster = {node.name: node.clients for node in site.roster.node}
     fleet = RemoteFleet(NearCarrier(nodes), roster, Present(site.seed), run=site.digest, patience=5.0)
     rows = FileRows.read(
         [place / f"{name}.csv" for name in NAMES], range(3), site.about.rows, site.experiment.data.split
     )
-    judge = Judge(algorithm, fleet, views(population_of_files(rows)))
+    judge = Judge(algorithm, fleet, views(rows.population()))
     folder.create(site.experiment, site.run)
     list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
     return place
@@ -126,7 +125,7 @@ def test_what_a_node_cannot_predict_is_named(place, tmp_path, capsys):
 def ask():
     """Ask a worker that echoes."""
     here, there = (Connection(end.detach()) for end in socketpair())
-    serving = threading.Thread(target=serve, args=(there, echo_worker.handle, print))
+    serving = threading.Thread(target=answer_questions, args=(there, echo_worker.handle, print))
     serving.start()
     assert here.recv_bytes() == b"ready"
 

@@ -14,8 +14,8 @@ from socket import socketpair
 import pytest
 
 from fedtide.remote.grpc.line import Failed
-from fedtide.site import worker as workers
-from fedtide.site.worker import Worker, serve, write_log
+from fedtide.site import node_process
+from fedtide.site.node_process import Worker, answer_questions, write_log
 from helpers.federation import until
 
 WORK = """
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     for name, value in {"SHORTEST": 0.05, "LONGEST": 0.1, "LOOK": 0.01, "OVERTIME": 0.1}.items():
-        monkeypatch.setattr(workers, name, value)
+        monkeypatch.setattr(node_process, name, value)
 
 
 @pytest.fixture
@@ -161,12 +161,12 @@ def test_what_a_worker_started_ends_with_it(make):
 
 
 def test_a_worker_that_never_is_ready_is_started_again(make, monkeypatch):
-    monkeypatch.setattr(workers, "STARTING", 0.1)
+    monkeypatch.setattr(node_process, "STARTING", 0.1)
     worker = make("import time\ntime.sleep(100)")
     with pytest.raises(Failed, match="did not start in time"):
         ask(worker, seconds=0.5)
     Path(worker._command[-1]).write_text(WORK)
-    monkeypatch.setattr(workers, "STARTING", 5.0)
+    monkeypatch.setattr(node_process, "STARTING", 5.0)
     worker._end()
     assert ask(worker)[1] == b"tree"
 
@@ -176,20 +176,20 @@ def test_a_worker_that_has_nothing_to_do_rests_until_it_is_asked(make, monkeypat
     first = ask(worker)[0]["pid"]
     worker.keep()
     assert ask(worker)[0]["pid"] == first
-    monkeypatch.setattr(workers, "IDLE", -1.0)
+    monkeypatch.setattr(node_process, "IDLE", -1.0)
     for _ in range(3):
         worker.keep()
         assert not os.path.exists(f"/proc/{first}")
     again = ask(worker)[0]["pid"]
     assert again != first
     assert worker.said == []
-    monkeypatch.setattr(workers, "QUICK", 0.0)  # one that takes long to start stays
+    monkeypatch.setattr(node_process, "QUICK", 0.0)  # one that takes long to start stays
     worker.keep()
     assert ask(worker)[0]["pid"] == again
 
 
 def test_a_log_that_has_grown_begins_anew_and_the_old_one_is_kept(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "LOG", 1000)
+    monkeypatch.setattr(node_process, "LOG", 1000)
     worker = make()
     os.kill(ask(worker, words=2000)[0]["pid"], 9)
     assert ask(worker)[1] == b"tree"
@@ -242,7 +242,7 @@ def test_a_worker_answers_whatever_goes_wrong_and_says_no_text_of_it(capsys):
         return {"got": header}, payload
 
     here, there = (Connection(each.detach()) for each in socketpair())
-    thread = threading.Thread(target=serve, args=(there, handle, write_log), daemon=True)
+    thread = threading.Thread(target=answer_questions, args=(there, handle, write_log), daemon=True)
     thread.start()
     assert here.recv_bytes() == b"ready"
     found = []

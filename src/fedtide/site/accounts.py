@@ -1,37 +1,43 @@
-"""What clients of a node have said in a private study, by the node's own account.
+"""Accounts of privacy in a study of real clients: the server's, and the one that each node keeps by itself.
 
-The server is trusted to add noise, and a node sees nothing of that. What it can do is to count by itself: in which
-rounds its clients were, whether these are as far apart and as few as its ticket says, and what they come to.
+The server is trusted to add noise, of which a node sees nothing. A node can count by itself: the rounds of its clients,
+whether these are as far apart and as few as its ticket says, and the epsilon that they come to.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedtide.config import Experiment
 from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
+from fedtide.fleets.local_engine import Host
 from fedtide.runs.private import ledger_with, plan_without_sampling
+from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private, clip_of
-from fedtide.wire.ledger import Ledger, Line, read
+from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, read
+from fedtide.wire.noise import SystemNoise
 from fedtide.wire.pipeline import Wire
+from fedtide.wire.release import Recorded, Release, stream_of, with_noise
 
+RELEASED, SEEDS = "released", "noise.jsonl"
+"""Files in a site's private folder; sums that were released lie in the record under the same name, later."""
 OWN = "privacy"
 """Folder in a node's folder with a ledger for each of its clients."""
-
 MASKED = 10_000
-"""Answers under masks of which a node knows the question: the oldest cannot be opened any more."""
-
+"""Maximum number of masked answers whose question a node remembers: the oldest cannot be opened any more."""
 OTHER = "it answered this before, of another model, or asked in another way"
-
 SAME = "question", "purpose", "reveal"
-"""What a question that comes once more has in common with the one before, beside its model and the client's memory."""
+"""Keys of a question that must be the same when it comes once more, beside its model and the client's memory."""
 
 Place = tuple[int, int, int | None]
 """Round, number of the question in it, slot."""
@@ -50,16 +56,87 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
 
 
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def private_wire(site: Site, host: Host) -> Wire | None:
+    """Return the wire of a server of real clients, with noise of the system if the study has privacy."""
+    ledger = ledger_for(site.experiment, host.algorithm, site.record / LEDGER)
+    if host.wire is None or ledger is None:
+        return host.wire
+    safe = open_safe(site)
+    safe.check(ledger)
+    for number, clients in safe.offered():
+        ledger.offer(number, clients)
+    noise = SystemNoise(site.private / SEEDS if ledger.plan.bands > 1 else None)
+    last = max((line.round for line in ledger.lines), default=-1)
+    released = {stream_of(line.question, line.ask, line.slot) for line in ledger.of(last)}
+    # If a person has put an older ledger back, it has no lines of later sums: their noise must not come again.
+    noise.forget(lambda stream, number: number > last or (number == last and stream not in released))
+    return with_noise(host.wire, ledger, noise, safe)
+
+
+def recorded_sums(site: Site, host: Host) -> Recorded | None:
+    """Return the released sums of a site's server, in place of its noise, for a replay; None without privacy.
+
+    Raises:
+        FedtideError: the ledger has lines that the budget of the study does not cover.
+    """
+    ledger, clip = ledger_for(site.experiment, host.algorithm), clip_of(host.wire)
+    if ledger is None or clip is None:
+        return None
+    for line in read(site.record / LEDGER):
+        if line.z < ledger.z * (1 - SLACK):
+            raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{ledger.z:.6g}, by the study")
+        ledger.add(line)
+    safe = Safe(site.private / RELEASED, site.record / RELEASED)
+    return Recorded(Release(clip.bounds, ledger, _no_noise, adaptive=clip.adaptive), safe)
+
+
+def _no_noise(stream: str, number: int, size: int) -> Tensor:
+    raise RuntimeError("a replay draws no noise")
+
+
+def open_safe(site: Site) -> Safe:
+    """Return the safe of released sums, which keeps them until a checkpoint counts on them; make its folder."""
+    site.private.mkdir(mode=0o700, exist_ok=True)
+    flush(site.private.parent)
+    return Safe(site.private / RELEASED, site.record / RELEASED)
+
+
+def forget(site: Site) -> None:
+    """Remove the secrets of a run that is over: with the seeds of its noise, sums could be read without noise."""
+    if site.private.is_dir():
+        open_safe(site).settle(site.experiment.rounds, read(site.record / LEDGER))
+    shutil.rmtree(site.private, ignore_errors=True)
+
+
+def describe_spent(site: Site, algorithm: Algorithm) -> Iterator[str]:
+    """Say in lines what has been spent, for each node by the client that spent most; nothing without privacy."""
+    study = ledger_for(site.experiment, algorithm)
+    if study is None:
+        return
+    ledger = Ledger(study.plan, study.z, study.delta, lines=read(site.record / LEDGER))  # its server may be writing
+    whole = ledger.plan.epsilon(ledger.z, ledger.delta)
+    yield f"privacy: epsilon {ledger.epsilon():.3g} of {whole:.3g} spent at most by a client (delta {ledger.delta:g})"
+    for node in site.roster.node:
+        most = max(node.clients, key=ledger.epsilon)
+        yield f"privacy: {node.name}, client {most}: {_so_far(ledger, most)}"
+
+
+# -- a node ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass
 class Budget:
-    """What a node's clients have said in one study, by the node's own account: a ledger for each of them.
+    """Account of the answers of a node's clients in one study: a ledger for each of them.
 
-    A question to several of its clients is refused for all of them where one may not answer it.
+    A question to several clients is refused for all of them if one may not answer it.
 
     Args:
         study: ledger of the study without lines: its plan and noise, as the ticket says.
-        clip: how answers are cut by the ticket.
-        folder: of the ledgers.
+        clip: bounds of answers, as the ticket says.
+        folder: folder of the ledgers.
     """
 
     study: Ledger
@@ -72,17 +149,17 @@ class Budget:
         """Return the ledger of a client."""
         if client not in self._ledgers:
             study = self.study
-            self._ledgers[client] = Ledger(study.plan, study.z, study.delta, self._file(client))
+            self._ledgers[client] = Ledger(study.plan, study.z, study.delta, self.folder / f"{client}.jsonl")
         return self._ledgers[client]
 
     def refuses(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
-        """Return the reason why clients do not answer a question; where they do, it is written down before.
+        """Return the reason why clients do not answer a question; if they do, it is written down before.
 
-        What is masked says nothing until its sum is opened, and is written down then.
+        A masked answer says nothing until its sum is opened, and is written down then.
 
         Args:
-            header: what is asked.
-            model: digest of what came with it.
+            header: the question.
+            model: digest of the payload.
             most: epsilon that the owner allows.
         """
         number, ask = header["version"]
@@ -136,7 +213,7 @@ class Budget:
         )
 
     def _objection_to_bounds(self, header: Mapping[str, Any], number: int) -> str | None:
-        """Return why a question cannot say the bounds that it says: by the ticket they have not come so far."""
+        """Return the reason why the bounds of a question cannot be: by the ticket they have not come so far."""
         for slot in header.get("forms") or ():
             for name, bound in _bounds(header, slot).items():
                 most = self.clip.reached(name, number) if name in self.clip.adaptive else 0.0
@@ -146,12 +223,12 @@ class Budget:
 
     def _objection(self, line: Line, client: int, most: float | None) -> str | None:
         ledger, plan = self.ledger(client), self.study.plan
-        known = [each for each in ledger.of(line.round) if each.place == line.place]
-        if known:
-            return None if known[0].sha256 == line.sha256 else OTHER
-        then = ledger.epsilon(client, more=1)
-        if most is not None and then > most:
-            return f"its owner allows epsilon {most:g}, and with this answer it would be {then:.3g}"
+        before = [answer for answer in ledger.of(line.round) if answer.place == line.place]
+        if before:
+            return None if before[0].sha256 == line.sha256 else OTHER
+        epsilon = ledger.epsilon(client, more=1)
+        if most is not None and epsilon > most:
+            return f"its owner allows epsilon {most:g}, and with this answer it would be {epsilon:.3g}"
         try:
             Ledger(plan, ledger.z, ledger.delta, lines=ledger.lines).add(line)
         except FedtideError:
@@ -162,31 +239,29 @@ class Budget:
             )
         return None
 
-    def _file(self, client: int) -> Path:
-        return self.folder / f"{client}.jsonl"
-
 
 def _bounds(header: Mapping[str, Any], slot: str) -> dict[str, float]:
-    """Return the bounds that a question says for a slot, of leaves whose bound adapts."""
+    """Return the bounds of a slot that a question says, of leaves whose bound adapts."""
     form = (header.get("forms") or {}).get(slot, {"leaves": []})
     return {leaf["name"] or WHOLE: leaf["bound"] for leaf in form["leaves"] if leaf.get("bound") is not None}
 
 
-def in_words(
+def describe_budget(
     study: Ledger | None, wire: Wire | None, clients: tuple[int, ...], folder: Path, most: float | None
 ) -> Iterator[str]:
-    """Say what a study costs and has cost a node's clients, in lines for people.
+    """Say in lines what a study costs and has cost a node's clients.
 
     Args:
-        study: ledger of the study without lines; None where its sums are not private.
-        wire: how answers leave the node.
-        clients: of the node.
-        folder: of the node's own ledgers.
+        study: ledger of the study without lines; None if its sums are not private.
+        wire: path of answers out of the node.
+        clients: clients of the node.
+        folder: folder of the node's own ledgers.
         most: epsilon that the owner allows.
     """
     if study is None:
         if most is not None:
-            yield f"will be refused: every question but score, as its owner allows epsilon {most:g}, without noise"
+            but = f"because your policy allows epsilon {most:g}, and the study adds no noise"
+            yield f"will be refused: every question but score, {but}"
         return
     plan, z, delta = study.plan, study.z, study.delta
     apart = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
@@ -196,24 +271,24 @@ def in_words(
     )
     if (clip := clip_of(wire)) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
-    yield f"privacy: the server adds noise to sums (multiplier {z:.3g}), which is its word; score has none"
+    yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}); score has none"
     for client in clients:
-        own = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
-        yield f"privacy: client {client}, by this node's own ledger: {so_far(own, client)}"
+        ledger = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
+        yield f"privacy: client {client}, by this node's own ledger: {_so_far(ledger, client)}"
     if most is not None and plan.epsilon(z, delta) > most:
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
-        yield f"will be refused: all answers of a client after {enough}, as its owner allows epsilon {most:g}"
+        yield f"will be refused: all answers of a client after {enough}, because your policy allows epsilon {most:g}"
 
 
 def _cut(clip: Clip, name: str, rounds: int) -> str:
-    """Say to what length a value is cut."""
+    """Name the length to which a value is cut."""
     first, last = clip.cut(name, 0), clip.cut(name, rounds - 1)
     return f"{name} {first:g}" + (f", which adapts and comes to {last:.3g} at most" if last > first else "")
 
 
-def so_far(ledger: Ledger, client: int) -> str:
-    """Say in words what a client has spent."""
+def _so_far(ledger: Ledger, client: int) -> str:
+    """Say what a client has spent."""
     rounds = ledger.rounds(client)
     if not rounds:
         return "epsilon 0 so far, in no round"

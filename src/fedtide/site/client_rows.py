@@ -1,0 +1,263 @@
+"""Rows of real clients: read from a node's files, joined to a population for a replay, or made up.
+
+Content decides whether a row is for training, validation or test. So a row keeps its part if others are added, and
+equal rows are never in two parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.config import Experiment
+from fedtide.core.base import PARTS, Algorithm, Moment, Shard
+from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.memory import MemoryStore
+from fedtide.data.groups import Split
+from fedtide.data.population import Population, features
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.sources.cells import read_cells, read_names
+from fedtide.data.sources.table import CSV
+from fedtide.data.transforms import Prepare, apply_transforms
+from fedtide.fleets.local_engine import Host
+from fedtide.learn.target import CLASSES, Target
+from fedtide.runs.build import algorithm_of, task_of, wire_of
+from fedtide.site.tickets import RowsAbout
+from fedtide.wire.answer_schema import made_up
+
+
+def read_rows(path: Path, about: RowsAbout) -> Rows:
+    """Read the rows of one client, with classes numbered as in the whole study.
+
+    Raises:
+        FedtideError: the file is damaged, or its rows are not those of the study.
+    """
+    if not path.exists():
+        raise FedtideError(f"{path}: no such file")
+    try:
+        rows = about.source_at(path.absolute()).load(None, 0)
+    except FedtideError as error:  # keys of the study mean nothing at a node
+        raise FedtideError(re.sub(r"; data\.source\.[^;]*", "", str(error))) from None
+    if rows.shape != about.shape:
+        raise refused(f"{path}: shape of a row", rows.shape, f"{about.shape}, as in the study")
+    if str(rows.x.dtype) != f"torch.{about.dtype}":
+        raise refused(f"{path}: type of features", str(rows.x.dtype), f"torch.{about.dtype}, as in the study")
+    if about.labels:
+        numbers = {name: number for number, name in enumerate(about.labels)}
+        names = rows.label_names or tuple(str(number) for number in range(rows.classes))
+        for number in rows.y.unique().tolist():
+            if names[number] not in numbers:
+                where = f"{path}: {_first_row(path, about, names[number])}label"
+                raise FedtideError(f"{where}: found '{names[number]}', {nearest(names[number], about.labels)}")
+        renumbered = torch.tensor([numbers.get(name, -1) for name in names])
+        rows = replace(rows, y=renumbered[rows.y], classes=about.classes, label_names=about.labels)
+    elif rows.label_names:
+        raise refused(f"{path}: label", rows.label_names[0], f"numbers from 0 to {about.classes - 1}, as in the study")
+    elif rows.classes > about.classes:
+        raise refused(f"{path}: label", int(rows.y.max()), f"0 to {about.classes - 1}, as in the study")
+    return replace(rows, classes=about.classes, domain=None, client=None, client_names=(), domain_names=("all",))
+
+
+def _first_row(path: Path, about: RowsAbout, label: str) -> str:
+    """Name the first row of a table that has a label."""
+    source = about.source_at(path.absolute())
+    if not isinstance(source, CSV):
+        return ""
+    column = str(source.label)
+    cells = read_cells(path, [], [column])
+    where = cells.where(cells.texts[column].index(label))
+    return where.removeprefix(f"{path}: ") + ": "
+
+
+def describe_columns(path: Path, about: RowsAbout) -> str | None:
+    """Name the columns of a file that are read, and those that are not; None if rows have no columns."""
+    source = about.source_at(path.absolute())
+    if not isinstance(source, CSV):
+        return None
+    header = read_names(path)
+    columns = source.named(header)
+    others = [column for column in header if column not in columns]
+    return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}"
+
+
+def divide_rows(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ids of rows by their content, and positions of the rows of each part, sorted by id.
+
+    The k-th of equal rows has an id of its own, and is in the same part as the others.
+    """
+    x, y = rows.x.contiguous().numpy(), rows.y.numpy()
+    held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
+    test_share = split.test if split.test is not None else 0.0 if rows.held_out is not None else 0.2
+    seen, ids, shares = Counter[bytes](), np.empty(len(rows), np.int64), np.empty(len(rows))
+    for row in range(len(rows)):
+        content = x[row].tobytes() + y[row].tobytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        shares[row] = int.from_bytes(digest[:8]) / 2**64
+        id_ = hashlib.blake2b(digest + seen[digest].to_bytes(8), digest_size=8).digest()
+        ids[row] = int.from_bytes(id_) >> 1
+        seen[digest] += 1
+    share = torch.from_numpy(shares)
+    test = held_out | (share < test_share)
+    val = ~test & (share < test_share + (1 - test_share) * split.val)
+    order = torch.from_numpy(np.argsort(ids, kind="stable"))
+    masks = {"train": ~test & ~val, "val": val, "test": test}
+    return torch.from_numpy(ids), {part: order[mask[order]] for part, mask in masks.items()}
+
+
+@dataclass(frozen=True)
+class OneClient:
+    """Rows of one client: all of them, their ids, and the positions of each part."""
+
+    rows: Rows
+    ids: Tensor
+    parts: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Rows of a node's clients (`fedtide.fleets.client.ClientRows`).
+
+    Args:
+        clients: rows by client.
+        transforms: transforms of images before the model sees them.
+        val: whether the study sets validation rows aside.
+    """
+
+    clients: Mapping[int, OneClient]
+    transforms: tuple[Prepare, ...] = ()
+    val: bool = False
+    target: ClassVar[Target] = CLASSES
+    apart: ClassVar[bool] = False
+
+    @staticmethod
+    def read(
+        paths: Sequence[Path],
+        clients: Sequence[int],
+        about: RowsAbout,
+        split: Split,
+        transforms: tuple[Prepare, ...] = (),
+    ) -> FileRows:
+        """Read a file for each client, in the order of their ids.
+
+        Raises:
+            FedtideError: a file is missing or does not fit the study, or leaves no row for training.
+        """
+        if len(paths) != len(clients):
+            allowed = f"{len(clients)}, one for each client of the ticket, in order"
+            raise refused("--data", f"{len(paths)} files", allowed)
+        by_client = {}
+        for path, client in zip(paths, clients, strict=True):
+            rows = read_rows(path, about)
+            ids, parts = divide_rows(rows, split)
+            if not len(parts["train"]):
+                raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
+            by_client[client] = OneClient(rows, ids, parts)
+        return FileRows(by_client, transforms, split.val > 0)
+
+    def count(self, client: int, part: str) -> int:
+        """Return the number of rows of a client in a part."""
+        return len(self.clients[client].parts[part])
+
+    def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
+        """Return the rows of one client; its validation rows are fetched when they are used."""
+        source = self.clients[client]
+        positions = source.parts[part]
+        x, y = source.rows.take(positions)
+        x = apply_transforms(self.transforms, features(x))
+        time = None if source.rows.time is None else source.rows.time[positions]
+        fetch_val = partial(self.shard, client, moment, "val") if part == "train" and self.val else None
+        return Shard(x, y, source.ids[positions], time, source.rows.mask(y), fetch_val)
+
+    def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
+        """Count the rows of a part of each of `clients`."""
+        return torch.tensor([self.count(client, part) for client in clients.tolist()], dtype=torch.int64)
+
+    def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
+        """Return the rows of several clients, and for each row its owner's position in `clients`."""
+        shards = [self.shard(client, moment, part) for client in clients.tolist()]
+        owner = torch.repeat_interleave(torch.arange(len(shards)), torch.tensor([len(shard) for shard in shards]))
+        x, y, ids = (torch.cat([getattr(shard, name) for shard in shards]) for name in ("x", "y", "ids"))
+        return Shard(x, y, ids), owner
+
+    def population(self) -> Population:
+        """Return the clients as a population: the same rows in the same order."""
+        parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
+        sorted_rows, first = list[Rows](), 0
+        for _, client in sorted(self.clients.items()):
+            order = client.ids.argsort(stable=True)
+            place = order.argsort()
+            for part in PARTS:
+                parts[part].append((place[client.parts[part]] + first).tolist())
+            sorted_rows.append(client.rows.pick(order))
+            first += len(order)
+        times = [rows.time for rows in sorted_rows if rows.time is not None]
+        joined = replace(
+            sorted_rows[0],
+            x=torch.cat([rows.x for rows in sorted_rows]),
+            y=torch.cat([rows.y for rows in sorted_rows]),
+            time=torch.cat(times) if len(times) == len(sorted_rows) else None,
+            held_out=None,
+        )
+        return _population(joined, parts, len(sorted_rows), self.transforms)
+
+
+def _population(
+    rows: Rows, parts: Mapping[str, list[list[int]]], clients: int, transforms: tuple[Prepare, ...]
+) -> Population:
+    """Return clients that hold the same rows at all times."""
+    lists = {part: Ragged.of(positions) for part, positions in parts.items()}
+    group = torch.zeros(clients, dtype=torch.int64)
+    return Population(rows, lists, group, ("all",), clients, transforms=transforms)
+
+
+def host_of_files(experiment: Experiment, about: RowsAbout, rows: FileRows | int, store: MemoryStore) -> Host:
+    """Return the host of real clients, with their rows or with made-up ones.
+
+    Args:
+        experiment: the study, with one method and one seed.
+        about: the description of rows.
+        rows: the rows of all clients; a number gives each of as many clients the same rows, which nobody holds.
+        store: the memory of clients.
+    """
+    algorithm, data = algorithm_without_rows(experiment, about), experiment.data
+    if isinstance(rows, FileRows):
+        population = rows.population()
+    else:
+        like = zero_rows(about)
+        shard = made_up(Shard(like.x, like.y, torch.zeros(1, dtype=torch.int64)), about.classes)
+        everything = [list(range(len(shard)))] * rows
+        parts: dict[str, list[list[int]]] = {
+            part: everything if part != "val" or data.split.val else [[]] * rows for part in PARTS
+        }
+        population = _population(replace(like, x=shard.x, y=shard.y), parts, rows, data.transforms)
+    wire = wire_of(experiment, experiment.method[0], algorithm, population.registered)
+    return Host(algorithm, population, experiment.seeds[0], store, experiment.timing.partial_work, wire)
+
+
+def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:
+    """Return the algorithm of a study at a node or at a server of real clients, which have no rows of all clients."""
+    method = experiment.method[0]
+    return algorithm_of(method, task_of(experiment, method, zero_rows(about)), experiment.data.directory)
+
+
+def zero_row(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:
+    """Return a row of zeros as the model sees it."""
+    x, none = features(zero_rows(about).x), torch.zeros(1, dtype=torch.int64)
+    return Shard(apply_transforms(transforms, x), none, none)
+
+
+def zero_rows(about: RowsAbout) -> Rows:
+    """Return a row of zeros as it is in a file."""
+    x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
+    return Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)

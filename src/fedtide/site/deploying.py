@@ -1,0 +1,268 @@
+"""From a study to real clients: make the folder of a site, or an app that a person's own Flower runs.
+
+The app has these files:
+
+    pyproject.toml              the app, as `flwr run` reads it
+    fedtide_study/              the package that travels to the SuperLink and from there to the SuperNodes
+        study.toml, site.toml, roster.toml      those of a site
+        tickets/NAME.toml       the study, as far as a node needs it
+        server_app.py, client_app.py            two lines each: Fedtide is installed where they run
+
+Nothing here imports Flower.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+
+from fedtide.config import Experiment, Method, from_dict, resolved, to_toml
+from fedtide.config.settings import Deploy, Local, WireSettings, split_address
+from fedtide.core.atomic import making
+from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.memory import MemoryStore
+from fedtide.data.partition import IID, Natural
+from fedtide.data.rows import Rows
+from fedtide.data.sources import CSV, NPZ
+from fedtide.learn.device import CPU
+from fedtide.remote.fleet import SIMULATION_ONLY
+from fedtide.runs.build import host_of, rows_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
+from fedtide.runs.private import plan_without_sampling
+from fedtide.site import certificates
+from fedtide.site.accounts import ledger_for
+from fedtide.site.machine import check_free
+from fedtide.site.site import AboutSite, Roster, Site, check_fewest, check_hidden, installed_versions
+from fedtide.site.tickets import READ, SCHEME, RowsAbout, check_portable
+from fedtide.wire.masks import library
+
+PACKAGE = "fedtide_study"
+"""Name of the app's package."""
+TICKETS = "tickets"
+"""Folder with a ticket for each node."""
+MODULE = '''"""The {end} of the study: Fedtide, as it is installed here."""
+
+from pathlib import Path
+
+from fedtide.site.flower_{end} import app_of
+
+app = app_of(Path(__file__).parent)
+'''
+
+
+def choose(experiment: Experiment, method: str, clients: int, address: str | None, where: str) -> Experiment:
+    """Return the study of a site: one method with the first seed, dealt to as many clients as the roster has.
+
+    Args:
+        experiment: the experiment of the file.
+        method: name of one of its methods.
+        clients: number of real clients; a rehearsal deals the study's rows to as many.
+        address: HOST:PORT of the server, in place of the file's.
+        where: name of the study in errors.
+    """
+    methods = {entry.name: entry for entry in experiment.method}
+    if method not in methods:
+        raise unknown(f"{where}: --method", method, list(methods))
+    if experiment.sweep:
+        raise FedtideError(f"{where}: sweep: found one, allowed: none; --set chooses a value")
+    check_portable(experiment, methods[method])
+    if methods[method].decide_per == "oracle":
+        but = "no server knows true groups of real clients"
+        raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
+    for number, metric in enumerate(experiment.metrics):
+        if metric.kind != "python":
+            raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")
+    deploy = experiment.deploy or Deploy()
+    if address is not None:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise FedtideError(f"--address: {error}") from None
+        deploy = deploy.model_copy(update={"address": address})
+    check_fewest(deploy, clients, where)
+    data = experiment.data
+    if data.public_samples:
+        raise refused(f"{where}: data.public_samples", data.public_samples, "0, because tickets carry no rows to nodes")
+    if experiment.fleet.device != CPU:  # a site has one digest, and machines of nodes have devices of their own
+        raise refused(f"{where}: fleet.device", experiment.fleet.device, "cpu, which servers and nodes compute on")
+    rows = rows_of(experiment, experiment.seeds[0])
+    if not isinstance(rows, Rows):
+        raise FedtideError(f"{where}: data.source: makes rows as they are needed, which real clients do not")
+    partition = data.partition or (IID() if rows.client is None else Natural())
+    if hasattr(partition, "clients"):
+        partition = cast(Any, replace)(partition, clients=clients)
+    changes: dict[str, Any] = {
+        "method": (methods[method],),
+        "seeds": experiment.seeds[:1],
+        "data": data.model_copy(update={"partition": partition, "held_out_clients": type(data.held_out_clients)()}),
+        "deploy": deploy,
+        "wire": write_plan(experiment, methods[method]),
+        "fleet": Local(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last),
+        **dict.fromkeys(("baseline", "tune", "forgetting"), None),
+        "claim": (),
+    }
+    text = to_toml(experiment.model_copy(update=changes))
+    return from_dict(tomllib.loads(text), where=where, timed=False)  # as the file of the site will be read
+
+
+def write_plan(experiment: Experiment, method: Method) -> WireSettings | None:
+    """Return the wire with the plan of its privacy written out, from which servers and nodes calculate the same."""
+    wire = experiment.wire
+    if wire is None or wire.privacy is None:
+        return wire
+    plan = plan_without_sampling(wire.privacy, experiment.rounds, 1, experiment.shift_of(method).period)
+    privacy = wire.privacy.model_copy(update={"distance": plan.distance, "times": plan.times})
+    return wire.model_copy(update={"privacy": privacy})
+
+
+def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> RowsAbout:
+    """Return the description by which a node reads its rows.
+
+    Raises:
+        FedtideError: files of nodes cannot hold such rows.
+    """
+    source = experiment.data.source
+    if rows.steps is not None:
+        raise FedtideError(f"data.source: rows of {rows.name} are sequences, which nodes cannot read from files yet")
+    if rows.value is not None:
+        but = "nodes read classes alone, and numbers are standardized by all rows"
+        raise refused("data.target.kind", experiment.data.target.kind, "'classes'", but)
+    if getattr(source, "scaled", False):
+        but = "each node would scale by rows of its own"
+        raise refused("data.source.scaled", True, "false, with features that are scaled before", but)
+    if isinstance(source, CSV) and source.learns:
+        but = "each node would find them in rows of its own"
+        key, value = ("categories", list(source.categories)) if source.categories else ("missing", source.missing)
+        raise refused(f"data.source.{key}", value, "features that are complete, and numbers", but)
+    # Rows of sources of other kinds come to nodes as arrays.
+    kind = source.kind if isinstance(source, CSV | NPZ) else "npz"
+    settings = resolved(experiment)["data"]["source"] if source.kind == kind else {}
+    values = {"kind": kind} | {key: settings[key] for key in READ[kind] if key in settings}
+    if "names" in values:
+        values["names"] = {key: name for key, name in values["names"].items() if key not in ("client", "domain")}
+    return RowsAbout(
+        shape=rows.shape,
+        dtype=cast(Any, str(rows.x.dtype).removeprefix("torch.")),
+        classes=rows.classes,
+        labels=rows.label_names,
+        columns=source.feature_names(directory) if isinstance(source, CSV) else (),
+        source=values,
+    )
+
+
+def _plan_site(
+    experiment: Experiment, method: str, roster: Roster, root: Path, address: str | None, where: str
+) -> Site:
+    """Check a study and return its site, of which nothing is written; see `make_site`."""
+    study = choose(experiment, method, roster.clients, address, where)
+    check_hidden(study, roster, where)
+    preflight(study, where)
+    host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
+    ledger_for(study, host.algorithm)
+    clients = host.population.registered
+    if clients != roster.clients:
+        but = f"the study deals its rows to {clients} clients"
+        raise refused(f"{where}: --nodes", f"{roster.clients} clients", "as many; NAME:3 is a node with three", but)
+    rows = cast(Rows, rows_of(study, study.seeds[0]))
+    if names := [name for name in host.algorithm.traits.reveals if name in SIMULATION_ONLY]:
+        but = f"it asks for '{names[0]}', which only a simulation knows"
+        raise refused(f"{where}: --method", method, "one whose clients train together", but)
+    about = AboutSite(
+        scheme=SCHEME,
+        digest=digest_of(study, study.method[0], study.seeds[0]),
+        made=datetime.now(UTC).replace(microsecond=0),
+        versions=installed_versions(),
+        rows=describe_rows(study, rows, Path(study.data.directory) if study.data.directory else None),
+    )
+    return Site(root, study, about, roster)
+
+
+def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, address: str | None, where: str) -> Site:
+    """Make the folder of a site in one step.
+
+    Args:
+        experiment: the experiment of the file.
+        method: name of one of its methods.
+        roster: the participants.
+        root: the folder, which must not exist.
+        address: HOST:PORT of the server, in place of the file's.
+        where: name of the study in errors.
+
+    Raises:
+        FedtideError: `root` exists, or the study cannot be deployed; nothing is written.
+    """
+    check_free(root, "--out")
+    library()
+    site = _plan_site(experiment, method, roster, root, address, where)
+    try:
+        with making(root, 0o700) as temporary:
+            new = replace(site, root=temporary)
+            for folder in (new.authority, temporary / "tickets"):
+                folder.mkdir(mode=0o700)
+            certificates.make_authority(new.authority, new.address)
+            new.write()
+            new.write_tickets(roster.node)
+    except OSError:
+        check_free(root, "--out")  # another command may have been faster
+        raise
+    return site
+
+
+def write_app(experiment: Experiment, method: str | None, nodes: str | None, out: Path, where: str) -> Site:
+    """Write the app of a study in one step; return its package as a site.
+
+    Args:
+        experiment: the experiment of the file.
+        method: name of one of its methods; None if there is only one.
+        nodes: names, as in berlin,lyon:2,oslo; None names a node for each client of the study.
+        out: the folder, which must not exist.
+        where: name of the study in errors.
+
+    Raises:
+        FedtideError: `out` exists, or Flower cannot play the study; nothing is written.
+    """
+    check_free(out, "--flower")
+    if experiment.wire is not None:
+        but = "masked and private sums need the keys that nodes of 'fedtide serve' have"
+        raise FedtideError(f"{where}: wire: found a table, allowed: none in an app for Flower: {but}")
+    names = [entry.name for entry in experiment.method]
+    if method is None and len(names) > 1:
+        raise FedtideError(f"{where}: --method: found none, allowed: {', '.join(names)}")
+    if nodes is None:
+        host = host_of(experiment, experiment.method[0], experiment.seeds[0], MemoryStore(None))
+        nodes = ",".join(f"node-{number}" for number in range(host.population.registered))
+    site = _plan_site(experiment, method or names[0], Roster.of(nodes), out / PACKAGE, None, where)
+    with making(out) as temporary:
+        (temporary / "pyproject.toml").write_text(_project(site), encoding="utf-8")
+        package = temporary / PACKAGE
+        (package / TICKETS).mkdir(parents=True)
+        replace(site, root=package).write()
+        (package / "__init__.py").write_text('"""A study of Fedtide."""\n', encoding="utf-8")
+        for end in ("server", "client"):
+            (package / f"{end}_app.py").write_text(MODULE.format(end=end), encoding="utf-8")
+        for node in site.roster.node:  # Flower knows the server and each node
+            site.ticket_of(node, "127.0.0.1:1", "").write(package / TICKETS / f"{node.name}.toml")
+    return site
+
+
+def _project(site: Site) -> str:
+    """Return the part of the app that Flower reads."""
+    app = {
+        "publisher": "fedtide",
+        "components": {f"{end}app": f"{PACKAGE}.{end}_app:app" for end in ("server", "client")},
+        "config": {"site": f"site-{site.digest}", "rehearsal": False},
+    }
+    project = {
+        "name": f"fedtide-{site.digest}",
+        "version": "1.0.0",
+        "license": {"text": "Apache-2.0"},
+        "description": site.experiment.title or "A study of Fedtide",
+        "dependencies": [],  # flwr and fedtide are installed where the app runs
+    }
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})

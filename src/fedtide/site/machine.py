@@ -1,0 +1,215 @@
+"""A program and its machine: files that strangers may have written, a log, a health address.
+
+Nothing here imports torch, because a node's connected process has none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+import sys
+import threading
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedtide.core.errors import FedtideError, printable, refused
+
+SECRET, PUBLIC = 0o600, 0o644
+LARGEST = 20_000_000
+"""Maximum number of bytes of a site's file."""
+
+
+def read_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """Return the content of a file of at most `most` bytes.
+
+    Raises:
+        FedtideError: the file is missing, larger, a folder, a pipe or a device.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
+            raise FedtideError(f"{path}: is a folder, a pipe or a device, allowed: a file")
+        with open(path, "rb") as file:
+            content = file.read(most + 1)
+    except FileNotFoundError:
+        raise FedtideError(f"{path}: no such file") from None
+    except OSError as error:
+        raise FedtideError(f"{path}: {error.strerror}") from None
+    if len(content) > most:
+        raise refused(f"{path}: bytes", f"more than {most:,}", f"at most {most:,}")
+    return content
+
+
+def read_toml(path: Path, most: int = LARGEST) -> dict[str, Any]:
+    """Return the content of a TOML file of at most `most` bytes."""
+    try:
+        return tomllib.loads(read_bytes(path, most).decode("utf-8"))
+    except RecursionError:
+        raise FedtideError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # no text, no TOML, or a number with thousands of digits
+        raise FedtideError(f"{path}: damaged or not TOML ({error})") from None
+
+
+def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:
+    """Write a new file in one step.
+
+    Raises:
+        FedtideError: the file exists; it is left as it is.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.writing")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        os.link(temporary, path)  # unlike a rename, a link replaces no file
+    except FileExistsError:
+        raise FedtideError(f"{path}: is there already, and is left as it is") from None
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_free(path: Path, option: str) -> None:
+    """Raise if something is at the place of a new folder; `option` names another folder."""
+    if path.exists() or path.is_symlink():
+        raise FedtideError(f"{path}: already exists, and is left as it is; allowed: {option} with another folder")
+
+
+def check_own(path: Path) -> None:
+    """Raise if another user owns a folder, may look into it or may replace it; a missing folder is fine."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FedtideError(f"{path}: {error.strerror}") from None
+    if stat.S_ISLNK(status.st_mode):
+        raise FedtideError(f"{path}: is a link, allowed: a folder")
+    if os.name == "posix" and status.st_uid != os.getuid():
+        raise refused(f"{path}: owner", f"user {status.st_uid}", f"user {os.getuid()}, who runs this command")
+    _check_mode(path, status.st_mode, "0700", "700")
+
+
+def check_secret(path: Path) -> None:
+    """Raise if other users may read a secret file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise FedtideError(f"{path}: {error.strerror}") from None
+    _check_mode(path, mode, "0600", "600")
+
+
+def _check_mode(path: Path, mode: int, allowed: str, chmod: str) -> None:
+    if os.name == "posix" and mode & 0o077:
+        raise refused(f"{path}: mode", f"{mode & 0o777:04o}", f"{allowed}; mend it with: chmod {chmod} {path}")
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log, which several threads may write to.
+
+    Args:
+        lines: write each line as JSON, with time, event, text and facts; else the time and the text.
+        file: the output; None is the standard output.
+    """
+
+    lines: bool = False
+    file: TextIO | None = None
+    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def say(self, event: str, text: str, **facts: Any) -> None:
+        """Write that something happened.
+
+        Args:
+            event: one word for programs, such as "round", "answered", "refused".
+            text: a sentence for people.
+            facts: numbers and names in plain JSON, for programs alone.
+        """
+        now = datetime.now(UTC)
+        line = f"{now.astimezone():%H:%M:%S} {printable(' '.join(text.split()))}"
+        if self.lines:
+            head = {"at": now.isoformat(timespec="milliseconds"), "event": event, "text": text}
+            line = json.dumps(head | _plain(facts))
+        with self._lock:
+            try:
+                print(line, file=self.file or sys.stdout, flush=True)
+            except (OSError, ValueError):  # the reader is gone, or the disk is full
+                return
+
+
+class Health:
+    """Health address for programs on this machine: GET /health on the loopback returns JSON.
+
+    The status code is 200 if all is well, and 503 if `status` has a "problem".
+
+    Args:
+        port: port of 127.0.0.1; 0 takes a free one.
+        status: returns the answer, in plain JSON; it is called in another thread.
+    """
+
+    def __init__(self, port: int, status: Callable[[], dict[str, Any]]) -> None:
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(status))
+        except (OSError, OverflowError) as error:
+            raise FedtideError(f"--health {port}: {error}; allowed: a free port of this machine") from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+
+    @property
+    def address(self) -> str:
+        """The address that it listens at."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/health"
+
+    def __enter__(self) -> Health:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._server.shutdown()
+        self.close()
+
+    def close(self) -> None:
+        """Stop bind_address."""
+        self._server.server_close()
+
+
+def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            # A page in a browser may ask for any address, under a host name of its own.
+            allowed = self.path == "/health" and host in ("127.0.0.1", "localhost")
+            answer = _plain(status()) if allowed else {"problem": "allowed: GET /health"}
+            body = json.dumps(answer).encode()
+            self.send_response(404 if not allowed else 503 if answer.get("problem") else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Write nothing: the log is for events of the federation."""
+
+    return Handler
+
+
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as JSON takes them; torch is imported only if there are any."""
+    if not facts:
+        return {}
+    from fedtide.core.record import plain
+
+    values: dict[str, Any] = plain(facts)
+    return values

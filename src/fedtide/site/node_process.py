@@ -1,0 +1,425 @@
+"""The connected process of a node: it keeps its stream to the server and its worker, until it is ended.
+
+It imports no torch, because it waits most of the time; the worker has the rows and does the work. Both ends of the line
+between the two are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socketpair
+from typing import Any, TextIO
+
+from fedtide.core.errors import FedtideError
+from fedtide.remote.grpc.line import Failed, Known, Line
+from fedtide.site.machine import Log, check_secret
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+STARTING = 300.0
+"""Seconds that a worker may take until it has read its rows."""
+OVERTIME = 2.0
+"""Seconds past the deadline of a question after which its worker is killed, because the next question waits."""
+ATTEMPTS = 3
+"""Number of workers that may die of one question."""
+SHORTEST, LONGEST, STEADY = 1.0, 15.0, 60.0
+"""Seconds until a dead worker is started again, at first and at most; one that lasts longer begins at the first."""
+IDLE, QUICK = 600.0, 10.0
+"""Seconds without a question after which a worker rests; it rests only if it starts within the second number."""
+LOG = 20_000_000
+"""Maximum number of bytes of the worker's log, before it begins anew and the old one is kept."""
+LOOK = 0.2
+"""Seconds between two looks at a worker that starts."""
+KEEP = 1.0
+"""Seconds between two looks at a worker at rest."""
+SUCCESSION = 15.0
+"""Seconds in which the rest of a node that was killed has to end."""
+LET_IN = "let-in"
+"""File that exists once the server has let the node in: from then on the node goes on trying."""
+
+CAUSES = (
+    (r"fedtide\.core\.errors\.FedtideError: (.*)", r"\1"),
+    ("No space left on device", "no space is left on the disk"),
+    ("MemoryError|DefaultCPUAllocator: can't allocate", "this machine's memory is too small for the work"),
+)
+"""Last words of a worker, and their meaning."""
+
+Handle = Callable[[dict[str, Any], bytes], tuple[Mapping[str, Any], bytes]]
+"""Answers a question: header and payload in, header and payload out."""
+
+
+@dataclass(frozen=True)
+class LineSettings:
+    """Settings of the stream between a node and its server.
+
+    Args:
+        address: HOST:PORT of the server.
+        authority: file with the certificate of the site's authority.
+        run: digest of the study.
+        name: name of the node.
+        key: file with the node's private key.
+        json: whether the node writes its log as lines of JSON.
+        with_parent: whether the node ends when its input does.
+        worker: command of another program in place of the worker; () runs the worker.
+    """
+
+    address: str
+    authority: str
+    run: str
+    name: str
+    key: str
+    json: bool = False
+    with_parent: bool = False
+    worker: Sequence[str] = ()
+
+    @property
+    def known(self) -> Known:
+        """The node's knowledge of its server, with its key."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+        check_secret(Path(self.key))
+        try:
+            key = load_ssh_private_key(Path(self.key).read_bytes(), None)
+        except (ValueError, TypeError) as error:
+            raise FedtideError(f"{self.key}: damaged or not a private key of OpenSSH ({error})") from None
+        return Known(self.address, Path(self.authority).read_bytes(), self.run, self.name, key)
+
+
+def node_command(path: Path) -> list[str]:
+    """Return the command that runs a node with the settings of a file."""
+    return [sys.executable, "-P", "-m", "fedtide.site.node_process", str(path)]
+
+
+def write_settings(home: Path, worker: Mapping[str, Any], line: LineSettings) -> Path:
+    """Write the settings of a node to a file of its folder; return the file.
+
+    Args:
+        home: the node's folder.
+        worker: settings of its worker, see `fedtide.site.work`.
+        line: settings of its stream.
+    """
+    (home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = home / "run" / "worker.json"
+    path.write_text(json.dumps({**worker, "line": asdict(line)}), encoding="utf-8")
+    return path
+
+
+class Worker:
+    """A worker's process, which is started again whenever it dies.
+
+    Args:
+        command: command of the process; the number of its end of the line is appended.
+        log: the file of its output.
+        say: takes a line for a person.
+        files: numbers of open files that it inherits, such as the lock of its folder.
+        rests: whether it ends after a long time without a question, to free its memory until the next one.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        say: Callable[[str], None],
+        files: Sequence[int] = (),
+        rests: bool = False,
+    ) -> None:
+        self._command, self._log, self._say, self._files = list(command), log, say, tuple(files)
+        self._rests, self._resting, self._used, self._took = rests, False, time.monotonic(), 0.0
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause, self._next, self._said = SHORTEST, 0.0, ""
+        self._closed = False
+
+    def keep(self) -> None:
+        """Start the worker if it has died and is due, or let it rest; this is called every now and then."""
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > LOG:  # a server that asks much could fill the disk
+                shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
+                os.truncate(self._log, 0)  # the worker goes on at its end
+                self._from = 0
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._resting and self._runs() and self._is_ready() and self._is_idle():
+                    self._rest()
+            finally:
+                self._lock.release()
+
+    def answer(self, header: bytes, payload: bytes, seconds: float) -> tuple[bytes, bytes]:
+        """Return the worker's answer to a question.
+
+        Raises:
+            Failed: three workers died of the question, or there was no answer in time.
+        """
+        until = time.monotonic() + seconds
+        with self._lock:
+            self._resting = False
+            for _ in range(ATTEMPTS):
+                self._wait(until)
+                try:
+                    return self._exchange(header, payload, until)
+                except (EOFError, OSError):
+                    self._end()
+                finally:
+                    self._used = time.monotonic()
+            raise Failed(f"its worker died {ATTEMPTS} times on this question")
+
+    def close(self) -> None:
+        """End the worker."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()
+            process.wait()
+
+    def _is_idle(self) -> bool:
+        """Tell whether the worker had no question for long, and starts quickly."""
+        return self._rests and self._took < QUICK and time.monotonic() - self._used > IDLE
+
+    def _rest(self) -> None:
+        self._end()
+        self._process, self._resting = None, True
+        self._line.close()
+
+    def _wait(self, until: float) -> None:
+        """Wait until the worker runs and has read its rows."""
+        starting = time.monotonic() + STARTING
+        while not (self._runs() and self._is_ready()):
+            if self._closed:
+                raise Failed("its node ends")
+            if time.monotonic() > until:
+                raise Failed("late: its worker did not start in time")
+            if time.monotonic() > starting:
+                self._end()
+                starting = time.monotonic() + STARTING
+            time.sleep(LOOK)
+
+    def _runs(self) -> bool:
+        """Tell whether the worker's process runs; start it if it is due."""
+        if self._process is not None and self._process.poll() is None:
+            return True
+        if self._process is not None:
+            self._note_end()
+        if time.monotonic() >= self._next and not self._closed:
+            try:
+                self._start()
+            except OSError as error:  # no process, file or memory is left
+                self._put_off(f"cannot be started ({error})")
+        return self._process is not None
+
+    def _start(self) -> None:
+        ours, theirs = socketpair()
+        try:
+            with theirs, self._log.open("ab") as out:
+                self._from = out.tell()
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                    pass_fds=(theirs.fileno(), *self._files), start_new_session=True,
+                )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        self._line, self._began, self._ready = Connection(ours.detach()), time.monotonic(), False
+
+    def _is_ready(self) -> bool:
+        if not self._ready and self._line.poll(0):
+            with contextlib.suppress(EOFError, OSError):
+                self._ready = self._line.recv_bytes(100) == b"ready"
+                self._said, self._took = "", time.monotonic() - self._began
+        return self._ready
+
+    def _exchange(self, header: bytes, payload: bytes, until: float) -> tuple[bytes, bytes]:
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._end()
+
+        watch = threading.Timer(max(until - time.monotonic(), 0.0) + OVERTIME, stop)
+        watch.start()
+        try:
+            self._line.send_bytes(header)
+            self._line.send_bytes(payload)
+            return self._line.recv_bytes(), self._line.recv_bytes()
+        except (EOFError, OSError):
+            if not late.is_set():
+                raise
+            self._say("a question took longer than it may; the worker starts again")
+            self._note_end(said=True)
+            self._next = 0.0
+            raise Failed("late: no answer in time") from None
+        finally:
+            watch.cancel()
+
+    def _end(self) -> None:
+        """Kill the worker if it is not dead yet."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _note_end(self, said: bool = False) -> None:
+        """Say why the worker died, unless that was said, and when it is started again."""
+        assert self._process is not None
+        lasted, status = time.monotonic() - self._began, self._process.wait()
+        self._end()
+        self._process = None
+        self._line.close()
+        line = self._cause() or f"ended with status {status} after {lasted:.0f} s; see {self._log}"
+        if lasted > STEADY:
+            self._pause = SHORTEST / 2
+        self._put_off("" if said else line)
+
+    def _put_off(self, line: str) -> None:
+        """Say why there is no worker, unless that was said last, and try again later."""
+        if line and line != self._said and not self._closed:
+            self._say(f"worker: {line}")
+        self._said = line
+        self._pause = min(2 * self._pause, LONGEST)
+        self._next = time.monotonic() + self._pause
+
+    def _cause(self) -> str:
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._from)
+            text = file.read(1_000_000).decode(errors="replace")
+            matches = ((re.search(pattern, text), line) for pattern, line in CAUSES)
+            return next((match.expand(line) for match, line in matches if match), "")
+        return ""
+
+
+def answer_questions(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
+    """Answer questions in a worker until the node's process is gone.
+
+    Args:
+        line: line to the node's process.
+        handle: answers them.
+        say: writes to the log.
+    """
+    from fedtide.remote import messages
+
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    line.send_bytes(b"ready")
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            content, payload = line.recv_bytes(messages.HEADER), line.recv_bytes()
+            answer: tuple[Mapping[str, Any], bytes]
+            try:
+                header = messages.from_json(content)
+            except FedtideError as error:
+                answer = {"failed": str(error)[:300]}, b""
+            else:
+                try:
+                    answer = handle(header, payload)
+                except Exception as error:  # the server gets its kind alone: a text may hold data
+                    say(f"failed: {type(error).__name__}: {error}")
+                    answer = {"failed": type(error).__name__}, b""
+            line.send_bytes(json.dumps(answer[0]).encode())
+            line.send_bytes(answer[1])
+
+
+def _end_with(parent: int) -> None:
+    """End as soon as the node's process is gone, because its successor has a worker of its own."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
+def write_log(text: str) -> None:
+    """Write a line to the log; a full disk is no reason not to answer."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stdout, flush=True)
+
+
+def main(path: Path) -> int:
+    """Run a node with the settings of a file; return the exit status."""
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    line = LineSettings(**settings["line"])
+    log = Log(line.json)
+    lock = _lock(path.with_name("lock"), log)
+
+    def say(text: str) -> None:
+        log.say("process", text)
+
+    worker = Worker(
+        [*(line.worker or (sys.executable, "-P", "-m", "fedtide.site.work")), str(path)],
+        path.with_name("worker.log"),
+        say,
+        () if lock is None else (lock.fileno(),),
+        rests=settings.get("health") is None,  # a health address is one of the worker
+    )
+    try:
+        stream = Line(line.known, worker.answer, say, path.with_name(LET_IN).touch)
+        return asyncio.run(_run(stream, worker, line.with_parent))
+    except (FedtideError, OSError) as error:
+        log.say("process", f"error: {error}")
+        return 2
+    finally:
+        worker.close()
+
+
+async def _run(line: Line, worker: Worker, with_parent: bool) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores one
+            loop.add_signal_handler(number, stop.set)
+    if with_parent:
+        threading.Thread(target=_wait_for_parent, args=(loop, stop), daemon=True).start()
+    threading.Thread(target=_keep, args=(worker,), daemon=True).start()
+    talking, stopping = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
+    await asyncio.wait({talking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    worker.close()
+    if not talking.done():
+        os._exit(0)  # a thread may wait for the worker
+    await talking
+    return 0
+
+
+def _keep(worker: Worker) -> None:
+    while True:
+        worker.keep()
+        time.sleep(KEEP)
+
+
+def _wait_for_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Wait until the parent of this process is gone, which closes the input."""
+    while os.read(0, 1000):
+        continue
+    loop.call_soon_threadsafe(stop.set)
+
+
+def _lock(path: Path, log: Log) -> TextIO | None:
+    """Return the lock of a node's folder, which its worker inherits: two nodes would overwrite each other's memory."""
+    if fcntl is None:
+        return None
+    lock, until, waiting = path.open("w"), time.monotonic() + SUCCESSION, False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if not waiting:
+                log.say("process", "waits for another process of this node to end")
+                waiting = True
+            if time.monotonic() > until:
+                log.say("process", f"error: {path.parent.parent}: another process runs this node already; end it first")
+                sys.exit(2)
+            time.sleep(LOOK)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,405 @@
+"""Deployed = simulated, bit for bit: a rehearsal shows it before a study, and a replay shows it after one.
+
+A rehearsal plays server and nodes of a site on this machine, with TLS and keys, over the rows of the study. It kills
+one node and the server on the way, and compares the result with the simulation.
+
+A replay plays a deployment again in simulation from its record, if the rows of its clients are at hand. The same
+clients take part and the same answers count. So the weights are those of the deployment, if processor and versions are
+the same. Nobody knows the noise of a private run. Its sums are taken as they were released, so no rows are needed:
+equal weights show that they are made of releases alone, which the budget covers. If rows are at hand, the noise of each
+sum is compared with the ledger's, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fedtide.config import from_dict, resolved
+from fedtide.config.settings import Deploy
+from fedtide.core import checkpoint, codec
+from fedtide.core.atomic import sha256
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.memory import MemoryStore
+from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.trees import Tree, children, is_node, same
+from fedtide.evaluate.judge import Judge, views
+from fedtide.remote.offline import replayed
+from fedtide.runs import folder
+from fedtide.runs.build import host_of, metrics_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.runner import Run
+from fedtide.runs.verify import verify
+from fedtide.site import certificates
+from fedtide.site.accounts import recorded_sums
+from fedtide.site.client_rows import FileRows, host_of_files
+from fedtide.site.machine import Log
+from fedtide.site.node_process import LineSettings, node_command, write_settings
+from fedtide.site.serve import serve
+from fedtide.site.site import Roster, Site
+from fedtide.site.status import Status
+from fedtide.wire.masks import library
+from fedtide.wire.release import Noise
+
+DEADLINE = "5m"
+"""For the answers to one question: a killed node is back within seconds, or a minute on a busy machine."""
+STALLED = 900.0
+"""Seconds without a round after which a rehearsal is given up."""
+LOOK = 0.2
+"""Seconds between two looks at the server's status."""
+MIDST, SLOW = 1.0, 2.5
+"""Seconds after the beginning of a round at which a process is killed, and that each question of that round takes."""
+AUTHORITY = ("ca.crt", "ca.key", "server.crt", "server.key")
+COMPARED = ("asked", "answered", "refused", "trained", "seconds", "epsilon", "facts")
+"""Keys of a round's record that have to be the same; evaluations are compared by accuracy."""
+
+
+def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> int:
+    """Play a few rounds of a site here, compare them with the simulation, and return the exit status.
+
+    Args:
+        site: the site; all happens in its subfolder `rehearsal`, which is made anew.
+        rounds: number of rounds.
+        kills: whether a node is killed in its second round, and the server in its third.
+        log: takes events.
+
+    Raises:
+        FedtideError: the site cannot be rehearsed, or its server fails.
+    """
+    library()
+    if rounds < 1:
+        raise refused("--rounds", rounds, "1 or more")
+    copy = make_rehearsal(site, rounds)
+    log.say("rehearsal", f"{len(copy.roster.node)} nodes and their server at {copy.address}; logs are in {copy.root}")
+    if copy.experiment.wire is not None and copy.experiment.wire.privacy is not None:
+        log.say("noise", "noise follows from the seed here, as in the simulation; a served site has the system's")
+    began = time.monotonic()
+    with ExitStack() as stack:
+        server = stack.enter_context(server_of(copy, log))
+        wait_for_server(copy, server)  # before that it would let no node in
+        plan = _plan_kills(copy) if kills else []
+        slow = [kill.after for kill in plan]
+        nodes = {
+            node.name: stack.enter_context(node_of_rehearsal(copy, node.name, log, slow)) for node in copy.roster.node
+        }
+        watch_rounds(copy, server, plan, nodes, log)
+    log.say("played", f"{rounds} rounds in {time.monotonic() - began:.0f} s; the simulation plays them now")
+    lines = list(compare_with_simulation(copy))
+    for line in lines[:5]:
+        log.say("differs", line)
+    if lines:
+        log.say("result", "deployed and simulated differ: the lines above say where first")
+        return 1
+    log.say("result", f"deployed = simulated, bit for bit: {rounds} rounds of {copy.method.name}")
+    return 0
+
+
+def make_rehearsal(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
+    """Make the site of a rehearsal: that of the study with other rounds, keys of its own, and a free port."""
+    root = site.root / "rehearsal"
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "authority").mkdir(mode=0o700, parents=True)
+    for name in AUTHORITY:
+        if (site.authority / name).exists():  # its owner may have taken ca.key away
+            shutil.copy2(site.authority / name, root / "authority" / name)
+    deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=deadline)
+    changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": rounds})
+    experiment = from_dict(resolved(changed), where=str(root), timed=False)
+    digest = digest_of(experiment, experiment.method[0], experiment.seeds[0])
+    nodes = []
+    for node in site.roster.node:
+        home = _home_of(root, node.name)
+        home.mkdir(mode=0o700, parents=True)
+        certificates.make_node_key(home / "key", home / "key.pub", node.name)
+        nodes.append(node.model_copy(update={"key": certificates.read_public_key(home / "key.pub")[0]}))
+    Site(root, experiment, site.about.model_copy(update={"digest": digest}), Roster(node=tuple(nodes))).write()
+    return Site.read(root)
+
+
+def _home_of(root: Path, name: str) -> Path:
+    return root / "nodes" / name
+
+
+def free_port() -> int:
+    """Return a port of the loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -- processes of a rehearsal ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill of a node, or of the server (""), once `after` rounds are over."""
+
+    after: int
+    node: str
+
+
+def _plan_kills(site: Site) -> list[Kill]:
+    last = site.experiment.rounds - 1
+    return [Kill(min(1, last), site.roster.node[0].name), Kill(min(2, last), "")]
+
+
+class Process:
+    """A server or a node, which runs meanwhile, ends when its input does, and whose lines are logged.
+
+    Args:
+        name: name in the log.
+        command: command of the process.
+        log: takes its lines.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Log) -> None:
+        self._name, self._command, self._log = name, command, log
+
+    def __enter__(self) -> Process:
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        threading.Thread(target=self._pass_on, args=(self.process,), daemon=True).start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Kill it, and start it again."""
+        self.process.kill()
+        self.__exit__()
+        self.__enter__()
+
+    def _pass_on(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._log.say("said", f"{self._name}: {line.strip().partition(' ')[2]}")  # without its time
+
+
+def server_of(site: Site, log: Log) -> Process:
+    """Return the server of a rehearsal."""
+    return Process("server", [sys.executable, "-P", "-m", "fedtide.site.parity", str(site.root.absolute())], log)
+
+
+def node_of_rehearsal(site: Site, name: str, log: Log, slow: Sequence[int] = ()) -> Process:
+    """Return a node of a rehearsal, which takes its time in the rounds `slow`."""
+    root = site.root.absolute()
+    home = _home_of(root, name)
+    authority = str(root / "authority" / "ca.crt")
+    line = LineSettings(site.address, authority, site.digest, name, str(home / "key"), with_parent=True)
+    settings: dict[str, Any] = {"site": str(root), "home": str(home)}
+    if slow:
+        settings["slow"] = {"rounds": list(slow), "seconds": SLOW}
+    return Process(name, node_command(write_settings(home, settings, line)), log)
+
+
+def look_at_server(site: Site, server: Process, since: float) -> Status | None:
+    """Return the status of the server after a moment.
+
+    Raises:
+        FedtideError: the server has failed, or nothing has happened since for too long.
+    """
+    time.sleep(LOOK)
+    if server.process.poll():
+        raise FedtideError(f"the server ended with status {server.process.returncode}; see the lines above")
+    if time.monotonic() - since > STALLED:
+        raise FedtideError(f"nothing happened for {STALLED:.0f} s; see the logs in {site.root}")
+    return Status.read(site.status)
+
+
+def wait_for_server(site: Site, server: Process) -> None:
+    """Wait until the server lets nodes in."""
+    began = time.monotonic()
+    while (status := look_at_server(site, server, began)) is None or status.phase == "starting":
+        continue
+
+
+def watch_rounds(site: Site, server: Process, plan: Sequence[Kill], nodes: Mapping[str, Process], log: Log) -> None:
+    """Wait until all rounds are over, and kill on the way."""
+    rounds, moved, left = -1, time.monotonic(), list(plan)
+    while server.process.poll() is None:
+        status = look_at_server(site, server, moved)
+        if status is None:
+            continue
+        if status.round != rounds:
+            rounds, moved = status.round, time.monotonic()
+        if left and rounds >= left[0].after and status.phase == "playing":
+            time.sleep(MIDST)
+            node = left.pop(0).node
+            log.say("kill", f"killing {f'node {node}' if node else 'the server'} in round {rounds + 1}")
+            (nodes[node] if node else server).restart()
+            moved = time.monotonic()
+    look_at_server(site, server, moved)
+
+
+# -- comparison --------------------------------------------------------------------------------------------------------
+
+
+def compare_with_simulation(site: Site) -> Iterator[str]:
+    """Play the simulation of a site whose rehearsal is over; say where the two differ."""
+    place = site.root / "simulated"
+    experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
+    list(Run(experiment, site.method, site.seed, place).play())
+    yield from differences(site.record, place)
+
+
+def differences(deployed: Path, simulated: Path) -> Iterator[str]:
+    """Say where two records of one study differ: the round first, then the leaf of the last state.
+
+    Args:
+        deployed: folder of the run on nodes.
+        simulated: folder of the run in simulation.
+    """
+    records = [read_rounds(place) for place in (deployed, simulated)]
+    if len(records[0]) != len(records[1]):
+        yield f"deployed has {len(records[0])} rounds, and simulated {len(records[1])}"
+    for lines in zip(*records, strict=False):
+        one, other = ({key: line.get(key) for key in COMPARED} | _accuracies(line) for line in lines)
+        for key in one.keys() | other.keys():
+            if one.get(key) != other.get(key):
+                values = f"deployed {_shorten(one.get(key))}, simulated {_shorten(other.get(key))}"
+                yield f"round {lines[0]['round']}: {key}: {values}"
+    newest = [checkpoint.newest_state(place / "checkpoints") for place in (deployed, simulated)]
+    one_round, other_round = (int(state.parent.name) for state in newest)
+    if one_round != other_round:
+        yield f"the last checkpoint is of round {one_round}, and of {other_round} in simulation"
+        return
+    for leaf, (ours, theirs) in _leaves(codec.from_file(newest[0]), codec.from_file(newest[1]), "state"):
+        if not same(ours, theirs):
+            yield f"after round {one_round - 1}: {leaf} differs"
+
+
+def _accuracies(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"accuracy of {view}": scores["accuracy"] for view, scores in line.get("scores", {}).items()}
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _leaves(one: Tree, other: Tree, name: str) -> Iterator[tuple[str, tuple[Tree, Tree]]]:
+    """Yield the parts of two trees in pairs, by their place."""
+    ours, theirs = (dict(children(tree)) if is_node(tree) else None for tree in (one, other))
+    if ours is None or theirs is None or ours.keys() != theirs.keys():
+        yield name, (one, other)
+        return
+    for key in ours:
+        yield from _leaves(ours[key], theirs[key], f"{name}.{key}")
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The result of a replay.
+
+    Args:
+        rounds: number of rounds.
+        equal: whether the server's state after the last is the same to the last bit.
+        differs: the first round whose record differs; None if none does.
+        folder: the run folder of the simulation.
+        noise: the noise of each release of a private run, if rows are at hand.
+    """
+
+    rounds: int
+    equal: bool
+    differs: int | None
+    folder: Path
+    noise: tuple[Noise, ...] = ()
+
+
+def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Replayed:
+    """Play the run of a site again in simulation.
+
+    Args:
+        root: its run folder, `run` in the folder of the site.
+        data: a file of rows for each client, in the order of their ids; none takes the study's own rows, as a
+            rehearsal does, and of a private run none.
+        out: the run folder to make; None is `replay` beside the run folder.
+
+    Raises:
+        FedtideError: it is no run of real clients, has no checkpoint yet, or the rows are not those of its clients.
+    """
+    if not root.is_dir():
+        raise FedtideError(f"{root}: no such folder")
+    for verdict in verify(root):
+        if verdict.wrong is not None:
+            raise FedtideError(verdict.wrong)
+    settings = folder.load(root)
+    run = folder.plan(settings, root)[0]
+    lines = read_rounds(run.folder, ASKS)
+    if not lines:
+        raise FedtideError(f"{root}: its clients were simulated (no {ASKS}); allowed: the run folder of a site")
+    saved = sorted(path.name for path in (run.folder / "checkpoints").glob("[0-9]*") if path.is_dir())
+    if not saved:
+        raise FedtideError(f"{run.folder}: no round is saved yet; allowed: a run with a checkpoint")
+    played = int(saved[-1])
+    place = out or root.parent / "replay"
+    copy = replace(run, folder=place / run.folder.relative_to(root))
+    store = MemoryStore(copy.folder / "memory")
+    recorded = None
+    if data or (settings.wire is not None and settings.wire.privacy is not None):
+        site = Site.read(root.parent)
+        rows: FileRows | int = site.roster.clients
+        if data:
+            split, transforms = run.experiment.data.split, run.experiment.data.transforms
+            rows = FileRows.read(data, range(site.roster.clients), site.about.rows, split, transforms)
+        host = host_of_files(run.experiment, site.about.rows, rows, store)
+        recorded = recorded_sums(site, host)
+    else:
+        host = host_of(run.experiment, run.method, run.seed, store)
+    wire = host.wire if recorded is None or host.wire is None else replace(host.wire, steps=[recorded])
+    if place.exists():
+        raise FedtideError(f"{place}: already exists, and is left as it is; allowed: --out with a new folder")
+    folder.create(settings, place)
+    fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
+    judged = views(host.population) if data or recorded is None else []
+    judge = Judge(host.algorithm, fleet, judged, run.method.decide_per, metrics_of(run.experiment))
+    rounds = count(1)
+    simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder)
+    list(simulation.play(stop=lambda: next(rounds) >= played, judge_of=lambda _: judge))
+    state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
+    equal = sha256(run.folder / state) == sha256(copy.folder / state)
+    noise = tuple(recorded.found) if recorded is not None and data else ()
+    return Replayed(played, equal, _first_difference(run.folder, copy.folder, played), place, noise)
+
+
+def _first_difference(deployed: Path, simulated: Path, played: int) -> int | None:
+    """Return the first round whose records differ in keys that both have."""
+    for one, other in zip(read_rounds(deployed)[:played], read_rounds(simulated), strict=False):
+        if any(one[key] != other[key] for key in ("answered", "trained", "facts") if key in one and key in other):
+            return int(one["round"])
+    return None
+
+
+def _end_with_parent() -> None:
+    """End as soon as the rehearsal is gone, which closes the input."""
+    while os.read(0, 1000):
+        continue
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        sys.exit(serve(Site.read(Path(sys.argv[1])), log=Log(), rehearsed=True))
+    except FedtideError as mistake:
+        sys.exit(f"error: {mistake}")

@@ -1,0 +1,251 @@
+"""The commands of real clients, which import what they need when they run: `fedtide --help` does not wait for it."""
+
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from fedtide.core.errors import FedtideError, printable
+from fedtide.report import terminal
+from fedtide.runs.request import Scale, recipe
+
+Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
+Kills = Annotated[bool, Parameter(negative="--no-kills")]
+
+
+def deploy(
+    experiment: str,
+    /,
+    *,
+    method: str | None = None,
+    nodes: str | None = None,
+    address: str | None = None,
+    out: Path = Path("site"),
+    flower: Path | None = None,
+    scale: Scale | None = None,
+    set_: Sets = [],  # noqa: B006 - never changed
+) -> int:
+    """Make a site for real clients: roster, authority and certificates, and a ticket for each node.
+
+    Args:
+        experiment: a TOML file, or recipe:NAME; its rows show what rows of the nodes look like.
+        method: name of the method that is deployed.
+        nodes: names, as in berlin,lyon,oslo; lyon:3 stands for three clients.
+        address: HOST:PORT at which nodes reach this machine, in place of deploy.address.
+        out: the new folder; it must not exist.
+        flower: write an app to this folder instead, which your own SuperLink and SuperNodes of Flower run.
+        scale: size of a recipe.
+        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
+    """
+    from fedtide.config import read
+    from fedtide.site.deploying import make_site, write_app
+    from fedtide.site.site import Roster
+
+    file = recipe(experiment.removeprefix("recipe:")) if experiment.startswith("recipe:") else Path(experiment)
+    if flower is not None:
+        app = write_app(read(file, scale=scale, sets=set_), method, nodes, flower, experiment)
+        names = [node.name for node in app.roster.node]
+        _say(f"app: {flower} ({app.method.name}, digest {app.digest}, {len(names)} nodes)")
+        _say(f"""each node: flower-supernode ... --node-config 'name="{names[0]}" data="ROWS"'""")
+        _say(f"then: flwr run {flower}")
+        return 0
+    if method is None or nodes is None:
+        option = "--method" if method is None else "--nodes"
+        raise FedtideError(f"{option}: no value given; fedtide deploy --help says what it is")
+    settings = read(file, scale=scale, sets=set_)
+    site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
+    _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.address})")
+    for node in site.roster.node:
+        _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {site.ticket(node).seal})")
+    commands = f"fedtide admit {out} NODE NODE.pub; fedtide serve {out}"
+    _say(f"next: fedtide rehearse {out}; send each node its ticket; {commands}")
+    return 0
+
+
+def admit(site: Path, node: str, public_key: Path, /) -> int:
+    """Admit the key of a node; a served site notices it within seconds.
+
+    Args:
+        site: the folder of the site.
+        node: name of the node in the roster.
+        public_key: NODE.pub, which fedtide join made.
+    """
+    from fedtide.site.certificates import fingerprint
+    from fedtide.site.site import admit as admit_key
+
+    member, done = admit_key(site, node, public_key)
+    assert member.key is not None
+    ids = ", ".join(map(str, member.clients))
+    _say(f"{member.name} (client {ids}) {done}: {fingerprint(member.key)}")
+    _say(f"compare this fingerprint with what fedtide join prints at {member.name}, by another way than the key came")
+    return 0
+
+
+def invite(site: Path, nodes: str, /) -> int:
+    """Add nodes to a site, and write their tickets; a served site takes them in after the round.
+
+    Args:
+        site: the folder of the site.
+        nodes: names, as in paris,porto; porto:2 stands for two clients.
+    """
+    from fedtide.site.site import invite as add
+
+    for ticket in add(site, nodes):
+        _say(f"ticket: {site / 'tickets' / f'{ticket.node}.ticket'} (seal {ticket.seal})")
+    return 0
+
+
+def status(site: Path, /) -> int:
+    """Describe a site: the connected nodes, and what each node was asked, sent and showed.
+
+    Args:
+        site: the folder of the site.
+    """
+    from fedtide.site.site import Site
+    from fedtide.site.status import HEADER, describe_status, list_nodes, list_reasons
+
+    served, now = Site.read(site, imports=False), datetime.now(UTC)
+    for line in describe_status(served, now):
+        _say(line)
+    table = Table(*HEADER, box=None, pad_edge=False)
+    for row in list_nodes(served, now):
+        table.add_row(*map(printable, row))
+    terminal.console().print(table)
+    for line in list_reasons(served):
+        _say(line)
+    return 0
+
+
+def join(
+    ticket: Path,
+    /,
+    *,
+    data: list[Path],
+    policy: Path | None = None,
+    home: Path | None = None,
+    dry: bool = False,
+    health: int | None = None,
+    log_json: bool = False,
+) -> int:
+    """Take part with the rows of this machine, which stay here: make a key, check everything, run the node.
+
+    Args:
+        ticket: the file from the site.
+        data: a CSV, Parquet or NPZ file with the rows of the client; as many as the ticket has clients, in order.
+        policy: a file with rules of your own, such as values that are never revealed and questions that are answered;
+            remembered from the last start; "none" forgets it.
+        home: the node's folder, with its key and the memory of its clients; by default one of its name here.
+        dry: say what would be asked, sent, revealed and kept, and do nothing.
+        health: a port of the loopback at which programs of this machine can ask how the node is.
+        log_json: write the log as lines of JSON.
+    """
+    from fedtide.site.certificates import fingerprint, read_public_key
+    from fedtide.site.machine import Log
+    from fedtide.site.seat import Seat, introduce, rules_of
+    from fedtide.site.seat import join as take_part
+    from fedtide.site.tickets import Ticket
+
+    log = Log(log_json)
+    tell = partial(log.say, "check") if log_json else _say
+    invitation = Ticket.read(ticket)
+    for line in introduce(invitation):
+        tell(line)
+    home = home or Path(invitation.node)
+    seat = Seat.of(invitation, data, rules_of(home, policy), home)
+    for line in seat.describe():
+        tell(line)
+    if dry:
+        for line in seat.describe_study():
+            tell(line)
+        return 0
+    if seat.settle():
+        words = f"fedtide admit SITE {seat.ticket.node} {seat.public.name}"
+        tell(f"key: made; send {seat.public} to the site, which lets it in with: {words}")
+    tell(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
+    return take_part(seat, log=log, health=health)
+
+
+def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_json: bool = False) -> int:
+    """Play a site with real clients; after a stop or a crash the same command goes on with the same bits.
+
+    Args:
+        site: the folder of the site.
+        dry: say what it will do, and do nothing.
+        health: a port of the loopback at which programs of this machine can ask how the server is.
+        log_json: write the log as lines of JSON.
+    """
+    from fedtide.site.machine import Log, check_own
+    from fedtide.site.serve import serve as play
+    from fedtide.site.site import Site
+    from fedtide.site.status import describe_plan
+
+    served = Site.read(site, imports=not dry)
+    check_own(site)
+    if dry:
+        for line in describe_plan(served, datetime.now(UTC)):
+            _say(line)
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # services are stopped as by Ctrl-C
+    return play(served, log=Log(log_json), health=health)
+
+
+def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: bool = False) -> int:
+    """Play some rounds with a server and nodes on this machine, and compare the weights with those of a simulation.
+
+    Exit status 1 if they differ.
+
+    Args:
+        site: the folder of the site; all happens in its subfolder rehearsal, which is made anew.
+        rounds: number of rounds.
+        kills: kill one node and the server once.
+        log_json: write the log as lines of JSON.
+    """
+    from fedtide.site.machine import Log
+    from fedtide.site.parity import rehearse as play
+    from fedtide.site.site import Site
+
+    return play(Site.read(site), rounds=rounds, kills=kills, log=Log(log_json))
+
+
+def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = None) -> int:  # noqa: B006 - never changed
+    """Play a deployment again in simulation, if its rows are at hand; exit status 1 if the weights differ.
+
+    A private run takes its sums as they were released, and needs no rows; with rows their noise is checked, too.
+
+    Args:
+        run_folder: `run` in the folder of a site.
+        data: a file of rows for each client, in the order of their ids; by default the study's own rows, and none for a
+            private run.
+        out: the run folder of the simulation; by default `replay` beside the run folder.
+    """
+    from fedtide.site.parity import replay as play
+
+    result = play(run_folder, data, out)
+    _say(f"replay: {result.folder}")
+    if result.noise:
+        sizes = [noise.deviation for noise in result.noise]
+        _say(f"noise: {min(sizes):.3f} to {max(sizes):.3f} times what the ledger says, in {len(sizes)} sums")
+    if unlikely := [noise for noise in result.noise if not noise.likely]:
+        _say(
+            f"the sum released in round {unlikely[0].round} is not what these rows' clients answer with the ledger's "
+            f"noise: it is {unlikely[0].deviation:.3g} times as far from that"
+        )
+        return 1
+    if result.equal:
+        _say(f"after {result.rounds} rounds the weights are those of the deployment, bit for bit")
+        return 0
+    first = "" if result.differs is None else f"; the records differ from round {result.differs} on"
+    _say(f"after {result.rounds} rounds the weights are not those of the deployment{first}")
+    own = "the study's own rows; --data takes those of the clients"
+    _say(f"it was played with {'files in the order of the ids of clients' if data else own}")
+    return 1
+
+
+def _say(text: str) -> None:
+    terminal.say(text, terminal.console())
