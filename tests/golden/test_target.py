@@ -39,7 +39,7 @@ def test_a_number_is_standardized_and_told_in_its_own_units():
     target = fitted(Number(), FOUR)
     assert (target.center, target.constant, target.width) == (5.0, (5.0,), 1)
     assert target.scale == pytest.approx(ROOT5)
-    told = target.told(torch.tensor([[0.0], [1.0]]))
+    told = target.read_outputs(torch.tensor([[0.0], [1.0]]))
     torch.testing.assert_close(told, torch.tensor([[5.0], [5 + ROOT5]]))
     # (2 - 5)^2 / 5 and (8 - 5 - sqrt 5)^2 / 5.
     losses = target.losses(told, torch.tensor([2.0, 8.0]))
@@ -58,7 +58,7 @@ def test_huber_is_squared_up_to_one_standard_deviation():
 
 def test_a_spread_that_the_model_says_gives_a_normal_likelihood():
     target = fitted(Number(loss="gaussian"), FOUR)
-    told = target.told(torch.tensor([[0.5, 0.25]]))
+    told = target.read_outputs(torch.tensor([[0.5, 0.25]]))
     mean, spread = 5 + 0.5 * ROOT5, ROOT5 * math.exp(0.25)
     torch.testing.assert_close(told, torch.tensor([[mean, math.log(spread)]]))
     # Of standardized values, so that scipy's density of the data is larger by log(scale).
@@ -79,7 +79,7 @@ def test_the_pinball_loss_of_quantiles():
     y = torch.tensor([8.0, 3.0])
     torch.testing.assert_close(target.errors(said, y), torch.tensor([(1.0 + 1.5) / 2, (0.75 + 0.75) / 2]))
     torch.testing.assert_close(target.losses(said, y), target.errors(said, y) / ROOT5)
-    crossed = target.told(torch.tensor([[1.0, 0.0]]))
+    crossed = target.read_outputs(torch.tensor([[1.0, 0.0]]))
     torch.testing.assert_close(crossed, torch.tensor([[5.0, 5 + ROOT5]]))
     # Half of the rows lie below 4, all below 9: nine tenths lie between -1 and 9 if that is so.
     sums = target.sums(torch.tensor([[4.0, 9.0]]).expand(4, -1), FOUR)
@@ -90,7 +90,7 @@ def test_a_count_has_the_likelihood_and_the_deviance_of_poisson():
     y = torch.tensor([0.0, 1.0, 2.0, 5.0])
     target = fitted(Counts(), y)
     assert (target.center, target.constant) == (2.0, (2.0,))
-    told = target.told(torch.zeros(4, 1))
+    told = target.read_outputs(torch.zeros(4, 1))
     torch.testing.assert_close(told.exp(), torch.full((4, 1), 2.0))
     expected = -stats.poisson.logpmf(y.numpy(), 2.0)
     np.testing.assert_allclose(target.losses(told, y).numpy(), expected, rtol=1e-5)
@@ -214,6 +214,6 @@ def test_quantiles_rise():
 
 def test_classes_are_read_as_ever():
     logits = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
-    assert torch.equal(CLASSES.told(logits), torch.log_softmax(logits, -1))
-    assert CLASSES.says(CLASSES.told(logits)).tolist() == [0, 0]
+    assert torch.equal(CLASSES.read_outputs(logits), torch.log_softmax(logits, -1))
+    assert CLASSES.says(CLASSES.read_outputs(logits)).tolist() == [0, 0]
     assert (CLASSES.width, CLASSES.bins, CLASSES.kind) == (0, 0, "classes")

@@ -40,7 +40,7 @@ from fedtide.core.base import (
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, raw
 from fedtide.fields.types import Spelled
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task
 from fedtide.models import Model
@@ -107,7 +107,7 @@ def checksum(shard: Shard) -> Tensor:
     """Return a checksum (16,) of a client's training and validation samples."""
     found = hashlib.blake2b(digest_size=16)
     for rows in (shard, shard.val):
-        for part in () if rows is None else (home(rows.x), rows.y, rows.ids):
+        for part in () if rows is None else (to_cpu(rows.x), rows.y, rows.ids):
             found.update(raw(part).numpy().tobytes())
     return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
 

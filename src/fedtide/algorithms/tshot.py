@@ -50,7 +50,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative, OfShift
 from fedtide.learn.branched_task import logits_and_features, with_branches
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
@@ -126,7 +126,7 @@ def tshot(
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        centers, counts, _ = summary(home(shard.x).flatten(1).double().numpy(), branches, rng.at("seeds"))
+        centers, counts, _ = summary(to_cpu(shard.x).flatten(1).double().numpy(), branches, rng.at("seeds"))
         rows = {"centers": torch.from_numpy(centers).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
@@ -134,7 +134,7 @@ def tshot(
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        k = nearest(home(shard.x).flatten(1), payload.centers)
+        k = nearest(to_cpu(shard.x).flatten(1), payload.centers)
         loss = BranchLoss(task.loss, k, lam, eps)
         fitted = yield Train(task, local, payload.weights, shard, moment, rng, loss=loss)
         if not fitted.steps:
@@ -169,7 +169,7 @@ def tshot(
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = logits_and_features(task, payload.weights, x)
-        return predict_chosen(logits, nearest(home(x).flatten(1), payload.centers), task.target)
+        return predict_chosen(logits, nearest(to_cpu(x).flatten(1), payload.centers), task.target)
 
     works: dict[str, Work] = {"collect": collect, "train": train}
     reveals = ("centers", "counts")

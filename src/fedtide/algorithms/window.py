@@ -24,7 +24,7 @@ from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise
@@ -67,7 +67,7 @@ def window(
         answer = yield from training.start(payload, None, rows, moment, rng)
         if answer is None or not len(shard):
             return answer
-        kept = Kept(step, replace(shard, x=home(shard.x), fetch_val=None))
+        kept = Kept(step, replace(shard, x=to_cpu(shard.x), fetch_val=None))
         return replace(answer, memory={"kept": (*past, kept)})
 
     return average_answers("window", train, task, local, server, cohort)

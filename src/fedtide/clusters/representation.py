@@ -21,7 +21,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
 from fedtide.learn.features import FrozenInputs, feature_width
-from fedtide.learn.steps import LayerGradient, Steps, alone
+from fedtide.learn.steps import LayerGradient, Steps, run_steps
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.weights_file import weights_of
 
@@ -174,7 +174,7 @@ class Gradient(Representing):
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
         steps = self.steps(task, key)
-        return lambda model, shard: alone(steps(model, shard))
+        return lambda model, shard: run_steps(steps(model, shard))
 
     def steps(self, task: Task, key: str) -> Callable[[Weights | None, Shard], Steps[Tensor]]:
         """Return the same for works in steps, which may take the gradients of several clients together."""

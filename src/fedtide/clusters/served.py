@@ -99,7 +99,7 @@ def predict_by_cluster(task: Task) -> Any:
         told: Tensor | None = None
         for k in own.unique().tolist():
             rows = own == k
-            made = task.told(payload.models[k], x[rows])
+            made = task.predict_rows(payload.models[k], x[rows])
             told = made.new_empty(len(x), *made.shape[1:]) if told is None else told
             told[rows] = made
         assert told is not None

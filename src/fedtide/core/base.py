@@ -239,8 +239,8 @@ class Prediction:
     """Predictions for some rows.
 
     Args:
-        told: what is said of each row, see `Target.told`: (rows, classes) log-probabilities, of sequences (rows, steps,
-            classes); of other targets (rows, width), such as a number in the units of the data.
+        told: the answer for each row (`Target.read_outputs`): (rows, classes) log-probabilities; for sequences (rows,
+            steps, classes); for other targets (rows, width), such as a number in the units of the data.
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
         others: by name, the labels (rows,) that other ways to put the same models together would predict, to be

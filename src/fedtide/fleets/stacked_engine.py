@@ -17,7 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.local_engine import Host, LocalEngine, threads
-from fedtide.learn.device import CPU, Drawing, drawing, drawn_from, home
+from fedtide.learn.device import CPU, Drawing, drawing, drawn_from, to_cpu
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.stack import (
     Copies,
@@ -70,9 +70,9 @@ class Working:
         """Number of rows that it waits to be trained on."""
         return len(self.request.training.shard)
 
-    def alone(self) -> Any:
+    def run_single(self) -> Any:
         """Compute the request for this client only."""
-        return self._drawing(self.request.alone)
+        return self._drawing(self.request.run_single)
 
     def _drawing(self, run: Callable[[], Any]) -> Any:
         with drawn_from(self.random):
@@ -133,8 +133,8 @@ class Together:
     def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
         first = group[0].request
-        if hasattr(first, "together"):
-            yield from zip(group, first.together([each.request for each in group]), strict=True)
+        if hasattr(first, "run_batched"):
+            yield from zip(group, first.run_batched([each.request for each in group]), strict=True)
             return
         if isinstance(first, Train | Gradient):
             least = 2 if first.training.task.scratch.needs_pairs else 1
@@ -143,7 +143,7 @@ class Together:
                 group = [each for each in group if each.rows < least]
                 yield from self._trained(stack, sorted(able, key=lambda each: -each.rows))
         for each in group:
-            yield each, each.alone()
+            yield each, each.run_single()
 
     def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         first: Train = group[0].request.training
@@ -367,7 +367,7 @@ def _finite(fit: Fit) -> Tensor:
     """Return the mask (clients,) of clients whose numbers are all finite."""
     good = fit.loss.isfinite()
     for leaf in (*fit.delta.params.values(), *fit.delta.buffers.values()):
-        good &= home(leaf.reshape(len(leaf), -1).isfinite().all(1))
+        good &= to_cpu(leaf.reshape(len(leaf), -1).isfinite().all(1))
     return good
 
 

@@ -52,23 +52,23 @@ def name_of(device: str) -> str:
     return f"{device} {torch.cuda.get_device_name()}" if device == "cuda" else device
 
 
-def there(value: Any, device: str) -> Any:
+def to_device(value: Any, device: str) -> Any:
     """Move tensors, also in tuples, to a device; anything else is unchanged.
 
-    >>> there((torch.ones(1), 3), "cpu")
+    >>> to_device((torch.ones(1), 3), "cpu")
     (tensor([1.]), 3)
     """
     if device == CPU:
         return value
     if isinstance(value, tuple):
-        return tuple(there(each, device) for each in value)
+        return tuple(to_device(each, device) for each in value)
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def home(value: Any) -> Any:
+def to_cpu(value: Any) -> Any:
     """Bring tensors, also in tuples, to the CPU; those that are there are unchanged."""
     if isinstance(value, tuple):
-        return tuple(home(each) for each in value)
+        return tuple(to_cpu(each) for each in value)
     return value.cpu() if isinstance(value, Tensor) else value
 
 
@@ -78,7 +78,7 @@ def read(made: Sequence[tuple[Tensor, float]]) -> list[tuple[float, float]]:
     >>> read([(torch.tensor(0.5), 3)])
     [(0.5, 3)]
     """
-    values = home(torch.stack([value for value, _ in made])).flatten().tolist() if made else []
+    values = to_cpu(torch.stack([value for value, _ in made])).flatten().tolist() if made else []
     return [(value, beside) for value, (_, beside) in zip(values, made, strict=True)]
 
 
@@ -90,7 +90,7 @@ def resident(rows: Tensor, device: str) -> Tensor:
     """
     if device == "cuda" and rows.nbytes > torch.cuda.get_device_properties(device).total_memory // 8:
         return rows
-    return there(rows, device)
+    return to_device(rows, device)
 
 
 Drawing = tuple[Tensor, ...]

@@ -18,7 +18,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
 from fedtide.learn.branched_task import join_models, logits_and_features, width, with_branches
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.task import Task
 from fedtide.learn.weights_file import weights_of
 
@@ -50,7 +50,7 @@ class PCA:
     def of(self, task: Task, key: str = "features") -> Extract:
         """Return the feature extractor of a task; `key` is where it stands, for errors."""
         public = _public(task, f"{key}.kind: 'pca'", "features = 'network'")
-        return _projected(lambda model, x: home(x).flatten(1).double(), public, self.width, key)
+        return _projected(lambda model, x: to_cpu(x).flatten(1).double(), public, self.width, key)
 
 
 @ingredient

@@ -231,9 +231,9 @@ class LocalTrainer:
         rate = self.lr * self.lr_schedule(moment)
         optimizer = LocalOptimizer(self, rate, scratch.values)
         terms = self.terms(term)
-        received = [task.there(weights.params[name]) for name in scratch.names] if terms else []
+        received = [task.to_device(weights.params[name]) for name in scratch.names] if terms else []
         shared, columns = loss.prepare(shard)
-        shared, table = task.there((shared, (task.inputs(shard.x), shard.y, *columns)))
+        shared, table = task.to_device((shared, (task.inputs(shard.x), shard.y, *columns)))
         # Labels are counted on the CPU: a device would be waited for in every step.
         table += () if shard.mask is None else (shard.mask.sum(1),)
         draw = rng.at("augment").torch(task.device) if self.augment else None
@@ -490,7 +490,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
 def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
     """Raise where the loss, which may be a person's own, has no value by which a model can be trained."""
     try:
-        value = task.loss.value(outputs, *task.there((shard.y, *task.loss.prepare(shard))))
+        value = task.loss.value(outputs, *task.to_device((shard.y, *task.loss.prepare(shard))))
     except FedtideError:
         raise
     except Exception as error:  # whatever the user's code raises

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedtide.core.base import Weights
 from fedtide.core.trees import map_leaves
-from fedtide.learn.device import CPU, home
+from fedtide.learn.device import CPU, to_cpu
 
 
 class Scratch:
@@ -60,7 +60,7 @@ class Scratch:
             return self._views
         now = self._changes
         if self._home is None or self._home[0] != now:
-            self._home = now, map_leaves(home, self._views)
+            self._home = now, map_leaves(to_cpu, self._views)
         return self._home[1]
 
     @property

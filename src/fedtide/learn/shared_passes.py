@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtide.core.base import Shard, Weights
 from fedtide.core.trees import leaves
-from fedtide.learn.device import CPU, home
+from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.fast import LayerStack, stack_models
 from fedtide.learn.task import ROWS, Task, joined
 
@@ -68,8 +68,8 @@ class ComparedModels:
         """Return the plain loss (models, samples) of each sample, in float64."""
         count, losses = len(self.models), []
         for rows, labels in zip(x.split(self.rows), y.split(self.rows), strict=True):
-            outputs = self.stack.outputs(task.there(rows).expand(count, *rows.shape))
-            told = task.target.told(home(outputs).double().flatten(0, 1))
+            outputs = self.stack.outputs(task.to_device(rows).expand(count, *rows.shape))
+            told = task.target.read_outputs(to_cpu(outputs).double().flatten(0, 1))
             labels = labels.expand(count, *labels.shape).flatten(0, 1)
             losses.append(task.target.losses(told, labels, None).unflatten(0, (count, -1)))
         return torch.cat(losses, 1)
@@ -187,10 +187,10 @@ def _in_one_pass(
     losses = []
     for shard, each in zip(shards, outputs.split(sizes), strict=True):
         shared, columns = task.loss.prepare(shard)
-        losses.append(task.loss.value(each, *task.there((shard.y, shared, columns))))
+        losses.append(task.loss.value(each, *task.to_device((shard.y, shared, columns))))
     (slope,) = torch.autograd.grad(torch.stack(losses).sum(), [made])
     return [
-        tuple(home(part) for part in (dy.T @ x, dy.sum(0))[: len(list(layer.parameters()))])
+        tuple(to_cpu(part) for part in (dy.T @ x, dy.sum(0))[: len(list(layer.parameters()))])
         for x, dy in (
             (x.flatten(0, -2), dy.flatten(0, -2)) for x, dy in zip(inputs.split(sizes), slope.split(sizes), strict=True)
         )

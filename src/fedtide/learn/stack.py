@@ -18,7 +18,7 @@ from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.weights import add
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.fast import Copies, stack_copies
 from fedtide.learn.local import LocalOptimizer, LocalTrainer, Term
 from fedtide.learn.losses import Columns, Loss, is_stacked
@@ -71,7 +71,7 @@ class FittedPart:
 
 def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[FittedPart]:
     """Return what came of each client, trained from the weights that it received at a learning rate."""
-    losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(home, fit.delta)
+    losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(to_cpu, fit.delta)
     deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
     parts = zip(losses, steps, deltas, received, fit.features, strict=True)
     return [FittedPart(loss, taken, taken * rate, delta, began, z) for loss, taken, delta, began, z in parts]
@@ -238,8 +238,8 @@ def train_stacked(
     after: Sequence[Tensor | None] = [None] * len(shards)
     if features:
         passes = [stack.features(params, held, x) for x in steps.in_order()]
-        after = [z[: len(shard)] for z, shard in zip(home(torch.cat(passes, 1)), shards, strict=True)]
-    return Fit(stack.difference(received[0], starts, params, held), home(loss), taken, after)
+        after = [z[: len(shard)] for z, shard in zip(to_cpu(torch.cat(passes, 1)), shards, strict=True)]
+    return Fit(stack.difference(received[0], starts, params, held), to_cpu(loss), taken, after)
 
 
 def _select(values: Tree, active: int, group: Tensor | None) -> Any:

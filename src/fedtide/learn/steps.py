@@ -36,18 +36,18 @@ class Request(Protocol):
     def key(self) -> Hashable:
         """Requests with equal keys may be computed together."""
 
-    def alone(self) -> Any:
+    def run_single(self) -> Any:
         """Compute it for this client."""
 
 
-def alone(steps: Steps[T]) -> T:
+def run_steps(steps: Steps[T]) -> T:
     """Run steps to their end, each request by itself.
 
     >>> from types import SimpleNamespace
     >>> def twice():
-    ...     one = yield SimpleNamespace(alone=lambda: 1)
-    ...     return one + (yield SimpleNamespace(alone=lambda: 2))
-    >>> alone(twice())
+    ...     one = yield SimpleNamespace(run_single=lambda: 1)
+    ...     return one + (yield SimpleNamespace(run_single=lambda: 2))
+    >>> run_steps(twice())
     3
     """
     result = None
@@ -56,7 +56,7 @@ def alone(steps: Steps[T]) -> T:
             request = steps.send(result)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        result = request.alone()
+        result = request.run_single()
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stepwise:
 
     def __call__(self, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Do the work of one client."""
-        return alone(self.start(payload, memory, shard, moment, rng))
+        return run_steps(self.start(payload, memory, shard, moment, rng))
 
 
 def same_weights(weights: Sequence[Weights]) -> Hashable:
@@ -133,12 +133,12 @@ class Train:
         """Return what the client is sent of what a stack trained: all."""
         return fitted
 
-    def alone(self) -> Fitted:
+    def run_single(self) -> Fitted:
         """Train one client."""
         fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, term=self.term)
         if not (self.features and fitted.steps):
             return fitted
-        return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).alone())
+        return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).run_single())
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Gradient:
         """Return the step and the loss before it."""
         return fitted.delta, fitted.loss
 
-    def alone(self) -> tuple[Weights, float] | None:
+    def run_single(self) -> tuple[Weights, float] | None:
         """Take it for one client; None if its samples are too few."""
         asked = self.instead
         return gradient_step(asked.task, asked.local, asked.weights, asked.shard, asked.moment)
@@ -181,14 +181,14 @@ class Features:
         """The model."""
         return Features, id(self.task), same_weights([self.weights])
 
-    def alone(self) -> Tensor:
+    def run_single(self) -> Tensor:
         """Compute them for one client."""
         return torch.cat([z for _, z in self.task.outputs(self.weights, self.x)])
 
-    def together(self, others: Sequence[Features]) -> Sequence[Tensor]:
+    def run_batched(self, others: Sequence[Features]) -> Sequence[Tensor]:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
         samples = [other.x for other in others]
-        return replace(self, x=joined(samples)).alone().split([len(x) for x in samples])
+        return replace(self, x=joined(samples)).run_single().split([len(x) for x in samples])
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +205,11 @@ class LayerGradient:
         """The model and the parameters; samples with a mask and without go apart."""
         return LayerGradient, id(self.task), same_weights([self.weights]), self.names, self.shard.mask is None
 
-    def alone(self) -> dict[str, Tensor]:
+    def run_single(self) -> dict[str, Tensor]:
         """Compute it for one client."""
         return self.task.gradient(self.weights, self.shard, train=False, names=self.names)[0]
 
-    def together(self, others: Sequence[LayerGradient]) -> list[dict[str, Tensor]]:
+    def run_batched(self, others: Sequence[LayerGradient]) -> list[dict[str, Tensor]]:
         """Compute it for several clients, of one layer from a pass over all of their samples; this one among them."""
         return layer_gradients(self.task, self.weights, [other.shard for other in others], self.names)
 
@@ -234,11 +234,11 @@ class Losses:
         """The models; samples with a mask and without go apart."""
         return Losses, id(self.task), same_weights(self.models), self.shard.mask is None
 
-    def alone(self) -> Tensor:
+    def run_single(self) -> Tensor:
         """Compute them for one client."""
         return mean_losses(self.task, self.models, self.shard)
 
-    def together(self, others: Sequence[Losses]) -> list[Tensor]:
+    def run_batched(self, others: Sequence[Losses]) -> list[Tensor]:
         """Compute them for several clients, from passes of all models over all of their samples.
 
         Args:

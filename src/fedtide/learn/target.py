@@ -1,8 +1,8 @@
-"""What rows are labeled with: classes, numbers, quantiles of numbers, counts, or several labels at once.
+"""Targets: classes, numbers, quantiles of numbers, counts, or several labels at once.
 
-A target reads a model's outputs. `told(outputs)` is what the model says of each row, in the units of the data and in
-the shape of the outputs; everything that follows (losses, mixtures, sums of an evaluation) is of that. Settings that
-become targets once rows are known are in `fedtide.data.targets`.
+A target turns a model's outputs into answers in the units of the data, in the shape of the outputs (`read_outputs`).
+Losses, mixtures and sums of an evaluation take these answers. Settings that become targets once rows are known are in
+`fedtide.data.targets`.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Target(Protocol):
         return OfTarget(self)
 
     @abstractmethod
-    def told(self, outputs: Tensor) -> Tensor:
+    def read_outputs(self, outputs: Tensor) -> Tensor:
         """Return what outputs (..., width) say, in their shape."""
 
     def each(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the training loss of each row (rows,) from outputs (rows, width)."""
-        return self.losses(self.told(outputs), y)
+        return self.losses(self.read_outputs(outputs), y)
 
     @abstractmethod
     def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -132,7 +132,7 @@ def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
 class Classes(Target):
     """One class of several for each row, or for each step of a sequence; the model gives logits.
 
-    >>> CLASSES.told(torch.zeros(1, 2)).exp()
+    >>> CLASSES.read_outputs(torch.zeros(1, 2)).exp()
     tensor([[0.5000, 0.5000]])
     """
 
@@ -143,7 +143,7 @@ class Classes(Target):
         """Cross-entropy."""
         return CrossEntropy()
 
-    def told(self, outputs: Tensor) -> Tensor:
+    def read_outputs(self, outputs: Tensor) -> Tensor:
         """Return log-probabilities."""
         return F.log_softmax(outputs, -1)
 
@@ -269,7 +269,7 @@ class NumberTarget(Measured):
         """One, or mean and logarithm of the standard deviation."""
         return 1 + (self.form == "gaussian")
 
-    def told(self, outputs: Tensor) -> Tensor:
+    def read_outputs(self, outputs: Tensor) -> Tensor:
         """Return means, and logarithms of standard deviations where the model says them, in the units of the data."""
         means = self.center + self.scale * outputs[..., :1]
         if self.form != "gaussian":
@@ -324,7 +324,7 @@ class QuantileTarget(Measured):
         """Pinball losses are none."""
         return False
 
-    def told(self, outputs: Tensor) -> Tensor:
+    def read_outputs(self, outputs: Tensor) -> Tensor:
         """Return quantiles in the units of the data, ascending: those that cross are sorted, which makes no error worse
         (Chernozhukov, Fernández-Val, Galichon, Econometrica 78, 2010).
         """
@@ -366,7 +366,7 @@ class CountTarget(Measured):
 
     kind: Literal["counts"] = "counts"
 
-    def told(self, outputs: Tensor) -> Tensor:
+    def read_outputs(self, outputs: Tensor) -> Tensor:
         """Return logarithms of means; outputs of 0 say the mean of the known counts."""
         return outputs + math.log(self.center)
 
@@ -415,7 +415,7 @@ class LabelsTarget(Target):
         """One output for each label."""
         return self.labels
 
-    def told(self, outputs: Tensor) -> Tensor:
+    def read_outputs(self, outputs: Tensor) -> Tensor:
         """Return logits, as they are."""
         return outputs
 

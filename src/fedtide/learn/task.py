@@ -15,7 +15,7 @@ from fedtide.core.base import Memory, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
-from fedtide.learn.device import CPU, home, read, run_in_bfloat, there
+from fedtide.learn.device import CPU, read, run_in_bfloat, to_cpu, to_device
 from fedtide.learn.fast import ModulePasses
 from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.scratch import Scratch
@@ -133,13 +133,13 @@ class Task:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
-    def there(self, value: Any) -> Any:
+    def to_device(self, value: Any) -> Any:
         """Move tensors, also in tuples, to the task's device."""
-        return there(value, self.device)
+        return to_device(value, self.device)
 
     def run(self, module: nn.Module, x: Tensor) -> Any:
         """Run the task's module on prepared `inputs`, on its device: the only place where it is called."""
-        x = self.there(x)
+        x = self.to_device(x)
         return run_in_bfloat(module, x) if self.bfloat else module(x)
 
     def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:
@@ -147,7 +147,7 @@ class Task:
 
         Consume all of them before the task is used for anything else: there is one module.
         """
-        return map(home, self._evaluated(weights, x))
+        return map(to_cpu, self._evaluated(weights, x))
 
     @torch.no_grad()
     def _evaluated(self, weights: Weights, x: Tensor) -> Iterator[Any]:
@@ -162,10 +162,10 @@ class Task:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
         return concat_passes(self.outputs(weights, x), len(x))
 
-    def told(self, weights: Weights, x: Tensor, *, double: bool = False) -> Tensor:
-        """Return what the model says of samples: log-probabilities in the shape of the logits (`Target.told`)."""
+    def predict_rows(self, weights: Weights, x: Tensor, *, double: bool = False) -> Tensor:
+        """Return what the model says of samples: log-probabilities in the shape of the logits (`Target.read_outputs`)."""
         logits = self.logits(weights, x)
-        return self.target.told(logits.double() if double else logits)
+        return self.target.read_outputs(logits.double() if double else logits)
 
     def row_losses(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the plain loss of each sample in float64, in evaluation mode; for sequences that of each step.
@@ -175,14 +175,17 @@ class Task:
         found, done = [], 0
         for outputs in self._evaluated(weights, x):
             rows = slice(done, done + len(outputs))
-            told, counted = self.target.told(outputs.double()), None if mask is None else self.there(mask[rows])
-            found.append(home(self.target.losses(told, self.there(y[rows]), counted)))
+            told, counted = (
+                self.target.read_outputs(outputs.double()),
+                None if mask is None else self.to_device(mask[rows]),
+            )
+            found.append(to_cpu(self.target.losses(told, self.to_device(y[rows]), counted)))
             done = rows.stop
         return torch.cat(found)
 
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Return the plain loss of each sample (samples,), in evaluation mode; for sequences the mean."""
-        told = self.told(weights, shard.x)
+        told = self.predict_rows(weights, shard.x)
         return self.target.losses(told, shard.y, shard.mask) if len(shard) else told.new_empty(0)
 
     @torch.no_grad()
@@ -202,7 +205,7 @@ class Task:
     def _loss(self, module: nn.Module, shard: Shard, shared: Any, columns: Columns) -> tuple[Tensor, int]:
         """Return the mean training loss of one pass, and the number of labels in the mean."""
         outputs = self.run(module, self.inputs(shard.x))
-        value = self.loss.value(outputs, *self.there((shard.y, shared, columns)))
+        value = self.loss.value(outputs, *self.to_device((shard.y, shared, columns)))
         return value, label_count(shard.y, shard.mask)
 
     def differentiate(
@@ -266,7 +269,7 @@ class Task:
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
             some = shard.pick(rows)
-            given = self.there((some.y, shared, tuple(column[rows] for column in columns)))
+            given = self.to_device((some.y, shared, tuple(column[rows] for column in columns)))
             value, part = self.differentiate(self.loss, self.inputs(some.x), *given, names=names)
             count = label_count(some.y, some.mask)
             seen += count
@@ -279,12 +282,12 @@ class Task:
             made.append((value, share))
         for found, share in read(made):
             loss += share * (found - loss)
-        return dict(zip(names or self.scratch.names, map(home, gradient), strict=True)), loss
+        return dict(zip(names or self.scratch.names, map(to_cpu, gradient), strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""
         del memories, owner
-        return Prediction(self.told(payload, x))
+        return Prediction(self.predict_rows(payload, x))
 
 
 def parts(rows: int, steps: int = 1) -> Iterator[slice]:

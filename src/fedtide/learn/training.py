@@ -14,11 +14,11 @@ from fedtide.core.base import Answer, Memory, Moment, Shard, Sum, Weighted, Weig
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves, size_in_bytes
 from fedtide.core.weights import layers_of, squared_lengths
-from fedtide.learn.device import CPU, home
+from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.shared_passes import utility
 from fedtide.learn.stack import Fit
-from fedtide.learn.steps import Steps, Train, alone
+from fedtide.learn.steps import Steps, Train, run_steps
 from fedtide.learn.task import Task
 
 Weighting = Annotated[
@@ -68,7 +68,7 @@ class Training:
 
     def __call__(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Train one client; None without a step."""
-        return alone(self.start(payload, memory, shard, moment, rng))
+        return run_steps(self.start(payload, memory, shard, moment, rng))
 
     def start(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         """Begin to train one client, in steps."""
@@ -124,13 +124,13 @@ def sum_updates(deltas: Weights, weight: Tensor, *, squares: bool) -> dict[str, 
     def add(leaf: Tensor) -> Tensor:
         kind = leaf.dtype if leaf.device.type == CPU else torch.float64  # which costs a GPU little beside its training
         shares = weight.to(leaf.device, kind)
-        return home((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
+        return to_cpu((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
 
     whole = float(weight.sum())
     total: dict[str, Any] = {"delta": Sum(map_leaves(add, deltas), whole)}
     if squares:
         each = {name: param.flatten(1).double().square().sum(1) for name, param in deltas.params.items()}
-        lengths = [home(torch.stack([each[name] for name in names]).sum(0)) for names in layers_of(deltas).values()]
+        lengths = [to_cpu(torch.stack([each[name] for name in names]).sum(0)) for names in layers_of(deltas).values()]
         total |= {"squares": Sum(weight @ torch.stack(lengths, 1), whole), "weight": Sum(float(weight @ weight), whole)}
     return total
 

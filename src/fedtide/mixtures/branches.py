@@ -22,7 +22,7 @@ from fedtide.core.base import Facts, Prediction, Shard, Weighted, Weights, mean
 from fedtide.core.errors import refused
 from fedtide.core.trees import Tree
 from fedtide.learn.branched_task import logits_and_features
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.local import Fitted
 from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_part, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
@@ -145,14 +145,14 @@ class BranchLosses:
         """The model; samples with a mask and without go apart."""
         return BranchLosses, id(self.task), same_weights([self.weights]), self.shard.mask is None
 
-    def alone(self) -> Tensor:
+    def run_single(self) -> Tensor:
         """Compute them for one client."""
         return losses_of(self.task, self.weights, self.shard)
 
-    def together(self, others: Sequence[BranchLosses]) -> Sequence[Tensor]:
+    def run_batched(self, others: Sequence[BranchLosses]) -> Sequence[Tensor]:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
         whole = all_rows([other.shard for other in others])
-        return replace(self, shard=whole).alone().split([len(other.shard) for other in others], 1)
+        return replace(self, shard=whole).run_single().split([len(other.shard) for other in others], 1)
 
 
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
@@ -192,7 +192,7 @@ def blend_branches(
             made = torch.empty(logits.shape[1:], dtype=torch.float64)
             # float64 copies of all branches, twice: parts are smaller by that factor.
             for rows in parts(max(made.shape[0], 1), 4 * len(logits) * made.shape[1:-1].numel()):
-                told = task.target.told(logits[:, rows].double())
+                told = task.target.read_outputs(logits[:, rows].double())
                 for name, shares in ways.items():
                     share = shares[done : done + len(made)][rows].clamp(min=1e-12).log().T
                     found = task.target.mixed(told, share.reshape(*share.shape, *[1] * (made.dim() - 1)))
@@ -208,7 +208,7 @@ def blend_branches(
 
 def branch_losses(logits: Tensor, shard: Shard, target: Target = CLASSES) -> Tensor:
     """Return the plain loss (K, rows) of each branch, given logits (K, rows, ..., classes)."""
-    return torch.stack([target.losses(target.told(z), shard.y, shard.mask) for z in logits])
+    return torch.stack([target.losses(target.read_outputs(z), shard.y, shard.mask) for z in logits])
 
 
 def certainty(logits: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def certainty(logits: Tensor) -> Tensor:
 
 def counted_steps(task: Task, x: Tensor) -> Tensor | None:
     """Return the mask of steps that count (rows, steps): the model's own, else all but token 0; None for rows."""
-    x, says = home(x), getattr(getattr(task.scratch.module, "model", None), "counted", None)
+    x, says = to_cpu(x), getattr(getattr(task.scratch.module, "model", None), "counted", None)
     if says is not None:
         return says(x)
     return None if x.is_floating_point() or x.dim() != 2 else x != 0
@@ -252,7 +252,7 @@ def predict_chosen(logits: Tensor, choice: Tensor, target: Target = CLASSES) -> 
     """Predict each row by its chosen branch (rows,)."""
     told, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
     for rows in _parts(logits):
-        told[rows] = target.told(logits[choice[rows], place[rows]])
+        told[rows] = target.read_outputs(logits[choice[rows], place[rows]])
     return Prediction(told, choice)
 
 

@@ -10,7 +10,7 @@ import torch
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.learn.device import home
+from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import Loss
 from fedtide.learn.task import Task
@@ -85,6 +85,6 @@ def train_early_stopping(
 def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tuple[Any, Any]) -> float:
     """Return the mean loss of all samples at once, in evaluation mode."""
     module = task.scratch.load(weights, train=False)
-    found = loss.value(task.run(module, task.inputs(shard.x)), *task.there((shard.y, *prepared)))
-    value = float(home(found))
+    found = loss.value(task.run(module, task.inputs(shard.x)), *task.to_device((shard.y, *prepared)))
+    value = float(to_cpu(found))
     return value if math.isfinite(value) else math.inf

@@ -104,8 +104,8 @@ class Mixture(Personalization):
         else:
             gate_weights, own = kept["gate"], kept["own"]
         log_gate = F.log_softmax(nets.of(self.gate, len(models) + 1).logits(gate_weights, x).double(), -1)
-        told = [nets.of(self.model).told(own, x, double=True)]
-        told += [nets.task.told(each, x, double=True) for each in models]
+        told = [nets.of(self.model).predict_rows(own, x, double=True)]
+        told += [nets.task.predict_rows(each, x, double=True) for each in models]
         mixed = nets.task.target.mixed(torch.stack(told, 1), log_gate[:, :, None], 1)
         return Prediction(mixed, log_gate.argmax(1), log_gate.exp())
 

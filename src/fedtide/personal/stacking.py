@@ -91,7 +91,7 @@ class Stacking(Personalization):
         weights, experts = kept["weights"], self._experts(nets, models, kept["private"])
         # One without weight may say NaN.
         heard = [(*expert, weight) for expert, weight in zip(experts, weights, strict=True) if weight]
-        told = torch.stack([task.told(model, x, double=True) for task, model, _ in heard])
+        told = torch.stack([task.predict_rows(model, x, double=True) for task, model, _ in heard])
         each = torch.stack([weight for *_, weight in heard]).log()
         mixed = nets.task.target.mixed(told, each.reshape(-1, *[1] * (told.dim() - 1)))
         shares = torch.cat([weights[len(models) :].sum().reshape(1), weights[: len(models)]])

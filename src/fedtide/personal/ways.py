@@ -51,7 +51,7 @@ class Choice(Personalization):
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the chosen model."""
         k = int(kept["model"])
-        return Prediction(nets.task.told(models[k], x), torch.full((len(x),), k))
+        return Prediction(nets.task.predict_rows(models[k], x), torch.full((len(x),), k))
 
 
 @ingredient
@@ -84,7 +84,7 @@ class FineTuned(Personalization):
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the client's fine-tuned copy."""
-        return Prediction(nets.task.told(kept["own"], x), torch.full((len(x),), int(kept["model"])))
+        return Prediction(nets.task.predict_rows(kept["own"], x), torch.full((len(x),), int(kept["model"])))
 
 
 @ingredient
@@ -119,7 +119,7 @@ class Alone(OwnModel):
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the client's model."""
-        return Prediction(nets.of(self.model).told(kept["own"], x))
+        return Prediction(nets.of(self.model).predict_rows(kept["own"], x))
 
 
 @ingredient
@@ -145,7 +145,7 @@ class Ensemble(OwnModel):
         if self.of == "logits":
             return Prediction(F.log_softmax(torch.stack(logits).sum(0), -1))
         target = nets.task.target
-        return Prediction(target.mixed(torch.stack([target.told(each.double()) for each in logits])))
+        return Prediction(target.mixed(torch.stack([target.read_outputs(each.double()) for each in logits])))
 
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]

@@ -133,7 +133,7 @@ class Predicting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities (rows, classes), or columns (rows, columns)."""
-        told = self.target.told(self.network(x))
+        told = self.target.read_outputs(self.network(x))
         columns = self.target.columns(told)
         return torch.stack(list(columns.values()), -1) if columns else told
 

@@ -22,7 +22,7 @@ from fedtide.core.trees import Tree, children, is_node
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.scoring import decision_units
-from fedtide.learn.device import CPU, home
+from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models.branched import unbranched
@@ -152,7 +152,7 @@ class Models:
         population = self.host.population
         some, _ = population.pool(population.clients[:most], self.moment, "train")
         made = made_up(*population.few(), rows=most).x
-        return self.task.inputs(torch.cat([home(some.x[:most]), made.to(some.x.dtype)]))
+        return self.task.inputs(torch.cat([to_cpu(some.x[:most]), made.to(some.x.dtype)]))
 
     def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.
@@ -240,7 +240,7 @@ def mixed(
     tries = [[(found, 1.0)] for found in (*networks_in(memory, like), *shared)]
     if task.target == CLASSES and said.weights is not None and len(shared) == said.weights.shape[1]:
         tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
-    told = ((parts, task.target.told(module_of(task, parts)(rows))) for parts in tries)
+    told = ((parts, task.target.read_outputs(module_of(task, parts)(rows))) for parts in tries)
     return next((parts for parts, each in told if agree(task, each, said.told)), None)
 
 

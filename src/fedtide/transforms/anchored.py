@@ -151,7 +151,7 @@ class Anchored:
             if served is None or val is None or not len(val):
                 return None
             own = algorithm.predict(served[0], [served[1]], val.x, torch.zeros(len(val), dtype=torch.int64)).told
-            anchor = task.told(payload.anchor, val.x, double=True)
+            anchor = task.predict_rows(payload.anchor, val.x, double=True)
             return likelihoods_of(own, anchor, val, task.target)
 
         def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
@@ -183,7 +183,7 @@ class Anchored:
 
             def mixed(payload: Received, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
                 found, share = predict(payload.method, memories, x, owner), payload.share
-                other, says = task.told(payload.anchor, x, double=True), task.target.says
+                other, says = task.predict_rows(payload.anchor, x, double=True), task.target.says
                 choice, weights = found.choice, found.weights
                 if weights is not None:
                     last = torch.full((len(x), 1), share, dtype=torch.float64)

@@ -359,7 +359,9 @@ def test_beside_a_choice_the_anchor_is_mixed_in_and_for_other_ways_it_is_one_of_
     payload, _ = algorithm.serve(run.state, run.host.population.clients)
     payload = replace(payload, share=0.25)
     task = task_in(experiment, experiment.method[0], run.host.population)
-    anchor, second = (task.told(each, x, double=True) for each in (run.state.own.weights, run.state.inner.weights[1]))
+    anchor, second = (
+        task.predict_rows(each, x, double=True) for each in (run.state.own.weights, run.state.inner.weights[1])
+    )
     chosen = algorithm.predict(payload, [{"model": torch.tensor(1)}], x, owner)
     torch.testing.assert_close(chosen.told.exp(), 0.25 * anchor.exp() + 0.75 * second.exp())
     other = algorithm.others["fine-tuned"].predict(payload, [None], x, owner)

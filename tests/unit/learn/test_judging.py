@@ -167,7 +167,7 @@ def test_sequences_without_a_mask_have_one_mean():
     models = [task.init(Rng(k)) for k in range(2)]
     alone, (together, _) = (
         mean_losses(task, models, shard),
-        Losses(task, models, shard).together([Losses(task, models, shard)] * 2),
+        Losses(task, models, shard).run_batched([Losses(task, models, shard)] * 2),
     )
     assert alone.shape == (2,)
     torch.testing.assert_close(alone, together)
