@@ -1,8 +1,11 @@
-"""The device that models compute on: what goes there, and what comes home.
+"""The device and the precision that models compute with.
 
-Weights, answers, memory and sums stay on the CPU. A task has its module on its device, moves there what it is given,
-and brings results home. Features of a simulation's rows lie there (`resident`), and a client's `Shard.x` is gathered
-from them. Code that computes with it other than by the task, or keeps it, brings it home first.
+Weights, answers, memory and sums stay on the CPU. A task has its module on its device, moves inputs to the device, and
+moves results back. Features of a simulation's rows are on the device (`resident`), and a client's `Shard.x` is gathered
+from them. Other code moves `Shard.x` to the CPU before it computes with it or keeps it.
+
+In bfloat16, parameters, gradients, sums and updates stay in float32. Matrix products and convolutions use bfloat16; the
+output of a module is converted back to float32, and so losses, decisions and predictions are in float32.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def to_device(value: Any, device: str) -> Any:
 
 
 def to_cpu(value: Any) -> Any:
-    """Bring tensors, also in tuples, to the CPU; those that are there are unchanged."""
+    """Move tensors, also in tuples, to the CPU; anything else is unchanged."""
     if isinstance(value, tuple):
         return tuple(to_cpu(each) for each in value)
     return value.cpu() if isinstance(value, Tensor) else value

@@ -163,7 +163,7 @@ class Task:
         return concat_passes(self.outputs(weights, x), len(x))
 
     def predict_rows(self, weights: Weights, x: Tensor, *, double: bool = False) -> Tensor:
-        """Return what the model says of samples: log-probabilities in the shape of the logits (`Target.read_outputs`)."""
+        """Return the answers for samples, such as log-probabilities, in the shape of the logits (`Target.read_outputs`)."""
         logits = self.logits(weights, x)
         return self.target.read_outputs(logits.double() if double else logits)
 
@@ -172,16 +172,14 @@ class Task:
 
         With `mask` (samples, steps), return that of each sequence: the mean over the steps that count.
         """
-        found, done = [], 0
+        losses, done = [], 0
         for outputs in self._evaluated(weights, x):
             rows = slice(done, done + len(outputs))
-            told, counted = (
-                self.target.read_outputs(outputs.double()),
-                None if mask is None else self.to_device(mask[rows]),
-            )
-            found.append(to_cpu(self.target.losses(told, self.to_device(y[rows]), counted)))
+            counted = None if mask is None else self.to_device(mask[rows])
+            answers = self.target.read_outputs(outputs.double())
+            losses.append(to_cpu(self.target.losses(answers, self.to_device(y[rows]), counted)))
             done = rows.stop
-        return torch.cat(found)
+        return torch.cat(losses)
 
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Return the plain loss of each sample (samples,), in evaluation mode; for sequences the mean."""

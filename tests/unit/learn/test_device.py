@@ -189,7 +189,7 @@ def test_a_shift_of_the_users_own_finds_rows_on_the_cpu():
 
 def test_rows_that_take_too_much_of_a_gpu_stay_where_they_are(monkeypatch):
     rows = torch.zeros(100, 10)
-    monkeypatch.setattr(device, "there", lambda value, where: where)
+    monkeypatch.setattr(device, "to_device", lambda value, where: where)
     for memory, where in ((8 * rows.nbytes, "cuda"), (8 * rows.nbytes - 1, rows)):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, m=memory: SimpleNamespace(total_memory=m))
         assert device.resident(rows, "cuda") is where
@@ -260,7 +260,7 @@ def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_device_is_waited_for_once_a_training(epochs, monkeypatch):
     read = []
-    monkeypatch.setattr(device, "home", lambda value: read.append(len(value)) or value)
+    monkeypatch.setattr(device, "to_cpu", lambda value: read.append(len(value)) or value)
     task, trainer = Task(network, device="cpu:0"), LocalTrainer(batch_size=4, epochs=epochs)
     given = task, task.loss, task.init(Rng(0)), pictures(), Moment(0, 1), Rng(0)
     whole = trainer(*given).loss
@@ -337,7 +337,7 @@ def test_steps_that_do_not_count_are_left_out_on_a_device_as_here(name, monkeypa
 @pytest.mark.parametrize("ask", [Task.objective, Task.gradient])
 def test_a_device_is_waited_for_once_however_many_passes(ask, monkeypatch):
     reads = []
-    monkeypatch.setattr(device, "home", lambda value: reads.append(len(value)) or value)
+    monkeypatch.setattr(device, "to_cpu", lambda value: reads.append(len(value)) or value)
     monkeypatch.setattr(tasks, "ROWS", 4)
     task = Task(network, device="cpu:0")
     ask(task, task.init(Rng(0)), pictures())
