@@ -163,7 +163,7 @@ class Task:
         return concat_passes(self.outputs(weights, x), len(x))
 
     def predict_rows(self, weights: Weights, x: Tensor, *, double: bool = False) -> Tensor:
-        """Return the answers for samples, such as log-probabilities, in the shape of the logits (`Target.read_outputs`)."""
+        """Return the answers for samples (`Target.read_outputs`), in the shape of the logits."""
         logits = self.logits(weights, x)
         return self.target.read_outputs(logits.double() if double else logits)
 
