@@ -17,7 +17,7 @@ import tomli_w
 import fedtide as ft
 from fedtide.cli import commands as cli
 from fedtide.config import read
-from fedtide.personal.expert_nets import ALONE
+from fedtide.personal.client_networks import ALONE
 from fedtide.runs.request import Output
 from fedtide.tuning import tournament
 from fedtide.tuning.ladder import Ladder

@@ -11,19 +11,17 @@ from fedtide.algorithms.auxo import (
     AtRounds,
     ByEvidence,
     State,
+    add_evidence,
     auxo,
-    learn_evidence,
     rewards,
-    side_of,
     sides_of,
     split_cluster,
-    with_sides,
 )
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from helpers.picked import By
-from helpers.quadratics import TASK, at, fleet_of, population
+from helpers.quadratics import TASK, at, fleet_of, models, played, population
 
 HALF = LocalTrainer(lr=0.5, batch_size=0)
 PLAIN = {"epsilon": 0.0, "min_participants": 2}
@@ -35,14 +33,8 @@ def states(targets, took, start=1.0, seed=0, **options):
     algorithm = auxo(TASK, HALF, **options)
     fleet = fleet_of(algorithm, [[y] for y in targets])
     state = replace(algorithm.init(fleet, Rng(0)), weights=(at(start),))
-    for number in range(len(took)):
-        fleet.begin(Moment(number, len(took), 0.0))
-        state, facts = algorithm.round(state, fleet, Rng(seed).at(number, "server"))
-        yield state, facts, fleet.queries[0]
-
-
-def models(state) -> list[float]:
-    return [float(weights.params["weight"]) for weights in state.weights]
+    for after, facts in played(algorithm, fleet, state, len(took), seed):
+        yield after, facts, fleet.queries[0]
 
 
 def where(state) -> list[int]:
@@ -136,11 +128,6 @@ def table(sides, reward=None, *, divided=True) -> State:
     return State((at(0.0),), (None,), reward, sides, times, torch.tensor([divided]), torch.tensor([1]))
 
 
-def test_sides_are_those_of_more_evidence():
-    state = table([[1.5, -0.5], [-0.5, 1.5], [0.5, 0.5], [1.5, -0.5]], [1.0, 1.0, 1.0, -1.0])
-    assert side_of(state, torch.arange(4), 0).tolist() == [0, 1, 2, 2]
-
-
 def test_who_has_no_side_gets_that_of_the_nearest():
     state = table([[1.5, -0.5], [-0.5, 1.5], [0.5, 0.5], [0.5, 0.5]])
     unit = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.8, 0.6]]).double()
@@ -165,8 +152,8 @@ def test_only_who_is_known_begins_the_sides_of_a_later_cluster():
     at_, side = sides_of(state, 0, torch.arange(3), unit, torch.tensor([True, True, False]), Rng(0))
     assert (at_.tolist(), side.tolist()) == ([0, 1], [0, 1])
     assert len(sides_of(state, 0, torch.arange(3), unit, torch.tensor([True, False, False]), Rng(0))[0]) == 0
-    assert with_sides(state, 0, torch.arange(3), unit, Rng(0)).divided.tolist() == [True]
-    assert with_sides(state, 0, torch.arange(1), unit[:1], Rng(0)).divided.tolist() == [False]
+    assert add_evidence(state, 0, torch.arange(3), unit, Rng(0)).divided.tolist() == [True]
+    assert add_evidence(state, 0, torch.arange(1), unit[:1], Rng(0)).divided.tolist() == [False]
 
 
 def test_rewards_fall_with_the_distance_from_those_that_are_known():
@@ -184,8 +171,8 @@ def test_a_negative_reward_takes_the_evidence_for_sides_away():
     assert len(state.weights) == 2
     state = replace(state, sides=torch.tensor([1.5, -0.5]).double().expand(3, 2, 2))
     reward = state.reward.clone()
-    sketches = torch.tensor([[0.0], [0.1], [9.0]])
-    after = learn_evidence(state, 0, torch.arange(3), sketches, Rng(0))
+    sketches = torch.tensor([[0.0], [0.1], [9.0]]).double()
+    after = add_evidence(state, 0, torch.arange(3), sketches - sketches.mean(0), Rng(0))
     more = after.reward[:, 0] - reward[:, 0]
     assert (more > 0).tolist() == [True, True, False]
     assert after.sides[2, 0].tolist() == [float(after.reward[2, 0]) / 2] * 2
@@ -205,10 +192,3 @@ def test_a_client_that_was_never_asked_takes_the_model_that_fits():
     assert algorithm.adapt(served[2], None, replace(shard, x=shard.x[:0], y=shard.y[:0]), now, Rng(0)) is None
     (state, *_), *_ = states([0, 4], [[0]])
     assert algorithm.serve(state, torch.tensor([0, 1, 9]))[1].tolist() == [0, 0, 1]
-
-
-def test_who_was_never_asked_does_not_count_for_the_usual_model():
-    """Of eight clients three take part, two of them in the second cluster; the first row is in the first."""
-    *_, (state, *_) = states([0, 4, 4, 0, 0, 0, 0, 0], [[0, 1, 2]], split=AtRounds((1,)))
-    served, slot = auxo(TASK, HALF).serve(state, torch.arange(4))
-    assert (slot.tolist(), served[2].usual) == ([0, 1, 1, 2], 1)

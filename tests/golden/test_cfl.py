@@ -13,7 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from helpers.cfl_released import cfl_released
 from helpers.picked import By
-from helpers.quadratics import TASK, at, fleet_of, population
+from helpers.quadratics import TASK, at, fleet_of, models, played, population
 
 HALF = LocalTrainer(lr=0.5, batch_size=0)
 EAGER = {"eps1": 1e9, "eps2": 0.0, "split_after": 0, "gamma": 0.0}
@@ -28,15 +28,7 @@ def begun(targets, start=1.0, make=cfl, **options):
 
 def states(targets, rounds, start=1.0, **options):
     """The state and the facts after each round."""
-    algorithm, fleet, state = begun(targets, start, **options)
-    for number in range(rounds):
-        fleet.begin(Moment(number, rounds, 0.0))
-        state, facts = algorithm.round(state, fleet, Rng(0).at(number, "server"))
-        yield state, facts
-
-
-def models(state) -> list[float]:
-    return [float(weights.params["weight"]) for weights in state.weights]
+    return played(*begun(targets, start, **options), rounds)
 
 
 def clusters(state) -> list[list[int]]:
@@ -115,13 +107,6 @@ def test_as_released_places_are_taken_for_ids():
     zero, two, one = (d[0] + d[2]) / 2, (d[2] + d[5]) / 2, (d[1] + d[3]) / 2
     more = [after[0] + zero, after[1] + one, after[2] + zero + two, after[3] + one, w, after[5] + two]
     assert held(found[4][0]) == pytest.approx(more)
-
-
-def test_four_groups_are_split_again_and_again():
-    """Targets 0, 4, 20 and 24, two clients each: first {0, 4} from {20, 24}, then each of these."""
-    targets = [0, 4, 20, 24, 0, 4, 20, 24]
-    *_, (state, _) = states(targets, 14, start=12.0, **{**EAGER, "eps1": 0.1})
-    assert sorted(map(tuple, clusters(state))) == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
 def test_a_client_that_slept_through_two_splits_goes_through_both():

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedtide.algorithms.fedbuff import fedbuff
-from fedtide.cohorts import Everyone, Uniform
+from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment
-from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
 from fedtide.fleets.devices import DeviceClock
@@ -84,11 +83,6 @@ def test_whoever_holds_nothing_takes_nobodys_place(monkeypatch):
     monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
     step = next(play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9))
     assert (value(step.state), step.seconds, len(step.state.flight.clients)) == (1.5, 1.0, 0)
-
-
-def test_more_than_are_counted_cannot_be_asked():
-    with pytest.raises(FedtideError, match=r"cohort.over_selection: found 1.5, allowed: 1"):
-        fedbuff(TASK, cohort=Uniform(4, over_selection=1.5))
 
 
 def test_only_whoever_begins_is_sent_a_model(monkeypatch):

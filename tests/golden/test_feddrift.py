@@ -14,7 +14,6 @@ import torch
 
 from fedtide.algorithms.feddrift import (
     Eager,
-    Isolate,
     Places,
     distances,
     feddrift,
@@ -22,8 +21,7 @@ from fedtide.algorithms.feddrift import (
     merge_models,
     with_new,
 )
-from fedtide.clusters.served import Served
-from fedtide.core.base import Moment, Shard
+from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.server import SGD
 from helpers.concepts import TASK, TURN, A, B, X, concepts
@@ -43,14 +41,6 @@ def in_use(state) -> list[int]:
 def turned(state) -> list[int]:
     """The sign of d of each model in use."""
     return [int(state.weights[k].params["weight"].diff(dim=0).sign()) for k in in_use(state)]
-
-
-def test_without_drift_there_is_one_model_for_ever():
-    for variant in (Isolate(), Eager()):
-        for state, facts, _ in played(*["AAAA"] * 6, variant=variant, delta=0.0):
-            assert (in_use(state), state.model.tolist()) == ([0], [0, 0, 0, 0])
-            assert (facts["left"], facts["new"], facts["merged"]) == (0, 0, 0)
-        assert turned(state) == [1]
 
 
 def test_two_concepts_are_two_models_after_the_merge():
@@ -180,13 +170,6 @@ def test_with_the_loss_as_measure_it_is_cross_entropy_that_rises():
     assert float(three[0].least[2]) > 2
 
 
-def test_clients_without_rows_do_not_answer_and_keep_their_model():
-    *_, (state, facts, fleet) = played("AAAA", "AAAA", "AAB.")
-    assert [query.answered.tolist() for query in fleet.queries] == [[0, 1, 2], [0, 1, 2]]
-    assert state.model.tolist() == [0, 0, 1, 0]
-    assert facts["left"] == 1
-
-
 def test_whoever_never_answered_takes_what_fits_its_rows():
     algorithm = feddrift(TASK, TURN, rounds_per_step=1)
     stages = [concepts("AAAA."), concepts("AAAA."), concepts("AABB.")]
@@ -201,13 +184,3 @@ def test_whoever_never_answered_takes_what_fits_its_rows():
     assert algorithm.adapt(served[10], None, Shard(X[:0], empty, empty), fleet.moment, Rng(0)) is None
     found = algorithm.predict(served[10], [{"found": torch.tensor(2)}, None], X, torch.tensor([0, 1]))
     assert found.choice.tolist() == [2, 0]
-
-
-def test_the_moment_is_not_needed_to_judge():
-    """Judging is a function of rows and models: the same answer at any moment."""
-    algorithm = feddrift(TASK, TURN)
-    state, *_ = begun(algorithm, concepts("A"))
-    question = Served([state.start])
-    shard = Shard(X, A, torch.arange(2))
-    bad = [algorithm.works["judge"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
-    assert bad == [[0.5], [0.5]]

@@ -13,7 +13,7 @@ from fedtide.core.base import Moment, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from helpers.quadratics import Half
+from helpers.quadratics import Half, models
 from helpers.stages import begun, holding, rounds
 
 
@@ -33,10 +33,6 @@ def targets(*ys: int, registered: int | None = None):
     """A client with one row for each target; none for a negative one."""
     rows = [torch.tensor([y] if y >= 0 else [], dtype=torch.int64) for y in ys]
     return holding([(torch.ones(len(y), 1, dtype=torch.float64), y) for y in rows], classes=9, registered=registered)
-
-
-def models(state) -> list[float]:
-    return [float(weights.params["weight"]) for weights in state.weights]
 
 
 def questions(fleet) -> list[tuple[str, list[int]]]:
@@ -102,15 +98,6 @@ def test_only_whose_labels_have_shifted_is_grouped_again_and_from_the_first_weig
     assert [question for question, _ in questions(fleet)] == ["train"]
 
 
-def test_grouping_a_client_again_that_has_not_shifted_gives_the_same_group():
-    draw = torch.Generator().manual_seed(3)
-    updates = torch.randn(12, 40, generator=draw) + 4 * torch.randn(3, 40, generator=draw).repeat(4, 1)
-    member = groups_of(updates, 3, Rng(0))
-    assert member.tolist() == [0, 1, 2] * 4
-    directions = torch.stack([updates[member == g].mean(0) for g in range(3)])
-    assert nearest_group(updates, directions).equal(member)
-
-
 def test_directions_are_those_of_the_singular_value_decomposition_and_their_signs_do_not_matter(monkeypatch):
     updates = torch.randn(9, 30, generator=torch.Generator().manual_seed(0)) + 2 * torch.eye(3, 30).repeat(3, 1)
     _, _, v = torch.linalg.svd(updates.double(), full_matrices=False)
@@ -138,16 +125,6 @@ def test_the_step_between_groups():
     assert inter_group([three, two], 0.0) == (three, two)
     still, _ = inter_group([three, Weights({"w": torch.zeros(2)})], 1.0)
     assert still.params["w"].tolist() == [3.0, 4.0]
-
-
-def test_groups_that_are_not_drawn_together_do_not_see_each_other():
-    """The group of the targets 4 makes the same steps whatever the other group's targets are."""
-    algorithm = flexcfl(TASK, **TWO)
-    *_, (one, _, _) = rounds(algorithm, [targets(4, 0, 4, 0)] * 3)
-    *_, (two, _, _) = rounds(algorithm, [targets(4, -1, 4, 0)] * 3)
-    assert models(one)[0] == models(two)[0]
-    *_, (three, _, _) = rounds(flexcfl(TASK, **TWO, eta_g=0.1), [targets(4, 0, 4, 0)] * 3)
-    assert models(one)[0] != models(three)[0]
 
 
 def test_until_as_many_as_there_are_groups_have_answered_nobody_trains():

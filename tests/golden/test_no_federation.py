@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fedtide.core.base import Moment
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.device import drawn_from
@@ -92,10 +91,3 @@ def test_centralized_full_batch_descent_is_that_of_fedsgd_with_everybody():
     torch.testing.assert_close(params(ours.state.weights), params(theirs.state.weights), rtol=1e-9, atol=1e-12)
     assert ours.fleet.spent.up == ours.fleet.spent.down == 0
     assert all("loss" in step.facts for step in ours.steps)
-
-
-def test_on_a_real_fleet_it_is_refused():
-    with pytest.raises(FedtideError, match=r"all clients. rows are asked for, which only a simulation knows"):
-        played(toy("centralized"), sums_only=True)
-    run = played(toy("centralized"), rounds=1)
-    assert len(run.fleet.all_rows) == int(run.host.population.counts(run.fleet.reachable, "train").sum())

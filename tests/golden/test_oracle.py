@@ -59,13 +59,6 @@ def test_the_optimizer_of_a_new_group_begins_anew():
     assert [memo["w"].tolist() for memo in made.server] == [[1.0, 1.0], [0.0, 0.0]]
 
 
-def test_who_goes_to_a_group_that_is_there_takes_its_model():
-    state = State((model(1.0), model(3.0)), ((), ()), torch.tensor([0, 0]))
-    made = regroup(state, torch.tensor([1, 0]), SGD(), 2)
-    assert made.weights == state.weights
-    assert made.group.tolist() == [1, 0]
-
-
 @pytest.mark.parametrize("kind", HELD)
 def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind):
     experiment = drifting(kind)
@@ -100,19 +93,3 @@ def test_the_truth_is_for_those_who_say_that_they_look_at_it():
     with pytest.raises(FedtideError, match="which only a simulation knows; allowed: sums only"):
         _ = fleet.true_groups
     assert played(toy("oracle"), rounds=1).host.algorithm.traits.reveals == ("true_groups",)
-
-
-def test_it_is_better_than_one_model_where_groups_contradict_each_other():
-    options = {"local": {"lr": 0.3, "batch_size": 8, "epochs": 3}, "cohort": "everyone"}
-    source = {"kind": "gaussians", "samples": 640, "dims": 4, "classes": 3, "domains": 1}
-    accuracy = {}
-    for name in ("oracle", "fedavg"):
-        experiment = toy(
-            name, options, rounds=12, data={"source": source, "groups": {"by": "none"}},
-            shift={"who": "always", "how": {"kind": "label-swaps", "every": 1, "fraction": 0.5, "concepts": 2}},
-        )  # fmt: skip
-        run = played(experiment)
-        judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
-        accuracy[name] = {view.name: scores.accuracy for view, scores, _ in judge.scores(run.state)}
-    assert accuracy["oracle"]["train_clients"] > accuracy["fedavg"]["train_clients"] + 0.1
-    assert accuracy["oracle"]["held_out_clients"] > accuracy["fedavg"]["held_out_clients"] + 0.1

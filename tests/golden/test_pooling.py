@@ -22,11 +22,8 @@ import torch
 
 from fedtide.clusters.rounds import mean_of_all
 from fedtide.core.base import Weighted, Weights
-from fedtide.core.errors import FedtideError
 from fedtide.core.sums import add, finish
-from fedtide.core.trees import same
 from fedtide.core.weights import squared_lengths
-from fedtide.runs.preflight import preflight
 from fedtide.transforms.pooled import pool_updates
 from helpers.toys import played, toy
 
@@ -127,28 +124,3 @@ def test_a_run_pools_and_says_how_far():
     model = plain.fleet.queries[-1].cost.up // len(plain.fleet.queries[-1].answered)
     extra = run.fleet.queries[-1].cost.up // len(run.fleet.queries[-1].answered) - model
     assert extra == (2 + 1 + 2) * 8  # two layers, the weight, and what each of the two leaves counts for
-
-
-FAST = {"cohort": "everyone", "local": {"lr": 4.0, "batch_size": 4}}
-DRIFTING = {**FAST, "rounds_per_step": 1, "delta": 0.0}
-
-
-def test_feddrift_pools_too():
-    run = played(toy("feddrift", {**DRIFTING, "transforms": ["pooled"]}, shift={"who": "always"}), rounds=6)
-    several = [step for step in run.steps if int((step.facts.get("members", torch.ones(1)) > 0).sum()) > 1]
-    assert several
-    assert all(0 <= step.facts["apart"] <= 1 for step in run.steps)
-
-
-def test_one_model_of_feddrift_is_the_same_pooled():
-    pooled, plain = (
-        played(toy("feddrift", {**FAST, "delta": 1.0, "transforms": names}), rounds=4) for names in (["pooled"], [])
-    )
-    assert same(pooled.state.inner.weights[0], plain.state.weights[0])
-
-
-def test_pooling_with_fairness_is_one_line():
-    with pytest.raises(
-        FedtideError, match=r"'pooled' is not allowed with 'fielding', because with q > 0 a cluster's step is no mean"
-    ):
-        preflight(toy("fielding", {"q": 1.0, "transforms": ["pooled"]}))

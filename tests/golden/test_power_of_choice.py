@@ -124,12 +124,6 @@ def test_several_candidates_are_drawn_by_size_without_replacement():
     assert (found / 4000).tolist() == pytest.approx([5 / 12, 11 / 15, 17 / 20, 0, 0, 0], abs=0.03)
 
 
-def test_of_a_cluster_without_a_place_no_client_is_asked():
-    fleet = Fleet()
-    assert picked(PowerOfChoice(2, d=6), fleet, among=torch.tensor([0, 1, 3]), m=0) == []
-    assert [question for question, _ in fleet.asked] == ["count"]
-
-
 def test_where_there_is_no_model_yet_they_are_drawn_by_size():
     fleet = Fleet()
     memo = PowerOfChoice(2).init(fleet)
@@ -146,13 +140,3 @@ def test_a_candidate_that_does_not_answer_is_not_picked():
     assert cohort.pick(memo, fleet, Rng(0), partial(shared_weights, State()), only, 1).tolist() == [
         5
     ]  # none to compare
-
-
-def test_ties_are_broken_at_random():
-    """Clients 1 of one row each with the same loss: each comes about half of the time."""
-    S[1], kept = S[0], S[1]
-    try:
-        found = [picked(PowerOfChoice(1, d=6), Fleet(), seed, among=torch.tensor([0, 1]))[0] for seed in range(200)]
-    finally:
-        S[1] = kept
-    assert 70 < sum(found) < 130

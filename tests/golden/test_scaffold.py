@@ -7,7 +7,6 @@ row and client 1 three. Means are uniform unless said otherwise, and the joint o
 from __future__ import annotations
 
 import pytest
-import torch
 
 from fedtide.algorithms.fedavg import State as Averaged
 from fedtide.algorithms.fedavg import fedavg
@@ -139,11 +138,3 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(variant):
     controlled = after(scaffold(TASK, uneven, variant=variant, cohort=EVERYONE), start(), 200, targets)
     assert value(controlled) == pytest.approx(2.0, abs=1e-9)
     assert control(controlled) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_with_one_full_step_both_options_are_the_same():
-    """(w - y) / rate is then the gradient at w, less the correction."""
-    once = LocalTrainer(lr=0.5, batch_size=0)
-    one, two = (after(scaffold(TASK, once, variant=v, cohort=EVERYONE), start(), rounds=5) for v in ("I", "II"))
-    assert torch.allclose(one.weights.params["weight"], two.weights.params["weight"], rtol=1e-12, atol=0)
-    assert control(one) == pytest.approx(control(two), abs=1e-12)

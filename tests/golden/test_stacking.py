@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +10,8 @@ import torch
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
-from fedtide.personal.expert_nets import Networks
-from fedtide.personal.stacking import Stacking, stack
-from helpers.toys import played, toy
-
-FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
+from fedtide.personal.client_networks import Networks
+from fedtide.personal.expert_mixtures import Stacking, stack
 
 
 def logs(*rows: tuple[float, ...]) -> torch.Tensor:
@@ -91,27 +87,3 @@ def test_without_validation_rows_it_is_the_choice_by_training_rows():
     assert found.weights.tolist() == [[0, 0, 1]] * 3
     assert found.choice.tolist() == [2] * 3
     assert Stacking().fit(nets, models, shard.pick(slice(0, 0)), Moment(0, 1), Rng(0)) is None
-
-
-def test_a_model_that_says_nothing_finite_gets_no_weight():
-    task = Task(lambda: torch.nn.Linear(1, 2), example=torch.zeros(1, 1))
-    broken = fixed(task, 0.5, 0.5)
-    nets, models = (
-        Networks(task),
-        [Weights({**broken.params, "bias": torch.full((2,), torch.nan)}), fixed(task, 0.3, 0.7)],
-    )
-    val = Shard(torch.zeros(2, 1), torch.tensor([1, 1]), torch.arange(2))
-    shard = replace(val, fetch_val=lambda: val)
-    kept = Stacking().fit(nets, models, shard, Moment(0, 1), Rng(0))
-    assert kept["weights"][0] == 0
-    assert bool(Stacking().predict(nets, models, kept, val.x).told.isfinite().all())
-
-
-def test_weights_of_a_federations_clients_sum_to_their_rows():
-    way = {"kind": "stacking", "solver": FEW, "tuning": FEW, "model": "linear"}
-    run = played(toy("aem", {"clusters": 3, "drop_unused": False, "transforms": [way]}), rounds=2)
-    clients = run.host.population.clients
-    payload, _ = run.host.algorithm.serve(run.state, clients)
-    scores = run.fleet.score(payload, clients)
-    assert scores.weights.shape == (len(clients), 4)
-    torch.testing.assert_close(scores.weights.sum(1), scores.rows)

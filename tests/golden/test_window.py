@@ -26,11 +26,6 @@ def test_rows_that_are_older_than_the_window_are_neither_kept_nor_trained_on():
     assert [each.step for each in fleet.engine.memory.read(1, (99, 0))["kept"]] == [3, 4]
 
 
-def test_a_client_without_rows_still_trains_on_those_that_it_keeps():
-    *_, (_, _, fleet) = played("AA", "AA", "A.", window=2)
-    assert [query.answered.tolist() for query in fleet.queries] == [[0, 1]]
-
-
 def test_it_is_fedavg_on_the_rows_of_the_window():
     """Steps of one round, windows of two steps: FedAvg where every client holds the rows of this round and the last."""
     draw = torch.Generator().manual_seed(0)

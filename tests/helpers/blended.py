@@ -16,7 +16,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Answer, Notes, Prediction, Weighted, Weights, mean
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.mixtures.gaussian import posteriors
+from fedtide.mixtures.feature_gaussians import posteriors
 from helpers.studies import A
 
 BLEND: dict[str, Any] = {

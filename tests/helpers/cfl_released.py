@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.cfl import bipartition as halves
-from fedtide.algorithms.cfl import norms_of, reveal_update, weighted_mean
+from fedtide.algorithms.cfl import reveal_update, weighted_mean
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import mean_over_slots
 from fedtide.cohorts import Cohort, Everyone
@@ -117,7 +117,8 @@ def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Te
     updates = reply.rows["update"][at]
     if not 2 < len(updates) == int(belongs[c].sum()):
         return belongs
-    settled, unserved = norms_of(updates, reply.rows["weight"][at])
+    settled = weighted_mean(updates, reply.rows["weight"][at]).norm()
+    unserved = updates.double().norm(dim=1).max()
     if not (settled < eps1 and unserved > eps2):
         return belongs
     second = torch.from_numpy(halves(cosines(updates).numpy(), "complete"))

@@ -6,6 +6,7 @@ Client 0 holds one row with y = 0, client 1 three rows with y = 4. The model sta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -63,6 +64,16 @@ def fleet_of(
     return SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)))
 
 
+def played(
+    algorithm: Algorithm, fleet: SimulatedFleet, state: Any, rounds: int, seed: int = 0
+) -> Iterator[tuple[Any, Any]]:
+    """The state and the facts after each round."""
+    for number in range(rounds):
+        fleet.begin(Moment(number, rounds, 0.0))
+        state, facts = algorithm.round(state, fleet, Rng(seed).at(number, "server"))
+        yield state, facts
+
+
 def after(
     algorithm: Algorithm,
     state: Any,
@@ -71,12 +82,14 @@ def after(
     who: Population | None = None,
 ) -> Any:
     """The state after some rounds of everybody."""
-    fleet = fleet_of(algorithm, targets, who)
-    for number in range(rounds):
-        fleet.begin(Moment(number, rounds, 0.0))
-        state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+    *_, (state, _) = played(algorithm, fleet_of(algorithm, targets, who), state, rounds)
     return state
 
 
 def value(state: Any) -> float:
     return float(state.weights.params["weight"])
+
+
+def models(state: Any) -> list[float]:
+    """The number of each of several models."""
+    return [float(weights.params["weight"]) for weights in state.weights]

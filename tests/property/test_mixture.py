@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.mixtures.assign import assign, assign_by_cost, assign_by_rank, capacities
-from fedtide.mixtures.gaussian import clip_shares, floor_variances, log_densities, moments, posteriors
+from fedtide.mixtures.feature_gaussians import clip_shares, floor_variances, log_densities, moments, posteriors
 from helpers.examples import examples
 
 law = examples(40)

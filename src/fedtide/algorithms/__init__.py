@@ -15,8 +15,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import get_args
 
-from fedtide.algorithms.entry import Entry, Family, Safe, preset
-from fedtide.algorithms.options import checked
+from fedtide.algorithms.entry import Entry, Family, Safe, checked, preset
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import nearest
 

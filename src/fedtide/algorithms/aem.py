@@ -53,8 +53,7 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import NOT_POOLED, at_most_registered, init_models, refuse_equal_start, step_models
 from fedtide.clusters.served import Served, find_model, predict_by_cluster
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -79,8 +78,8 @@ from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting, client_weight
-from fedtide.personal.expert_nets import Networks
-from fedtide.personal.mixture import Mixture
+from fedtide.personal.client_networks import Networks
+from fedtide.personal.expert_mixtures import Mixture
 from fedtide.personal.ways import Choice
 from fedtide.transforms import Anchored, Personalized
 from fedtide.transforms.personalized import with_way
@@ -338,6 +337,6 @@ def validation(task: Task, weights: Weights, shard: Shard) -> Tensor | None:
 
 ENTRY = Entry(
     "aem", aem, "J models down, the update of one up", "clustered", helps=("groups", "meaning"),
-    tells="which model it trained, unless sums are secure", keeps="nothing; what it makes for itself stays with it",
+    tells="which model it trained, unless sums are secure", keeps="nothing; its gate and expert never leave it",
     safe=Safe({}, {"drop_unused": True}, (Anchored(), Personalized(Choice()))),
 )  # fmt: skip

@@ -63,22 +63,8 @@ from fedtide.clusters.array_kmeans import best_kmeans
 from fedtide.clusters.distance import unit
 from fedtide.clusters.rounds import train_clusters
 from fedtide.clusters.served import Served, as_served_in_cluster, find_model, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Shard,
-    Slot,
-    Traits,
-    Weighted,
-    Weights,
-)
+from fedtide.cohorts import Arrivals, Cohort, with_cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Traits, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.core.weights import flat
@@ -86,7 +72,7 @@ from fedtide.fields.types import Count, Fraction, ModelCount, Spelled, Whole, in
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting, client_weight
+from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Pooled
 
 REWARD, SHRINKS = 5.0, 0.9
@@ -177,25 +163,26 @@ def auxo(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, n = task.init(rng), len(fleet.clients)
-        one = torch.ones(n, 1, dtype=torch.float64)
-        nothing = torch.zeros(1, dtype=torch.int64)
-        sides = torch.full((n, 1, 2), 0.5, dtype=torch.float64)
-        never, memo = torch.zeros(n, 1).long(), cohort.init(fleet)
         return State(
-            weights=(weights,), server=(server.init(weights),), reward=one, sides=sides, times=never,
-            divided=nothing > 0, rounds=nothing, cohort=memo,
-        )  # fmt: skip
+            weights=(weights,),
+            server=(server.init(weights),),
+            reward=torch.ones(n, 1, dtype=torch.float64),
+            sides=torch.full((n, 1, 2), 0.5, dtype=torch.float64),
+            times=torch.zeros(n, 1, dtype=torch.int64),
+            divided=torch.zeros(1, dtype=torch.bool),
+            rounds=torch.zeros(1, dtype=torch.int64),
+            cohort=cohort.init(fleet),
+        )
+
+    training = Training(task, local, weighting)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng)
-        if not fitted.steps:
+        answer = training(payload, memory, shard, moment, rng)
+        if answer is None:
             return None
-        delta = fitted.delta
-        update = flat(delta.params)
-        end = update[-max(math.ceil(update_fraction * len(update)), 1) :]
-        weight = client_weight(shard, weighting)
-        total = {"delta": Weighted(delta, weight), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, {"sketch": end}, repeated=("sketch",), update=delta)
+        update = flat(answer.total["delta"].value.params)
+        sketch = update[-max(math.ceil(update_fraction * len(update)), 1) :]
+        return replace(answer, rows={"sketch": sketch}, repeated=("sketch",))
 
     def choose_models(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
         """Return the cluster (clients,) whose model each trains: that of its largest reward, or a random one."""
@@ -217,7 +204,8 @@ def auxo(
         for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()
             if len(at) >= min_participants:
-                state = learn_evidence(state, c, reply.clients[at], reply.rows["sketch"][at], rng.at("sides", c))
+                sketches = reply.rows["sketch"][at].double()
+                state = add_evidence(state, c, reply.clients[at], sketches - sketches.mean(0), rng.at("sides", c))
                 if len(state.weights) < max_clusters and splits(state, c, split):
                     state = split_cluster(state, c)
         return state, {**facts, "clusters": len(state.weights)}
@@ -239,23 +227,18 @@ def side_of(state: State, clients: Tensor, c: int) -> Tensor:
     return torch.where((one == two) | (state.reward[clients, c] < 0), 2, (two > one).long())
 
 
-def learn_evidence(state: State, c: int, clients: Tensor, sketches: Tensor, rng: Rng) -> State:
-    """Update sides, then rewards, by the sketches (n, d) of a cluster's participants (n,)."""
-    x = sketches.double() - sketches.double().mean(0)
-    rounds = state.rounds.clone()
-    rounds[c] += 1
-    return reward_clients(with_sides(replace(state, rounds=rounds), c, clients, x, rng), c, clients, x)
-
-
-def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
-    """Add evidence for the sides of participants (n,), given by their centered sketches (n, d)."""
+def add_evidence(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
+    """Update sides, then rewards, by the centered sketches (n, d) of a cluster's participants (n,)."""
     may = known(state, c, clients) | (len(state.weights) == 1)
     at, side = sides_of(state, c, clients, unit(x), may, rng)
-    sides, times, divided = state.sides.clone(), state.times.clone(), state.divided.clone()
+    sides, times, divided, rounds = (
+        values.clone() for values in (state.sides, state.times, state.divided, state.rounds)
+    )
     sides[clients[at], c] += torch.nn.functional.one_hot(side, 2) * 2.0 - 1.0
     times[clients[at], c] += 1
     divided[c] |= len(at) > 0
-    return replace(state, sides=sides, times=times, divided=divided)
+    rounds[c] += 1
+    return reward_clients(replace(state, sides=sides, times=times, divided=divided, rounds=rounds), c, clients, x)
 
 
 def known(state: State, c: int, clients: Tensor) -> Tensor:

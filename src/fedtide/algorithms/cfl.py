@@ -53,8 +53,7 @@ from fedtide.algorithms.entry import Entry
 from fedtide.clusters.distance import cosines, unit
 from fedtide.clusters.rounds import replace_at, train_clusters
 from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Cohort, Everyone
-from fedtide.cohorts.participation import with_cohort
+from fedtide.cohorts import Cohort, Everyone, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -67,7 +66,6 @@ from fedtide.core.base import (
     Shard,
     Slot,
     Traits,
-    Weighted,
     Weights,
     Work,
     mean,
@@ -79,7 +77,7 @@ from fedtide.fields.types import Count, Fraction, NonNegative, Whole
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting, client_weight
+from fedtide.learn.training import Training, Weighting
 
 Linkage = Literal["single", "complete"]
 """Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
@@ -160,12 +158,16 @@ def cfl(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, first = task.init(rng), torch.zeros(len(fleet.clients), dtype=torch.int64)
         none = torch.zeros(0, dtype=torch.int64)
-        recent = Recent(none, flat(weights.params)[None][:0], none.double(), none)
-        largest = torch.zeros(1, dtype=torch.float64)
         return State(
-            weights=(weights,), server=(server.init(weights),), model=first, placed=first, largest=largest, splits=(),
-            recent=recent, cohort=cohort.init(fleet),
-        )  # fmt: skip
+            weights=(weights,),
+            server=(server.init(weights),),
+            model=first,
+            placed=first,
+            largest=torch.zeros(1, dtype=torch.float64),
+            splits=(),
+            recent=Recent(none, flat(weights.params)[None][:0], none.double(), none),
+            cohort=cohort.init(fleet),
+        )
 
     def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
@@ -240,11 +242,13 @@ def cfl(
 
     works: dict[str, Work] = {"train": reveal_update(task, local, weighting), "place": place}
     traits = Traits(
-        reveals=("update", "weight"), sends=(Served,), models="clusters",
+        reveals=("update", "weight"),
+        sends=(Served,),
+        models="clusters",
         refuses={"pooled": "each half of a split steps along its own mean"},
         # A client that is placed trains for it.
         compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),
-    )  # fmt: skip
+    )
     predict = predict_by_cluster(task)
     made = Algorithm("cfl", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
     return with_cohort(made, cohort, task, local, adapt=False)
@@ -253,15 +257,15 @@ def cfl(
 def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
     """Build local training whose update the server sums and also sees by itself."""
 
+    training = Training(task, local, weighting)
+
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng)
-        if not fitted.steps:
+        answer = training(payload, memory, shard, moment, rng)
+        if answer is None:
             return None
-        weight = client_weight(shard, weighting)
-        delta = fitted.delta
-        total = {"delta": Weighted(delta, weight), "loss": Weighted(fitted.loss, len(shard))}
-        rows = {"update": flat(delta.params), "weight": torch.tensor(weight, dtype=torch.float64)}
-        return Answer(total, rows, repeated=("update",), update=delta)
+        delta = answer.total["delta"]
+        rows = {"update": flat(delta.value.params), "weight": torch.tensor(delta.weight, dtype=torch.float64)}
+        return replace(answer, rows=rows, repeated=("update",))
 
     return train
 
@@ -308,13 +312,9 @@ def remember_updates(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent
 
 
 def norms_of_members(state: State, k: int) -> Tensor:
-    """Return `norms_of` the recent updates of a cluster."""
+    """Return the norm of a cluster's mean recent update and the largest norm (2,), float64; zeros without updates."""
     at = (state.model == k)[state.recent.clients]
-    return norms_of(state.recent.updates[at], state.recent.weight[at])
-
-
-def norms_of(updates: Tensor, weight: Tensor) -> Tensor:
-    """Return the norm of the mean update (n, P) and the largest norm (2,), float64; zeros without updates."""
+    updates, weight = state.recent.updates[at], state.recent.weight[at]
     if not len(updates):
         return torch.zeros(2, dtype=torch.float64)
     return torch.stack([weighted_mean(updates, weight).norm(), updates.double().norm(dim=1).max()])

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtide.algorithms.entry import Entry
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Traits, Weights, Work, mean, shared_weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer

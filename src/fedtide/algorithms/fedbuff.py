@@ -40,8 +40,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import ask_to_train, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, ask_to_train, with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Moment, Timed, Traits, Weights, mean, shared_weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng

@@ -65,8 +65,7 @@ from fedtide.clusters.served import (
     predict_by_cluster,
     serve_clusters,
 )
-from fedtide.cohorts import Cohort, Everyone
-from fedtide.cohorts.participation import with_cohort
+from fedtide.cohorts import Cohort, Everyone, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,

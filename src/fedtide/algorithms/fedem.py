@@ -41,8 +41,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import init_models, refuse_equal_start
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,

@@ -49,8 +49,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import init_models, refuse_equal_start, step_models
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -79,8 +78,16 @@ from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task, needs_likelihood
 from fedtide.learn.training import Weighting, client_weight
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of
-from fedtide.mixtures.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
-from fedtide.mixtures.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
+from fedtide.mixtures.feature_gaussians import (
+    LEAST_VARIANCE,
+    Collected,
+    GaussianInit,
+    GaussianSetup,
+    KMeansPlusPlus,
+    enough_rows_for,
+    fit_full_gaussians,
+    full_log_densities,
+)
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
 

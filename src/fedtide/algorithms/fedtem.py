@@ -64,8 +64,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -93,9 +92,15 @@ from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
 from fedtide.mixtures.assign import assign, capacities, members_of
 from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
-from fedtide.mixtures.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors
-from fedtide.mixtures.priors import Linear, Prior
-from fedtide.mixtures.sketch import sketching
+from fedtide.mixtures.feature_gaussians import (
+    clip_shares,
+    floor_variances,
+    log_densities,
+    moments,
+    pool_moments,
+    posteriors,
+)
+from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Certainty, Overwrite, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored

@@ -58,8 +58,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -89,8 +88,7 @@ from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
-from fedtide.mixtures.priors import Linear, Prior
-from fedtide.mixtures.sketch import sketching
+from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored

@@ -76,8 +76,7 @@ from fedtide.clusters.triggers import (
     has_val,
     theta,
 )
-from fedtide.cohorts import Arrivals, Cohort, Uniform
-from fedtide.cohorts.participation import with_cohort
+from fedtide.cohorts import Arrivals, Cohort, Uniform, with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Traits, Weights, Work
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng

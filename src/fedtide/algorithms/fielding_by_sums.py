@@ -68,8 +68,7 @@ from fedtide.clusters.representation import Labels, Represent, Representation, d
 from fedtide.clusters.rounds import mix_clusters, mix_models, step_models
 from fedtide.clusters.served import accuracy_question, predict_by_cluster
 from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import ask_to_train, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, ask_to_train, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -197,7 +196,7 @@ def fielding_by_sums(
         FedtideError: the clustering needs to see clients.
     """
     if clustering.center == "median":
-        raise refused("clustering.center", "median", "'mean', because centers come of sums")
+        raise refused("clustering.center", "median", "'mean', because sums have no medians")
     training = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
     by_means, totals, own = clustering, fair_totals if q else None, own_cluster(representation.of(task))
 
@@ -253,7 +252,7 @@ def fielding_by_sums(
         if not filled.any() or before.shape != state.centers.shape:
             return replace(state, baseline=state.centers), {}
         anew = cache(lambda: find_clusters(state, fleet, rng))
-        event = Event(before, state.centers, filled, state.distance, lambda: _spreads(anew()), _no_pairs)
+        event = Event(before, state.centers, filled, state.distance, lambda: _spreads(anew()))
         fired = by_means.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
         state = replace(state, trigger=trigger.after(state.trigger, fired))
         after, new = adopted(state, fleet, anew()) if fired else (state, 0)
@@ -326,11 +325,8 @@ def fielding_by_sums(
         return replace(payload, usual=answer.notes.branch if answer.notes else 0), None
 
     asked = cluster_questions(task, representation, own, reassign, drift_eps)
-    works, predict, traits = (
-        {**asked, "train": train, "val": val},
-        predict_by_cluster(task),
-        Traits(sends=(Sent, New, Sets), models="clusters"),
-    )
+    works, predict = {**asked, "train": train, "val": val}, predict_by_cluster(task)
+    traits = Traits(sends=(Sent, New, Sets), models="clusters")
     made = Algorithm(
         "fielding-by-sums", init, works, round, serve, predict, adapt, as_served, has_val(trigger), traits=traits
     )
@@ -508,10 +504,6 @@ def _of_slot(total: Any, k: int, change: Callable[[Any], Any] | None) -> Any:
 def _spreads(found: FoundBySums | None) -> tuple[float, float]:
     """Return the spread of the clusters now and of those found; equal if none could be."""
     return (0.0, 0.0) if found is None else (found.spread_now, found.spread)
-
-
-def _no_pairs(delta: float) -> bool:
-    raise refused("trigger", "adaptive", "one that needs no pair of clients")
 
 
 ENTRY = Entry(

@@ -62,8 +62,7 @@ from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import at_most_registered, mix_models, train_clusters
 from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import label_question, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, label_question, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -234,11 +233,7 @@ def flexcfl(
             {}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload.places.directions)[0]}
         )
 
-    works: dict[str, Work] = {
-        "cold": cold,
-        "shifted": shifted,
-        "train": Training(task, local, weighting),
-    }
+    works: dict[str, Work] = {"cold": cold, "shifted": shifted, "train": Training(task, local, weighting)}
     reveals = ("update",) if migrate is None else ("update", "shifted")
     if clusters == "silhouette":
         works, reveals = {**works, "labels": label_question(classes_of(task))}, (*reveals, "labels")
@@ -333,6 +328,6 @@ def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
 
 ENTRY = Entry(
     "flexcfl", flexcfl, "weights of a group down, update up", "clustered", reveals=("update", "shifted"),
-    tells="its group", keeps="its label shares of then", helps=("labels", "groups", "drift"),
+    tells="its group", keeps="its label shares when it was grouped", helps=("labels", "groups", "drift"),
     safe=Safe(transforms=(Pooled(),)),
 )  # fmt: skip

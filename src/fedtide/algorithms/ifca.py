@@ -57,8 +57,7 @@ from fedtide.clusters.rounds import (
     step_models,
 )
 from fedtide.clusters.served import Served, find_model, predict_by_cluster
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,

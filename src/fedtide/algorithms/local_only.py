@@ -44,7 +44,7 @@ from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.personal.expert_nets import ALONE, Networks, local_experts
+from fedtide.personal.client_networks import ALONE, Networks, local_experts
 from fedtide.personal.ways import Alone, predict_personal
 
 

@@ -34,8 +34,7 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.rounds import mix_models, train_clusters
 from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import with_cohort
+from fedtide.cohorts import Arrivals, Cohort, with_cohort
 from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Traits, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer

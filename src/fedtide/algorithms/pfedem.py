@@ -61,8 +61,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import UNPRIVATE, Divisor, init_models, step_models
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -92,8 +91,17 @@ from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting, client_weight
 from fedtide.mixtures.branches import blend_branches
-from fedtide.mixtures.gaussian import fit_gaussians, floor_variances, posteriors
-from fedtide.mixtures.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, Random, enough_rows_for
+from fedtide.mixtures.feature_gaussians import (
+    Collected,
+    GaussianInit,
+    GaussianSetup,
+    KMeansPlusPlus,
+    Random,
+    enough_rows_for,
+    fit_gaussians,
+    floor_variances,
+    posteriors,
+)
 from fedtide.mixtures.step_size import Certainty, Overwrite, Update
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored

@@ -44,8 +44,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,

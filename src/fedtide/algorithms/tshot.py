@@ -28,8 +28,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.array_kmeans import farthest_first, kmeans_from, summary
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.cohorts.participation import take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from fedtide.cohorts import Cohort
-from fedtide.cohorts.participation import ask_to_train
+from fedtide.cohorts import Cohort, ask_to_train
 from fedtide.cohorts.protocol import Serve
 from fedtide.core.base import (
     Answer,

@@ -68,7 +68,8 @@ class Event:
 
     before, after: (K, d) the centers before, and the means of the current members; filled: (K,) bool, mask of clusters
     with members; kind: the distance; spreads: returns how far clients are from the others of their cluster, now and if
-    all were clustered anew; wider: tells whether two members of one cluster are more than a given distance apart.
+    all were clustered anew; wider: tells whether two members of one cluster are more than a given distance apart, None
+    if the server sees no pair of clients.
     """
 
     before: Tensor
@@ -76,7 +77,7 @@ class Event:
     filled: Tensor
     kind: Distance
     spreads: Callable[[], tuple[float, float]]
-    wider: Callable[[float], bool]
+    wider: Callable[[float], bool] | None = None
 
 
 def event_of(
@@ -226,6 +227,7 @@ class Adaptive(Trigger):
 
     def fires(self, memo: Width, event: Event) -> bool:
         """Tell whether a cluster is wider than the threshold."""
+        assert event.wider is not None
         return event.wider(memo.delta)
 
     def after(self, memo: Width, fired: bool) -> Width:

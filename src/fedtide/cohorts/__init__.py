@@ -26,7 +26,7 @@ from pydantic import Field
 from fedtide.cohorts.basic import Arrivals, BySize, Everyone, InTurn, PickedBy, Uniform
 from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
-from fedtide.cohorts.participation import with_cohort
+from fedtide.cohorts.participation import ask_to_train, label_question, take_part, with_cohort
 from fedtide.cohorts.power_of_choice import PowerOfChoice
 from fedtide.cohorts.protocol import Picking
 from fedtide.fields.user_code import Python
@@ -41,7 +41,7 @@ else:
 
 __all__ = [
     "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "Oort", "PickedBy", "Picking", "PowerOfChoice",
-    "Uniform", "with_cohort",
+    "Uniform", "ask_to_train", "label_question", "take_part", "with_cohort",
 ]  # fmt: skip
 
 

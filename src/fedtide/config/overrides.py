@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtide.algorithms.options import as_cohort
+from fedtide.algorithms.entry import as_cohort
 from fedtide.config.schema import Method, as_stop_at, form_of, is_own, options_model
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.groups import by_what

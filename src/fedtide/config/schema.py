@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
-from fedtide.algorithms.options import options_of
+from fedtide.algorithms.entry import options_of
 from fedtide.clusters.representation import Embedding
 from fedtide.config.settings import Deploy, FleetSettings, Local, Track, Tune, WireSettings
 from fedtide.core.base import Algorithm, EvalSplit, Grouping

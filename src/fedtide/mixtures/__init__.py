@@ -5,7 +5,7 @@
 ('k-means++', 'certainty')
 """
 
-from fedtide.mixtures.gmm_init import GaussianInit, KMeansPlusPlus, Public, Random
+from fedtide.mixtures.feature_gaussians import GaussianInit, KMeansPlusPlus, Public, Random
 from fedtide.mixtures.step_size import Alpha, Certainty, Integral, Leaky, Overwrite, PerPeriod, Share, Update
 
 __all__ = [

@@ -18,7 +18,7 @@ simulation begins at midnight; real clients have the midnight of their time zone
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,11 +27,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.base import Moment
+from fedtide.clusters.representation import Gradient
+from fedtide.core.base import Moment, Shard, Weighted
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import periodic_shares
 from fedtide.fields.types import Count, Duration, Finite, Fraction, OfShift, Positive, explained, ingredient, seconds_of
+from fedtide.learn.steps import Steps
+from fedtide.learn.task import Task
 from fedtide.mixtures.rhythm import LEAST, Found, curve, look, read_shares, weights_of
 
 __all__ = [
@@ -399,3 +402,29 @@ def need_period(value: float | str | None, key: str, allowed: str = UNKNOWN) -> 
     if value is None:
         raise FedtideError(f"{key}: missing; allowed: {allowed}, or a periodic shift to take it from")
     return value
+
+
+def sketching(prior: Prior, task: Task) -> Callable[[Shard], Steps[dict[str, Weighted]]]:
+    """Return what clients add to their sums for a prior: the leaf "sketch", or nothing for all priors but "learned".
+
+    A sketch is the direction of the gradient of the last layer of a network that is never trained, in a few random
+    sums: of length 1 whatever the samples, so that 1 is its bound under privacy. Labels and what they are put on are
+    both in it, and each client counts the same.
+
+    Args:
+        prior: the prior.
+        task: the task of a single model.
+    """
+    if prior.sketch is None:
+        return _nothing
+    represent = Gradient(last_layer=True, sketch=prior.sketch).steps(task, "prior")
+
+    def sketch(shard: Shard) -> Steps[dict[str, Weighted]]:
+        return {"sketch": Weighted((yield from represent(None, shard)), 1.0)}
+
+    return sketch
+
+
+def _nothing(shard: Shard) -> Steps[dict[str, Weighted]]:
+    yield from ()
+    return {}

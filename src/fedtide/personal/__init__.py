@@ -5,8 +5,7 @@
 'choice'
 """
 
-from fedtide.personal.mixture import Mixture
-from fedtide.personal.stacking import Stacking
+from fedtide.personal.expert_mixtures import Mixture, Stacking
 from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned, Personal, by_own_weights
 
 __all__ = [

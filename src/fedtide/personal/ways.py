@@ -25,11 +25,15 @@ from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.personal.early_stopping import train_early_stopping
-from fedtide.personal.expert_nets import ALONE, TUNING, Networks, local_expert
-from fedtide.personal.mixture import Mixture
-from fedtide.personal.personalization import Personalization
-from fedtide.personal.stacking import Stacking
+from fedtide.personal.client_networks import (
+    ALONE,
+    TUNING,
+    Networks,
+    Personalization,
+    local_expert,
+    train_early_stopping,
+)
+from fedtide.personal.expert_mixtures import Mixture, Stacking
 
 
 @ingredient

@@ -22,8 +22,7 @@ from fedtide.core.base import Algorithm, Answer, Holdings, Memory, Moment, Paylo
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import by_kind, ingredient
-from fedtide.personal.expert_nets import Networks
-from fedtide.personal.personalization import Personalization
+from fedtide.personal.client_networks import Networks, Personalization
 from fedtide.personal.ways import Choice, Personal, names_of, predict_personal
 from fedtide.transforms.anchored import Anchored, Received
 from fedtide.transforms.transform import apply, made_with, unpersonalized

@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import changed
 from fedtide.inspection.findings import Findings
 from fedtide.inspection.study import methods
-from fedtide.personal.expert_nets import ALONE as TRAINING_ALONE
+from fedtide.personal.client_networks import ALONE as TRAINING_ALONE
 from fedtide.runs import folder
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 
@@ -45,16 +43,6 @@ def test_exploration_falls_as_its_kind_says(kind, round, expected):
     assert kind.probability(6, Moment(round, 80)) == pytest.approx(expected)
 
 
-def test_explorers_take_every_model_alike():
-    """Chi-square of 40 rounds of eight clients over three models, 99.9 % quantile at two degrees of freedom."""
-    options = {"clusters": 3, "exploration": {"epsilon": 1.0}, "cohort": "everyone"}
-    run = played(toy("aem", {**options}, shift={"who": {"kind": "always"}}, rounds=40))
-    counts = sum((step.facts["members"] for step in run.steps), torch.zeros(3))
-    expected = counts.sum() / 3
-    assert float(((counts - expected) ** 2 / expected).sum()) < 13.8
-    assert float(run.state.chosen.sum()) == 0  # nobody has chosen
-
-
 @pytest.mark.parametrize("active", [[False, True, False], [True, False, True]])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsilon):
@@ -72,35 +60,6 @@ def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsil
     assert float(counts.sum()) == 8 * rounds
     if drawn:
         assert float(((counts[active] - 120) ** 2 / 120).sum()) < 10.8
-
-
-def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
-    """J = 1, eps = 0, gate frozen at the global model: the same log-probabilities, so the same accuracy."""
-    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
-    ours = played(
-        toy(
-            "aem",
-            {"local": local, "clusters": 1, "exploration": {"epsilon": 0.0}, "mixture": MIX | {"gate": "linear"}},
-            precision="fp64",
-        )
-    )
-    theirs = played(toy("fedavg", {"local": local}, precision="fp64"))
-    population, moment = ours.host.population, ours.fleet.moment
-    payload, _ = ours.host.algorithm.serve(ours.state, population.clients)
-    plain, _ = theirs.host.algorithm.serve(theirs.state, population.clients)
-    judged = 0
-    for client in population.clients.tolist():
-        kept = ours.host.algorithm.adapt(payload, None, population.shard(client, moment), moment, Rng(client)).memory
-        gate = kept["gate"].params
-        gate["head.weight"].zero_()
-        gate["head.bias"].copy_(torch.tensor([-1e9, 0.0]))
-        rows, owner = population.pooled(torch.tensor([client]), moment, "test")
-        x, y = population.fetch(rows, torch.full_like(owner, client), moment)
-        found = ours.host.algorithm.predict(payload, [kept], x, owner).told
-        expected = theirs.host.algorithm.predict(plain, [None], x, owner).told
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        judged += int((found.argmax(1) == y).sum())
-    assert judged == int(theirs.fleet.score(plain, population.clients).correct.sum())
 
 
 def state(**changes) -> State:
@@ -168,21 +127,6 @@ def test_frozen_models_stay_in_use_though_nobody_can_choose_them(monkeypatch):
     assert payload.numbers.tolist() == [0, 1, 2]
 
 
-def test_early_stopping_costs_fewer_bytes():
-    options = {
-        "clusters": 3,
-        "exploration": {"epsilon": 1.0},
-        "cohort": "everyone",
-        "local": {"lr": 2.0, "batch_size": 4, "epochs": 3},
-    }
-    stops = {**options, "freeze": {"patience": 1, "check_every": 1}}
-    sent = []
-    for each in (options, stops):
-        run = played(toy("aem", {**each}, shift={"who": {"kind": "always"}}, rounds=12))
-        sent.append(run.fleet.queries[-1].cost.down if run.fleet.queries else 0)
-    assert sent[1] < sent[0]
-
-
 def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     run = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": True}), rounds=3)
     used = (run.state.chosen > 0).nonzero().flatten().tolist()
@@ -196,26 +140,6 @@ def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     every = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
     payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
     assert payload.numbers.tolist() == [0, 1, 2]
-
-
-def test_every_client_is_predicted_in_its_own_way():
-    """Rows of clients that kept something and of one that did not, in any order, are as if predicted alone."""
-    run = played(toy("aem", {"mixture": MIX}), rounds=2)
-    algorithm, population = run.host.algorithm, run.host.population
-    payload, _ = algorithm.serve(run.state, population.clients)
-    kept = [
-        algorithm.adapt(payload, None, population.shard(c, Moment(2, 6, 2.0)), Moment(2, 6, 2.0), Rng(c)).memory
-        for c in (0, 5)
-    ]
-    memories = [kept[0], None, kept[1]]
-    x, owner = torch.randn(7, 4), torch.tensor([2, 0, 1, 0, 2, 1, 0])
-    whole = algorithm.predict(payload, memories, x, owner)
-    one = torch.tensor([0])
-    alone = [algorithm.predict(payload, [memories[o]], x[i : i + 1], one) for i, o in enumerate(owner.tolist())]
-    torch.testing.assert_close(whole.told, torch.cat([each.told for each in alone]))
-    assert whole.choice.tolist() == [int(each.choice[0]) for each in alone]
-    assert Counter(owner.tolist()) == {0: 3, 1: 2, 2: 2}
-    assert math.isclose(float(whole.told.exp().sum(1)[0]), 1.0, rel_tol=1e-9)
 
 
 def test_experts_are_called_by_their_models_though_some_were_not_sent():
@@ -252,14 +176,6 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
             preflight(toy("aem", {"transforms": [{"kind": way, "model": "python:unit.algorithms.test_aem:narrow"}]}))
 
 
-def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
-    way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
-    with pytest.raises(FedtideError, match=r"\.solver\.batch_size: found 1"):
-        preflight(toy("aem", {"transforms": [way]}))
-    with pytest.raises(FedtideError, match=r"'toy'\.mixture: model\.kind: 'lenet5' needs pictures"):
-        preflight(toy("aem", {"mixture": {"gate": "lenet5"}}))
-
-
 def narrow(shape, classes) -> nn.Module:
     """A network for other rows."""
     return nn.Linear(shape[0] + 1, classes)
@@ -281,21 +197,6 @@ def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
     assert run.fleet.score(payload, clients).weights is None
 
 
-@pytest.mark.parametrize("tune", [True, False])
-def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
-    options = {"clusters": 3, "mixture": MIX | {"tune": tune}}
-    run = played(toy("aem", {**options}), rounds=2)
-    clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
-    payload, _ = run.host.algorithm.serve(run.state, clients)
-    scores = run.fleet.score(payload, clients)
-    assert run.host.algorithm.traits.own_expert
-    assert scores.weights.shape == (len(clients), 4)
-    torch.testing.assert_close(scores.weights.sum(1), scores.rows)
-    # Held-out clients have no labeled rows, and so neither expert nor gate.
-    assert scores.weights[len(run.host.population.clients) :, 0].tolist() == [0.0, 0.0]
-    assert bool((scores.weights[: len(run.host.population.clients), 0] > 0).all())
-
-
 @pytest.mark.parametrize(("options", "said"), [
     ({"exploration": {"epsilon": 1.5}}, "epsilon"), ({"exploration": {"epsilon": -0.1}}, "epsilon"),
     ({"exploration": {"kind": "power", "epsilon": 0.0}}, "epsilon"), ({"freeze": {"patience": 0}}, "patience"),
@@ -310,44 +211,9 @@ def test_what_makes_no_sense_is_one_clear_line(options, said):
     assert "\n" not in str(raised.value)
 
 
-def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_training():
-    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
-    ours = played(toy("aem", {"local": local, "clusters": 3, **ANCHORED}), rounds=4)
-    plain = played(toy("aem", {"local": local, "clusters": 3}), rounds=4)
-    theirs = played(toy("fedavg", {"local": local}), rounds=4)
-    for name, value in theirs.state.weights.params.items():
-        assert torch.equal(ours.state.own.weights.params[name], value)
-    assert all(
-        torch.equal(*(s.weights[k].params["head.bias"] for s in (ours.state.inner, plain.state))) for k in range(3)
-    )
-    payload, _ = ours.host.algorithm.serve(ours.state, ours.host.population.clients)
-    assert payload.anchor is ours.state.own.weights
-    assert payload.method.numbers.max() < 3
-
-
-def test_without_exploration_it_is_ifca_with_its_anchor_and_the_weight_of_that():
-    """Clients of both weigh the anchor beside the model that they train."""
-    options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2}, "clusters": 3}
-    ours = played(toy("aem", {**options, **ANCHORED, "exploration": {"epsilon": 0.0}}), rounds=4)
-    theirs = played(toy("ifca", {**options, "weighting": "samples", "transforms": ["anchored"]}), rounds=4)
-    assert same(ours.state.inner.weights, theirs.state.inner.weights)
-    assert same(ours.state.own.weights, theirs.state.own.weights)
-    assert ours.state.own.share == theirs.state.own.share
-    assert torch.equal(ours.state.own.likelihoods, theirs.state.own.likelihoods)
-    assert ours.state.own.likelihoods.any()
-    scores = [run.steps[-1].facts["anchor"] for run in (ours, theirs)]
-    assert scores[0] == scores[1]
-
-
 def test_a_choice_with_an_anchor_needs_validation_samples_to_weigh_it():
     with pytest.raises(FedtideError, match=r"'anchored' is not allowed without validation samples"):
         preflight(toy("aem", ANCHORED, data={"split": {"val": 0.0}}))
-
-
-def test_a_client_that_explores_does_not_weigh_the_anchor():
-    ours = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 1.0}, **ANCHORED}), rounds=2)
-    assert ours.state.own.share == 0.5
-    assert not ours.state.own.likelihoods.any()
 
 
 def test_beside_a_choice_the_anchor_is_mixed_in_and_for_other_ways_it_is_one_of_the_models():

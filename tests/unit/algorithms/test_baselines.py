@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtide.algorithms.fedem import Blended, fedem
-from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import Sent, tshot
-from fedtide.core.base import Moment, Shard, Sum, Weights
+from fedtide.core.base import Moment, Shard, Sum
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import leaves, same
+from fedtide.core.trees import same
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.scoring import BATCH, decision_units
 from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD
-from fedtide.mixtures.branches import branch_losses, certainty, losses_of
+from fedtide.mixtures.branches import branch_losses, certainty
 from fedtide.mixtures.priors import Block, Linear
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.image_networks import MLP
-from fedtide.runs.build import host_of, task_of
-from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
+from fedtide.runs.build import host_of
+from helpers.answering import DIMS, Answering, begun, identity, task
 from helpers.branchnet import Noted
 from helpers.studies import lines_of, run_of, study
 from helpers.toys import played, toy
 
 KERAS = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 FAR = {
     "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "offset": 30.0},
     "partition": {"kind": "iid", "clients": 8},
@@ -94,21 +90,6 @@ def test_the_clock_by_hand(prior, expected, phase):
     assert found == expected
 
 
-@pytest.mark.parametrize("server", [KERAS, {"kind": "sgd", "momentum": 0.9}], ids=["keras", "momentum"])
-def test_the_branch_of_the_other_block_waits_without_lam(server):
-    shift = {"who": {"kind": "block-cyclic", "period": 6}}
-    options = {"prior": "block", "lam": 0.0, "server": server}
-    run = played(toy("scsgd", options, rounds=12, shift=shift))
-    for t, step in enumerate(run.steps):
-        active = 0 if t % 6 < 3 else 1
-        before, after = step.received.weights.params, step.state.weights.params
-        for name in before:
-            if ".copies." in name:
-                assert torch.equal(before[name], after[name]) == (f".copies.{active}." not in name), (t, name)
-            else:
-                assert not torch.equal(before[name], after[name])
-
-
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
 def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
     """Blocks of three rounds: the first model learns in rounds 0-2 as FedAvg's does, and waits in rounds 3-5."""
@@ -129,23 +110,6 @@ def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
     for step in run.steps[3:6]:
         assert same(model(step, 0), plain.state.weights.params)
     assert not same(model(run.steps[5], 1), model(run.steps[2], 1))
-
-
-def test_scsgd_answers_by_the_surer_branch():
-    for sure in ("row", "client"):
-        algorithm = scsgd(task(), prior=Linear(8), choose_per=sure)
-        weights = begun(algorithm).weights
-        x = 8 * rows(30).x
-        owner = torch.arange(30) // 5
-        made = algorithm.predict(weights, [None] * 6, x, owner)
-        logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, x)
-        certain = certainty(logits)
-        if sure == "row":
-            expected = certain.argmax(0)
-        else:
-            expected = torch.stack([certain[:, owner == i].mean(1).argmax() for i in range(6)])[owner]
-        assert torch.equal(made.choice, expected)
-        assert len(expected.unique()) == 2
 
 
 # -- T-shot ------------------------------------------------------------------------------------------------------------
@@ -188,11 +152,6 @@ def test_rounds_of_collecting_are_no_rounds(tmp_path):
     untouched = run.host.algorithm.init(run.fleet, Rng(0).at(-1, "server"))
     assert same(run.steps[0].received.weights, untouched.weights)
     assert same(run.steps[0].received.server, untouched.server)
-
-
-def test_it_starts_from_the_weights_that_all_methods_start_from():
-    ours, theirs = (played(toy(name), rounds=1).steps[0].received.weights for name in ("t-shot", "min-loss"))
-    assert same(ours, theirs)
 
 
 def test_every_row_trains_the_branch_of_its_center():
@@ -246,81 +205,7 @@ def test_centers_of_empty_clusters_are_not_taken_for_centers():
 # -- Min Loss ----------------------------------------------------------------------------------------------------------
 
 
-def test_min_loss_chooses_as_plain_losses_say():
-    """As IFCA with a shared trunk: the branch with the smaller mean cross-entropy of the received network."""
-    experiment = toy("min-loss", {"lam": 0.5, "eps": 0.9}, rounds=8, data=DATA)
-    run, branches = noted(experiment)
-    population = run.host.population
-    branched_task = with_branches(task_of(experiment, experiment.method[0], population.rows), "head", 2)
-    seen = set()
-    for step, trained in zip(run.steps, branches, strict=True):
-        for client, k in trained.items():
-            shard = population.shard(client, step.moment)
-            logits, _ = logits_and_features(branched_task, step.received.weights, shard.x)
-            losses = [float(F.cross_entropy(z, shard.y)) for z in logits]
-            assert k == losses.index(min(losses))
-            seen.add(k)
-    assert seen == {0, 1}
-
-
-def test_min_loss_by_hand_for_one_client():
-    """One full-batch step on the chosen branch; without lam the other one gets nothing."""
-    algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0)
-    weights, shard = begun(algorithm).weights, rows()
-    answer = trained_by(algorithm, weights, shard)
-    logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
-    losses = [float(F.cross_entropy(z, shard.y)) for z in logits]
-    k = losses.index(min(losses))
-    assert answer.total["branches"].value.tolist() == [float(k == 0), float(k == 1)]
-    assert answer.total["loss"].value == pytest.approx(losses[k])
-    delta = answer.total["delta"].value.params
-    assert not delta[f"model.head.copies.{1 - k}.weight"].any()
-    assert delta[f"model.head.copies.{k}.weight"].any()
-
-
-def test_members_step_as_far_as_if_they_were_alone():
-    """Three rows chose branch 1, one chose branch 2; lam = 0."""
-    for heads, factors in (("participants", (1.0, 1.0)), ("members", (4 / 3, 4.0))):
-        algorithm = minloss(task(), lam=0.0, normalize_by=heads, server=SGD())
-        state = begun(algorithm)
-        delta = Weights({name: torch.ones_like(p) for name, p in state.weights.params.items()})
-        shares = torch.tensor([3.0, 1.0], dtype=torch.float64)
-        total = {"delta": Sum(delta, 1.0), "loss": Sum(1.0, 1.0), "branches": Sum(shares, 4.0)}
-        new, facts = algorithm.round(state, Answering(total), Rng(0))
-        assert facts["branches"].tolist() == [0.75, 0.25]
-        for name, value in new.weights.params.items():
-            factor = factors[0] if "copies.0" in name else factors[1] if "copies.1" in name else 1.0
-            torch.testing.assert_close(value - state.weights.params[name], torch.full_like(value, factor))
-
-
 # -- Vanilla -----------------------------------------------------------------------------------------------------------
-
-
-def test_one_branch_of_vanilla_is_fedadam_bit_for_bit():
-    ours = played(toy("vanilla", {"branches": 1, "server": {**KERAS, "lr": 0.02}}, data=DATA))
-    theirs = played(toy("fedadam", {"server": {"kind": "keras-adam", "lr": 0.02, "eps": 1e-4}}, data=DATA))
-    for mine, other in zip(ours.steps, theirs.steps, strict=True):
-        assert same(plain_names(mine.state.weights.params), other.state.weights.params)
-
-
-def test_vanilla_averages_logits_in_training_and_at_inference():
-    run = played(toy("vanilla", rounds=2))
-    algorithm, x = run.host.algorithm, run.host.population.rows.x[:20]
-    made = algorithm.predict(run.state.weights, [None], x, torch.zeros(20).long())
-    net = Averaged(branched(MLP(hidden=(5,)).build((4,), 3), "head", 2))
-    net.load_state_dict(run.state.weights.params)
-    with torch.no_grad():
-        logits, _ = net.model(x)
-    torch.testing.assert_close(made.told, F.log_softmax((logits[0] + logits[1]) / 2, -1))
-    assert made.choice is None
-    # In training too: both heads get the same gradient, so they keep their distance under plain SGD.
-    run = played(toy("vanilla", {"server": {"kind": "sgd"}}, precision="fp64"))
-    start, end = run.steps[0].received.weights.params, run.state.weights.params
-    for part in ("weight", "bias"):
-        before, after = (p[f"model.model.head.copies.0.{part}"] - p[f"model.model.head.copies.1.{part}"]
-                         for p in (start, end))  # fmt: skip
-        torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-12)
-        assert not torch.equal(start[f"model.model.head.copies.0.{part}"], end[f"model.model.head.copies.0.{part}"])
 
 
 @pytest.mark.parametrize("per", ["row", "client"])
@@ -345,76 +230,6 @@ def test_the_more_certain_branch_of_vanilla_may_answer(per):
 # -- FedEM -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
-def test_one_component_is_fedavg_with_the_same_server_optimizer_bit_for_bit(server):
-    ours = played(toy("fedem", {"components": 1, "server": server}, data=DATA))
-    theirs = played(toy("fedavg", {"server": server}, data=DATA))
-    for mine, other in zip(ours.steps, theirs.steps, strict=True):
-        assert same(plain_names(mine.state.weights.params), other.state.weights.params)
-        assert mine.facts["loss"] == pytest.approx(other.facts["loss"], rel=1e-6)  # a sum over a batch, divided
-
-
-def alike(weights: Weights, k: int = 2) -> Weights:
-    """The same network with all heads equal to the first."""
-    params = dict(weights.params)
-    for name in params:
-        for j in range(1, k):
-            params[name] = params[name.replace(f"copies.{j}.", "copies.0.")] if f"copies.{j}." in name else params[name]
-    return Weights(params, weights.buffers)
-
-
-@pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
-def test_identical_components_stay_identical_and_blends_uniform(server):
-    """Losses are the same, so are posteriors, so are steps: nothing ever tells them apart."""
-    memory = MemoryStore(None)
-    options = {"components": 3, "cohort": {"kind": "everyone"}, "server": server}
-    experiment = toy("fedem", {**options}, shift={"who": {"kind": "always"}}, precision="fp64")
-    host = host_of(experiment, experiment.method[0], 0, memory)
-    first = host.algorithm.init
-
-    def init(fleet, rng):
-        state = first(fleet, rng)
-        return replace(state, weights=alike(state.weights, 3))
-
-    run = played(experiment, host=replace(host, algorithm=replace(host.algorithm, init=init)), memory=memory)
-    params = run.state.weights.params
-    for part in ("weight", "bias"):
-        head = params[f"model.head.copies.0.{part}"]
-        assert not torch.equal(head, run.steps[0].received.weights.params[f"model.head.copies.0.{part}"])
-        for j in (1, 2):
-            torch.testing.assert_close(params[f"model.head.copies.{j}.{part}"], head, rtol=1e-12, atol=1e-14)
-    for client in range(8):
-        assert memory.read(client, (6, 0))["pi"].tolist() == pytest.approx([1 / 3] * 3, abs=1e-12)
-
-
-def test_blends_stay_on_the_simplex_and_on_their_clients():
-    memory = MemoryStore(None)
-    run = played(toy("fedem", {"components": 3}, rounds=10), memory=memory)
-    assert run.host.algorithm.traits.reveals == ()
-    held = [memory.read(client, (10, 0)) for client in range(8)]
-    held = [m["pi"] for m in held if m is not None]
-    assert len(held) >= 4
-    for pi in held:
-        assert pi.dtype == torch.float64
-        assert (pi >= 0).all()
-        assert float(pi.sum()) == pytest.approx(1.0, abs=1e-12)
-        assert pi.tolist() != [1 / 3] * 3
-
-
-@pytest.mark.parametrize("constant", [-3.0, 50.0, 1e4])
-def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypatch):
-    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), components=2, component_layer="head")
-    weights, shard = begun(algorithm).weights, rows()
-    plain = trained_by(algorithm, weights, shard)
-    # `fedtide.algorithms.fedem` is the function of that name; its module is found under the same one.
-    module = sys.modules["fedtide.algorithms.fedem"]
-    monkeypatch.setattr(module, "losses_of", lambda *given: losses_of(*given) + constant)
-    shifted = trained_by(algorithm, weights, shard)
-    torch.testing.assert_close(plain.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
-    for a, b in zip(leaves(plain.total["delta"].value), leaves(shifted.total["delta"].value), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
-
-
 def e_step(losses, pi):
     """q and the new blend, with explicit loops."""
     q = torch.zeros(losses.shape[1], losses.shape[0], dtype=torch.float64)
@@ -425,49 +240,6 @@ def e_step(losses, pi):
         for k in range(len(pi)):
             q[s, k] = math.exp(joint[k] - top) / whole
     return q, [float(q[:, k].mean()) for k in range(len(pi))]
-
-
-@pytest.mark.parametrize("blend", [None, (0.9, 0.1)])
-def test_posteriors_follow_their_rows_through_shuffles(blend):
-    """Three epochs of batches of two, by hand: gradient (1/B) sum_s q_k(s) (p_k(s) - onehot), q from the beginning."""
-    algorithm = fedem(identity(3, 3), LocalTrainer(0.2, batch_size=2, epochs=3), components=2, component_layer="head")
-    weights = begun(algorithm).weights
-    draw = torch.Generator().manual_seed(5)
-    x, y = 2 * torch.randn(7, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    shard = Shard(x, y, torch.arange(7))
-    memory = None if blend is None else {"pi": torch.tensor(blend, dtype=torch.float64)}
-    answer = trained_by(algorithm, weights, shard, memory)
-    w = [weights.params[f"model.head.copies.{k}.weight"].clone() for k in range(2)]
-    b = [weights.params[f"model.head.copies.{k}.bias"].clone() for k in range(2)]
-    losses = torch.stack([F.cross_entropy(x @ w[k].T + b[k], y, reduction="none") for k in range(2)])
-    q, pi = e_step(losses, blend or (0.5, 0.5))
-    assert answer.memory["pi"].tolist() == pytest.approx(pi, abs=1e-12)
-    assert int(answer.notes.branch) == pi.index(max(pi))
-    shuffle = Rng(0).at(0, 3, "train", "shuffle").torch()
-    for _ in range(3):
-        order = torch.randperm(7, generator=shuffle)
-        for part in order.split(2):
-            for k in range(2):
-                p = F.softmax(x[part] @ w[k].T + b[k], -1)
-                error = q[part, k, None] * (p - F.one_hot(y[part], 3)) / len(part)
-                w[k] -= 0.2 * error.T @ x[part]
-                b[k] -= 0.2 * error.sum(0)
-    delta = answer.total["delta"].value.params
-    for k in range(2):
-        made_w, made_b = (
-            weights.params[f"model.head.copies.{k}.{part}"] + delta[f"model.head.copies.{k}.{part}"]
-            for part in ("weight", "bias")
-        )
-        torch.testing.assert_close(made_w, w[k], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(made_b, b[k], rtol=1e-10, atol=1e-12)
-
-
-def test_the_blended_loss_is_divided_by_the_batch():
-    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y, q = torch.tensor([0, 3, 1]), torch.tensor([[0.1, 0.2], [0.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
-    each = torch.stack([F.cross_entropy(z, y, reduction="none") for z in logits], 1)
-    found = Blended(q).value((logits, torch.zeros(3, 1)), y, None, (q,))
-    torch.testing.assert_close(found, (q * each).sum() / 3)
 
 
 def test_the_likelihood_does_not_fall_over_adaptation():
@@ -510,29 +282,6 @@ def test_clients_that_mean_opposite_things_end_in_a_component_each():
     assert (pi.max(1).values > 0.9).all()
     assert pi.argmax(1).unique(return_counts=True)[1].tolist() == [4, 4]
     assert len(pi.argmax(1)[::2].unique()) == 1
-
-
-def test_a_blend_weighs_probabilities():
-    algorithm = fedem(task(), components=2, component_layer="head")
-    weights, shard = begun(algorithm).weights, rows(9)
-    owner = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 2])
-    blends = [{"pi": torch.tensor([0.8, 0.2]).double()}, None, {"pi": torch.tensor([0.0, 1.0]).double()}]
-    made = algorithm.predict(weights, blends, shard.x, owner)
-    logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
-    pi = torch.tensor([[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]]).double()[owner]
-    expected = (pi.T[:, :, None] * F.softmax(logits, -1)).sum(0)
-    torch.testing.assert_close(made.told.exp(), expected)
-    torch.testing.assert_close(made.weights, pi)
-    assert made.choice.tolist() == pi.argmax(1).tolist()
-
-
-def test_a_client_without_rows_keeps_the_uniform_blend():
-    algorithm = fedem(task(), components=2, component_layer="head")
-    weights = begun(algorithm).weights
-    empty = Shard(torch.zeros(0, DIMS), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert trained_by(algorithm, weights, empty) is None
-    assert algorithm.adapt(weights, None, empty, Moment(0, 10), Rng(0)) is None
-    assert algorithm.predict(weights, [None], rows(2).x, torch.zeros(2).long()).weights.tolist() == [[0.5, 0.5]] * 2
 
 
 # -- which rows decide together ----------------------------------------------------------------------------------------
@@ -609,15 +358,6 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
 def test_whole_models_of_scsgd_that_are_not_trained_cannot_be_trained_along():
     with pytest.raises(FedtideError, match=r"lam: found 0.25, allowed: 0 with branch_layer = '\*'"):
         scsgd(task(), branch_layer="*", lam=0.25)
-
-
-@pytest.mark.parametrize(("name", "options", "meant"), [
-    ("min-loss", {"branch_average": "members"}, "normalize_by"),
-    ("fedavg", {"server": {"kind": "adam", "style": "keras"}}, "kind"),
-])  # fmt: skip
-def test_a_key_of_before_leads_to_that_of_now(name, options, meant):
-    with pytest.raises(FedtideError, match=f"did you mean '{meant}'"):
-        toy(name, options)
 
 
 # -- FedSGD, and IFCA by gradients -------------------------------------------------------------------------------------

@@ -39,16 +39,6 @@ def test_an_update_is_sent_once_though_the_server_sees_it():
     assert one.cost.up > size_in_bytes(plain.state.weights) * len(one.answered)
 
 
-def test_every_client_is_in_one_cluster_whoever_takes_part():
-    experiment = toy("cfl", shift={"who": {"kind": "always", "dropout_rate": 0.4}}, rounds=12)
-    splits = 0
-    for step in played(experiment).steps:
-        state = step.state
-        assert ((state.model >= 0) & (state.model < len(state.weights))).all()
-        splits = len(state.splits)
-    assert splits
-
-
 @pytest.mark.parametrize(("key", "value"), [
     ("eps1", -1.0), ("gamma", 1.5), ("update_ttl", 0), ("linkage", "average"), ("split_after", -1),
 ])  # fmt: skip

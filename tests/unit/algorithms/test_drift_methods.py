@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.feddrift import model_losses
-from fedtide.algorithms.flexcfl import move_clients
-from fedtide.clusters.representation import label_shares
 from fedtide.core.base import Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -79,12 +77,6 @@ def test_what_grouping_costs():
     assert run.fleet.spent.down == (8 + 4) * model
 
 
-def test_the_sketch_is_sent_once_though_the_server_sees_it():
-    auxo, fedavg = (played(toy(name, {"cohort": 4}), rounds=1) for name in ("auxo", "fedavg"))
-    (one,), (two,) = auxo.fleet.queries, fedavg.fleet.queries
-    assert (one.cost.up, one.cost.down) == (two.cost.up, two.cost.down)
-
-
 def test_what_judging_all_models_costs():
     """A round that begins a step sends the one model to all eight clients too; each says how badly it does."""
     runs = [played(toy(name, {"cohort": 4, **more}, shift=ALWAYS), rounds=2)
@@ -106,18 +98,6 @@ def test_running_statistics_follow(name):
     assert any(float(buffer.abs().sum()) > 0 for buffer in buffers)
 
 
-def test_a_group_begins_with_the_mean_of_its_members_running_statistics():
-    weights = Weights({"w": torch.zeros(2)}, {"mean": torch.ones(1)})
-    made = move_clients(weights, torch.tensor([1.0, 2.0, 0.5]))
-    assert (made.params["w"].tolist(), made.buffers["mean"].tolist()) == ([1.0, 2.0], [1.5])
-
-
-def test_label_shares_of_sequences_are_those_of_the_steps_that_count():
-    y, mask = torch.tensor([[0, 2, 9], [2, 9, 9]]), torch.tensor([[True, True, False], [True, False, False]])
-    shard = Shard(torch.zeros(2, 3), y, torch.arange(2), mask=mask)
-    torch.testing.assert_close(label_shares(shard), torch.tensor([1 / 3, 0.0, 2 / 3]).double())
-
-
 def test_errors_of_sequences_are_those_of_the_steps_that_count():
     """Logits are the one-hot of the input: right where the label is the input."""
     task = Task(lambda: nn.Embedding.from_pretrained(torch.eye(3), freeze=False))
@@ -134,18 +114,6 @@ def test_a_loss_that_is_not_finite_is_large_and_the_client_is_heard():
     broken = Weights({name: torch.full_like(p, torch.nan) for name, p in task.init(Rng(0)).params.items()})
     shard = Shard(torch.ones(1, 1), torch.tensor([1]), torch.arange(1))
     assert model_losses(task, [broken], shard, "loss").tolist() == [1e6]
-
-
-@pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift eager", "auxo"])
-@pytest.mark.parametrize("dropout", [0.4, 0.8])
-def test_every_client_has_one_model_whoever_drops_out(name, dropout):
-    run = played(toy(name, shift={"who": {"kind": "always", "dropout_rate": dropout}}, rounds=8))
-    everyone = torch.arange(10)
-    for step in run.steps:
-        assert all_finite(step.state)
-        served, slot = run.host.algorithm.serve(step.state, everyone)
-        assert ((slot >= 0) & (slot < len(served))).all()
-        assert all(served[k].models for k in slot.tolist())
 
 
 @pytest.mark.parametrize("name", ["flexcfl", "feddrift loss", "auxo"])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedtide.algorithms.fielding import State, cluster_reports, recluster
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.representation import Combined, Embedding, Gradient, Labels, permutation
-from fedtide.clusters.rounds import mix_models, quotas
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import leaves, same
+from fedtide.core.trees import same
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.learn.server import Moments
 from fedtide.runs.build import host_of, task_of
@@ -65,15 +61,6 @@ def test_a_client_that_drifts_moves_to_the_nearest_center_and_one_of_eight_clust
     assert (facts["drifted"], facts["moved"], facts["reclustered"]) == (1, 1, 0)
 
 
-@pytest.mark.parametrize(("tau", "times"), [(0.0, "always"), (math.inf, "never")])
-def test_a_threshold_of_nothing_always_clusters_anew_and_one_without_end_never(tau, times):
-    options = {"trigger": {"kind": "fraction", "tau": tau}}
-    run = played(toy("fielding drifts", options, rounds=8))
-    events = [step.facts["reclustered"] for step in run.steps if step.facts.get("drifted")]
-    assert events
-    assert all(events) if times == "always" else not any(events)
-
-
 def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
     run = played(toy("fielding learned", rounds=10))
     events = sum(1 for step in run.steps if step.facts.get("drifted"))
@@ -97,13 +84,6 @@ def test_selection_by_size_knows_how_many_rows_clients_have():
     run = played(toy("fielding", {"cohort": "by-size"}, rounds=1))
     rows = [len(run.host.population.shard(client, Moment(0, 6))) for client in range(8)]
     assert run.state.cohort.of[:, 0].tolist() == rows
-
-
-@pytest.mark.parametrize("server", [{"kind": "sgd", "momentum": 0.5}, "adam"])
-def test_a_server_optimizer_with_moments_follows_clusters_that_come_and_go(server):
-    run = played(toy("fielding drifts", {"server": server, "trigger": {"kind": "fraction", "tau": 0.0}}, rounds=8))
-    assert any(step.facts["reclustered"] for step in run.steps)
-    assert len(run.state.server) == len(run.state.weights)
 
 
 @pytest.mark.parametrize("kind", ["momentum", "moments"])
@@ -149,27 +129,6 @@ def test_centers_may_be_found_with_some_clients_and_the_others_go_to_the_nearest
 def test_static_clusters_never_change():
     run = played(toy("fielding static", rounds=8))
     assert all(torch.equal(step.state.inner.cluster, run.steps[0].state.inner.cluster) for step in run.steps)
-
-
-def test_a_model_is_the_mean_of_those_that_the_members_had():
-    one, two = (Weights({"w": torch.tensor([v])}) for v in (1.0, 4.0))
-    assert mix_models([one, two], torch.tensor([2.0, 1.0])).params["w"].item() == 2.0
-    assert same(mix_models([one, one], torch.tensor([0.3, 0.7])), one)
-
-
-@pytest.mark.parametrize(("share", "count"), [([0.0, 1.0], 2), ([0.4, 0.6], 2), ([0.5, 0.5], 9), ([0.6, 0.4], 9)])
-def test_what_has_no_mean_is_that_of_the_largest_share(share, count):
-    one, two = ({"steps": n, "seen": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
-    made = mix_models([one, two], torch.tensor(share))
-    assert (made["steps"], made["seen"].item()) == (count, count)
-    assert made["w"].item() == pytest.approx(9 * share[0] + 2 * share[1])
-
-
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(0, 40))
-def test_participants_are_as_many_as_wanted_where_there_are_enough(sizes, wanted):
-    found = quotas(sizes, wanted)
-    assert sum(found) == min(wanted, sum(sizes))
-    assert all(0 <= n <= size for n, size in zip(found, sizes, strict=True))
 
 
 def test_a_new_client_takes_the_model_of_the_cluster_that_it_is_like():
@@ -219,19 +178,6 @@ def test_representations_are_vectors_and_gradients_have_length_one(kind):
 def test_a_range_of_clusters_that_is_empty_is_refused():
     with pytest.raises(Exception, match="k_max"):
         preflight(toy("fielding", {"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}}))
-
-
-def test_without_drift_no_client_is_clustered_and_models_are_those_of_static_clusters(monkeypatch):
-    calls = []
-    fit = KMeans.fit
-    monkeypatch.setattr(KMeans, "fit", lambda *given: calls.append(1) or fit(*given))
-    static = {"reporters": "once", "trigger": {"kind": "fraction", "tau": math.inf}}
-    (run, _), (static, _) = (by_labels(0, 1, 2, 0, 1, 2, 0, 1, **options) for options in ({}, static))
-    assert len(calls) == 2  # once in each, before the first round
-    assert same(run.state, static.state)
-    assert all("drifted" not in step.facts for step in run.steps)
-    report, _ = run.fleet.queries
-    assert (report.ask.question, len(report.answered), report.cost.up) == ("report", 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "in-turn", "by-size", "nearest", "oort", "power-of-choice"])
@@ -364,21 +310,3 @@ def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
         assert len(changed) <= 4
         before = step.state.inner
     assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
-
-
-@pytest.mark.parametrize("representation", ["labels", {"kind": "gradient", "at": "global"}])
-def test_clusters_that_share_every_layer_are_told_while_one_model_trains_as_in_fedavg(representation):
-    few = {"kind": "k-means", "k_max": 3, "n_init": 2}
-    everything = {"kind": "shared", "layers": "all"}
-    options = {"transforms": [everything], "clustering": few, "representation": representation, "cohort": "everyone"}
-    options |= {"trigger": {"kind": "fraction", "tau": 0.0}}
-    drift = {"who": "always", "how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}
-    run, plain = (
-        played(toy(name, given, shift=drift))
-        for name, given in (("fielding", options), ("fedavg", {"cohort": "everyone", "weighting": "uniform"}))
-    )
-    assert max(step.facts["clusters"] for step in run.steps) > 1
-    for step, other in zip(run.steps, plain.steps, strict=True):
-        for model in step.state.inner.weights:
-            for a, b in zip(leaves(model), leaves(other.state.weights), strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -45,14 +45,6 @@ def shares(run, client: int, round: int) -> torch.Tensor:
 # -- label vectors -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("malicious", [0.0, 0.4, 1.0])
-def test_label_vectors_sum_to_one_however_clients_drift(malicious):
-    run = played(toy("fielding drifts", {"representation": {"kind": "labels", "malicious": malicious}}))
-    assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
-    for step in run.steps:
-        torch.testing.assert_close(step.state.reported.sum(1), torch.ones(8, dtype=torch.float64))
-
-
 def test_who_permutes_its_labels_does_so_in_the_same_way_after_it_drifted():
     options = {"representation": {"kind": "labels", "malicious": 0.5}}
     run = played(toy("fielding drifts", options, shift={"who": {"kind": "always"}}))
@@ -233,15 +225,6 @@ def test_what_is_in_the_file_decides_what_is_said_and_the_digest_of_a_run(tmp_pa
     assert not torch.equal(*said)
 
 
-def test_so_does_that_of_the_network_by_which_clusters_are_compared(tmp_path):
-    digests = set()
-    for seed in (1, 2):
-        network = {"weights": toy_net(toy("fedavg"), tmp_path, seed)}
-        experiment = toy("fedavg", embedding=network)
-        digests.add(digest_of(experiment, experiment.method[0], 0))
-    assert len(digests) == 2
-
-
 @pytest.mark.parametrize(("embedding", "line"), [
     ({"layer": "body"}, "embedding.layer: found 'body'"),
     ({"weights": "absent.safetensors"}, "embedding.weights: no such file or folder: absent.safetensors"),
@@ -334,18 +317,6 @@ def test_a_trigger_counts_what_makes_clusters_of_one(method):
     assert [state.trigger for state, _, _ in followed] == [(), (True,), (True,)]
 
 
-def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():
-    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
-    second = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [0, 0], before=2)
-    third = stage([1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 1], before=100)
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, **STATIC)
-    (_, _, _), (two, facts, _), (three, later, _) = rounds(algorithm, [first, second, third])
-    assert two.cluster.tolist() == [0, 1, 0, 1, 1, 0]
-    assert (facts["drifted"], facts["moved"]) == (2, 0)
-    assert three.cluster.tolist() == [0, 1, 0, 1, 1, 0]
-    assert "drifted" not in later
-
-
 @pytest.mark.parametrize(("options", "asked"), [
     ({}, [[4, 5], []]), ({"clustering": KMeans(k_max=1)}, [[4, 5], []]), ({"cohort": Nearest()}, [[4, 5], []]),
     ({"reporters": "reachable"}, [[*range(6)], [*range(6)]]),
@@ -360,21 +331,6 @@ def test_with_static_clusters_nobody_is_asked_for_a_report_that_changes_nothing(
         reports = [query.ask.clients.tolist() for query in fleet.queries if query.ask.question == "report"]
         assert reports == ([clients] if clients else [])
         assert ("spread" in facts) == (len(clients) == 6)
-
-
-def test_clients_never_heard_of_train_with_the_largest_cluster_and_fill_none():
-    """Two of label 0 and three of label 1 are heard of; then both of label 0 change, and nobody else is there.
-
-    The first of them leaves; the other is then at the center of its own cluster, and stays. A tie goes to the first.
-    """
-    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [], before=1)
-    second = stage([1, 1], [1, 1], [1, 1], [1, 1], [1, 1], [], before=100)
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, trigger=FixedFraction(float("inf")))
-    (one, facts, _), (two, then, _) = rounds(algorithm, [first, second])
-    assert one.trains_with[5] == 1
-    assert facts["members"].tolist() == [2, 3]
-    assert then["members"].tolist() == [1, 4]
-    assert two.known.tolist() == [0, 1, 2, 3, 4]
 
 
 def unasked() -> torch.Tensor:
@@ -424,26 +380,3 @@ def test_what_a_learned_threshold_hears_costs_bytes_and_seconds():
     payload, slot = run.host.algorithm.serve(run.state, val.ask.clients)
     scores = run.fleet.score(payload, val.ask.clients, slot=slot, part="val")
     assert run.steps[-1].facts["val"] == pytest.approx(scores.accuracy)
-
-
-class Noting:
-    """A fleet that notes what asks say that they cost."""
-
-    def __init__(self, fleet):
-        self.fleet, self.passes = fleet, []
-
-    def __getattr__(self, name):
-        return getattr(self.fleet, name)
-
-    def ask(self, question, *given, passes=None, **more):
-        self.passes += [] if passes is None else [(question, passes)]
-        return self.fleet.ask(question, *given, passes=passes, **more)
-
-
-def test_clients_of_feddrift_are_charged_for_the_models_that_there_are():
-    noted = []
-    options = {"max_clusters": 4, "rounds_per_step": 1, "delta": 0.0}
-    run = played(toy("feddrift", options, rounds=4), fleet=lambda fleet: noted.append(Noting(fleet)) or noted[0])
-    there = [1, *(int(step.facts["models"]) for step in run.steps[:-1])]
-    assert noted[0].passes == [("judge", count) for count in there]
-    assert len(set(there)) > 1

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.core.memory import MemoryStore
 from fedtide.laws.case import Case
-from fedtide.runs.build import host_of
 from helpers.briefly import carried_on
 from helpers.toys import played, toy
 
@@ -50,21 +48,6 @@ def test_it_goes_on_from_a_checkpoint_in_the_middle_of_what_it_has_learned(metho
     """Saved after 9 of 18 rounds: it reads, and looks, as the run that never stopped."""
     prior = {"kind": "learned", "look_every": 4, "memory": 14}
     carried_on(Case(lambda: experiment(method, prior, rounds=18), lambda: pytest.fail("no processes")))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_sketch_is_one_leaf_of_length_one(method):
-    made = experiment(method, {"kind": "learned", "sketch": 5})
-    host = host_of(made, made.method[0], 0, MemoryStore(None))
-    run = played(made, rounds=1, host=host)
-    assert run.state.prior.sketches.shape == (1, 5)
-    assert float(run.state.prior.sketches.norm()) <= 1
-
-
-def test_only_sums_are_needed():
-    """FedTKM with a learned prior plays on a fleet that refuses to show anything of a client."""
-    run = played(experiment("fedtkm", "learned"), sums_only=True, rounds=2)
-    assert run.state.prior.rounds == 2
 
 
 @pytest.mark.parametrize("method", METHODS)

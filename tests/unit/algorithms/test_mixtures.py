@@ -19,11 +19,11 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, same
+from fedtide.core.trees import detached
 from fedtide.learn.features import principal
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.mixtures.gmm_init import Random
+from fedtide.mixtures.feature_gaussians import Random
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from helpers.answering import moving
@@ -67,46 +67,6 @@ def sent(algorithm, mu, var, pi):
 # -- pFedEM ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_of_pfedem_by_hand():
-    """mu = 0 and 4, var = 1, pi = 1/2: the log odds of a row z are 4 (2 - z). Rows 1, 1, 3 and 5."""
-    algorithm = pfedem(
-        TASK,
-        LocalTrainer(0.1, local_steps=1, batch_size=0),
-        features=Identity(),
-        gaussian_init=Random(),
-    )
-    answer = algorithm.works["train"](
-        sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY
-    )
-    first = [1 / (1 + math.exp(-4 * (2 - z))) for z in (1, 1, 3, 5)]
-    mass = sum(first)
-    mu = sum(g * z for g, z in zip(first, (1, 1, 3, 5), strict=True)) / mass
-    var = sum(g * (z - mu) ** 2 for g, z in zip(first, (1, 1, 3, 5), strict=True)) / mass
-    found = answer.total["gaussians"].parts[0]
-    assert found.value["mu"].item() == pytest.approx(mu, abs=1e-12)
-    assert found.value["var"].item() == pytest.approx(var, abs=1e-12)
-    assert [answer.total["gaussians"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
-    # Eq. 5 divides by all n_i, so an update has the client's whole weight.
-    assert [answer.total["delta"].parts[k].weight for k in (0, 1)] == [4.0, 4.0]
-    assert answer.notes.component.tolist() == [0, 0, 1, 1]
-    assert answer.total["shares"].value.tolist() == [0.5, 0.5]
-
-
-def test_a_component_without_rows_keeps_its_model_and_its_gaussian_and_can_come_back():
-    options = {"gaussian_init": "random", "features": "network", "components": 2, "update": "overwrite"}
-    experiment = toy("pfedem", {**options}, model="linear")
-    run = played(experiment, rounds=1)
-    state = run.state
-    far = replace(state, mu=torch.stack([state.mu[0], torch.full_like(state.mu[0], 1e4)]))
-    run.fleet.begin(Moment(1, 6, 1.0))
-    after, _ = run.host.algorithm.round(far, run.fleet, Rng(0).at(1, "server"))
-    assert same(after.weights[1], far.weights[1])
-    assert torch.equal(after.mu[1], far.mu[1])
-    assert torch.equal(after.spread[1], far.spread[1])
-    assert not same(after.weights[0], far.weights[0])
-    assert after.pi.tolist() == pytest.approx([1 / 1.001, 0.001 / 1.001])
-
-
 def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
     """Two clients of four rows, two of each component: n_ik / n_k = n_i / n, up to the printed sum over all of n_i."""
     deltas = []
@@ -131,21 +91,6 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
             ) / everyone
         )  # fmt: skip
     torch.testing.assert_close(*deltas)
-
-
-def test_the_order_of_a_clients_rows_changes_no_posterior():
-    algorithm = pfedem(
-        TASK,
-        LocalTrainer(0.1, local_steps=1, batch_size=0),
-        features=Identity(),
-        gaussian_init=Random(),
-    )
-    payload = sent(algorithm, [0, 4], [1, 2], [0.3, 0.7])
-    z = torch.tensor([[0.5], [1.9], [2.1], [5.0]], dtype=torch.float64)
-    order = torch.tensor([2, 0, 3, 1])
-    whole = algorithm.predict(payload, [None], z, torch.zeros(4, dtype=torch.int64)).weights
-    mixed = algorithm.predict(payload, [None], z[order], torch.zeros(4, dtype=torch.int64)).weights
-    assert torch.equal(whole[order], mixed)
 
 
 BLOBS = {
@@ -174,15 +119,6 @@ def tracked(algorithm, options, rounds=40, seed=0, data=BLOBS, shift=CYCLES):
     what = run.host.population.shift.what
     true = np.array([what.shares(step.moment, 2)[1] for step in steps])
     return run, np.array([step.facts["pi"].tolist() for step in steps]), true
-
-
-@pytest.mark.parametrize("update", ["certainty", pytest.param("share", marks=pytest.mark.thorough)])
-def test_the_shares_follow_the_schedule(update):
-    _, pi, true = tracked("pfedem", {"update": moving(update, 0.3)})
-    late = slice(len(true) // 2, None)
-    away = min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1))
-    assert away < 0.1
-    np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-12)
 
 
 @pytest.mark.thorough
@@ -227,40 +163,6 @@ def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
     assert torch.equal(found.told.argmax(1), found.others["global"])  # a client that knows nothing of itself
 
 
-def test_a_client_keeps_its_shares_only_where_it_should():
-    for own, kept in ((False, False), (True, True)):
-        memory = MemoryStore(None)
-        options = {"features": "network", "gaussian_init": "random", "inference": "client" if own else "global"}
-        played(toy("pfedem", {**options}, model="linear"), rounds=2, memory=memory)
-        held = [memory.read(client, (9, 0)) for client in range(8)]
-        assert any(row is not None for row in held) == kept
-
-
-def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg():
-    """The step of the only component is 0.3 of the way to the mean over all rows of the round."""
-    options = {
-        "components": 1,
-        "features": {"kind": "pca", "width": 2},
-        "gaussian_init": "random",
-        "update": {"kind": "certainty", "a0": 0.3},
-        "cohort": {"kind": "everyone"},
-    }
-    experiment = toy(
-        "pfedem",
-        {**options},
-        data={"public_samples": 8, **TOY["data"]},
-        shift={"who": {"kind": "always"}},
-    )
-    run = played(experiment, rounds=1)
-    population = run.host.population
-    x = torch.cat([population.shard(i, Moment(0, 6)).x for i in range(8)])
-    center, components = principal(population.public_features(), 2)
-    z = (x.double() - center) @ components
-    first = run.steps[0].received
-    torch.testing.assert_close(run.state.mu[0], first.mu[0] + 0.3 * (z.mean(0) - first.mu[0]), rtol=1e-5, atol=1e-6)
-    assert run.state.pi.tolist() == [1.0]
-
-
 def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_lower_the_loss():
     build = lambda: nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(1), head=nn.Linear(1, 2)))  # noqa: E731
     task = Task(build, dtype=torch.float64, example=TASK.example)
@@ -280,28 +182,6 @@ def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_l
 
 
 # -- FedGMM ------------------------------------------------------------------------------------------------------------
-
-
-def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
-    """Pairs of one Gaussian differ by the loss alone, and weights of a single participant cancel."""
-    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
-    same_data = {"rounds": 8, "precision": "fp64", "model": {"kind": "mlp", "hidden": [4]}}
-    theirs = played(
-        toy("fedem whole", {"components": 3, "normalize_by": "participants", "local": local, "cohort": 1}, **same_data)
-    )
-    options = {
-        "components": 3,
-        "gaussians": 1,
-        "features": "network",
-        "gaussian_init": "random",
-        "local": local,
-        "cohort": 1,
-    }
-    ours = played(toy("fedgmm", options, **same_data))
-    joint = theirs.state.weights.params
-    for k, model in enumerate(ours.state.weights):
-        for name, value in model.params.items():
-            torch.testing.assert_close(value, joint[f"model.copies.{k}.{name}"], rtol=1e-9, atol=1e-9)
 
 
 def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
@@ -338,12 +218,6 @@ def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
 @cache
 def fedgmm_tracked():
     return tracked("fedgmm", {"components": 2, "gaussians": 3}, rounds=12)
-
-
-def test_covariances_stay_positive_definite_and_shares_sum_to_one():
-    run, pi, _ = fedgmm_tracked()
-    assert bool((torch.linalg.eigvalsh(run.state.spread) > 0).all())
-    np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-9)
 
 
 def test_rows_unlike_any_that_were_seen_have_the_least_density():

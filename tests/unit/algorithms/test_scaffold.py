@@ -13,20 +13,17 @@ from fedtide.cohorts import Everyone
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, detached, same, size_in_bytes
-from fedtide.laws.toy import with_rows
+from fedtide.core.trees import all_finite, detached, same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.schedules import Exponential
 from fedtide.learn.task import Task
-from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from golden.test_scaffold import control, start, value
 from helpers.quadratics import TASK, after
 from helpers.studies import A, study
-from helpers.texts import Network, chatter
+from helpers.texts import chatter
 from helpers.toys import normed, played, toy
 
 KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
@@ -73,31 +70,6 @@ def variates(run) -> list[dict | None]:
     return [None if row is None else row["control"] for row in rows]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("variant", ["I", "II"])
-def test_the_servers_variate_is_the_mean_of_all_clients_whoever_takes_part(variant, loss):
-    options = {"variant": variant, "loss": loss, "cohort": 3, "weighting": "samples"}
-    run = played(toy("scaffold", options, precision="fp64", rounds=10))
-    kept = variates(run)
-    for name, c in run.state.control.items():
-        assert c.abs().max() > 1e-4
-        mean = sum(torch.zeros_like(c) if own is None else own[name] for own in kept) / len(kept)
-        torch.testing.assert_close(c, mean, rtol=0, atol=1e-14)
-
-
-def test_only_those_who_took_part_keep_something_new():
-    run = played(toy("scaffold", {"cohort": 3}, rounds=1))
-    asked = run.fleet.queries[-1].ask.clients.tolist()
-    assert [i for i, own in enumerate(variates(run)) if own is not None] == asked
-    before = detached(variates(run))
-    run.fleet.begin(Moment(1, 6, 1.0))
-    run.host.algorithm.round(run.state, run.fleet, Rng(0).at(1, "server"))
-    again = run.fleet.queries[-1].ask.clients.tolist()
-    for i, (own, was) in enumerate(zip(variates(run), before, strict=True)):
-        if i not in again:
-            assert same(own, was)
-
-
 def test_variates_are_of_parameters_alone_and_running_statistics_are_plain_means():
     """Client by client from the same key, what each made of the running statistics, equally weighted."""
     experiment = toy(
@@ -115,27 +87,6 @@ def test_variates_are_of_parameters_alone_and_running_statistics_are_plain_means
         made.append(detached(fitted.weights.buffers))
     for name, mean in state.weights.buffers.items():
         torch.testing.assert_close(mean, torch.stack([own[name] for own in made]).mean(0))
-
-
-def test_it_sends_twice_as_much_as_fedavg():
-    bytes_of = {}
-    for name in ("fedavg", "scaffold"):
-        run = played(toy(name), rounds=1)
-        bytes_of[name] = run.fleet.queries[-1].cost
-    weights = size_in_bytes(run.state.weights)
-    assert bytes_of["scaffold"].down == 2 * bytes_of["fedavg"].down == 2 * 4 * weights
-    assert 2 * 4 * weights <= bytes_of["scaffold"].up < 2 * 4 * weights + 4 * 64
-
-
-def test_a_client_that_can_do_no_step_keeps_what_it_had():
-    experiment = toy(
-        "scaffold", {"cohort": {"kind": "everyone"}}, model="python:helpers.toys:normed", shift={"who": "always"}
-    )
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    train = host.population.parts["train"]
-    short = with_rows(host, (train[i][: 1 if i == 2 else 9] for i in range(len(train))))
-    run = played(experiment, host=short, rounds=2)
-    assert [i for i, own in enumerate(variates(run)) if own is None] == [2]
 
 
 # -- the extra pass of option I ----------------------------------------------------------------------------------------
@@ -164,30 +115,12 @@ def test_it_is_the_gradient_of_all_rows_however_many_are_passed_at_once(loss, ro
     assert same(weights, before)
 
 
-@pytest.mark.parametrize("rows", [4, 10_000])
-@pytest.mark.parametrize("loss", [CrossEntropy(), WSM(blend=0.0)], ids=LOSSES)
-def test_of_sequences_it_is_the_gradient_of_all_steps_that_count(loss, rows, monkeypatch):
-    monkeypatch.setattr("fedtide.learn.task.ROWS", rows)
-    task = Task(lambda: Network(5), loss, torch.float64)
-    y = torch.tensor([[1, 2, 3], [2, 0, 0], [4, 1, 0]])
-    shard = Shard(torch.tensor([[1, 2, 2], [3, 0, 0], [1, 4, 0]]), y, torch.arange(3), mask=y != 0)
-    weights = task.init(Rng(0))
-    for g, expected in zip(task.gradient(weights, shard)[0].values(), by_autograd(task, weights, shard), strict=True):
-        torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
-
-
 def test_batch_norm_never_meets_a_single_row_in_it(monkeypatch):
     """Five rows in parts of at most four: three and two, not four and one."""
     monkeypatch.setattr("fedtide.learn.task.ROWS", 4)
     task = Task(lambda: normed((3,), 2), dtype=torch.float64)
     shard = Shard(torch.randn(5, 3).double(), torch.arange(5) % 2, torch.arange(5))
     assert all_finite(task.gradient(task.init(Rng(0)), shard)[0])
-
-
-def test_without_rows_it_is_zero():
-    task = Task(lambda: nn.Linear(3, 2))
-    shard = Shard(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-    assert not any(g.any() for g in task.gradient(task.init(Rng(0)), shard)[0].values())
 
 
 def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model():

@@ -6,32 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from fedtide.algorithms.fedem import fedem
-from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.scsgd import scsgd
-from fedtide.cohorts import Arrivals
-from fedtide.core.base import Moment, Shard, Sum, Weights
+from fedtide.core.base import Moment, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD
-from fedtide.mixtures.priors import Block, EMOnly, Linear
+from fedtide.mixtures.priors import Block, Linear
 from fedtide.mixtures.step_size import Certainty
-from fedtide.runs.build import host_of, task_of
-from helpers.answering import DIMS, WIDTH, Answering, begun, moving, still, task
-from helpers.relabeling import branches_relabeled
+from fedtide.runs.build import host_of
+from helpers.answering import DIMS, begun, task
 from helpers.toys import played, toy
 
 KERAS = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
-THREE = {
-    "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},
-    "partition": {"kind": "iid", "clients": 12},
-}
 FAR = {
     "source": {
         "kind": "gaussians",
@@ -126,173 +114,13 @@ def test_three_far_blobs_are_the_branches_of_their_groups():
 # -- FedTEM ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("update", ["overwrite", "certainty"])
-@pytest.mark.parametrize("alone", [0, 1, 2])
-def test_where_one_of_three_is_alone_everyone_is_its_and_the_others_stay(update, alone):
-    prior = {"kind": "block", "period": 3000, "phase": -1000 * alone}
-    run = played(toy("fedtem", {"prior": prior, "branches": 3, "update": moving(update, 0.5)}, data=THREE))
-    start, others = run.steps[0].received, [k for k in range(3) if k != alone]
-    one = torch.eye(3, dtype=torch.float64)[alone]
-    for step in run.steps:
-        assert step.facts["assigned"].tolist() == (4 * one).tolist()
-        assert torch.equal(step.state.mu[others], start.mu[others])
-        assert torch.equal(step.state.var[others], start.var[others])
-        assert not torch.equal(step.state.mu[alone], step.received.mu[alone])
-        assert step.state.started.tolist() == one.bool().tolist()
-        torch.testing.assert_close(step.state.pi, 0.99 * step.received.pi + 0.01 * one, rtol=1e-12, atol=0)
-
-
-def revealed(posterior: torch.Tensor, n: torch.Tensor, draw: torch.Generator) -> dict[str, torch.Tensor]:
-    """What participants with these mean posteriors would reveal."""
-    features = torch.rand(2, len(n), WIDTH, generator=draw, dtype=torch.float64)
-    return {"pi": posterior, "odds": posterior.clamp(min=1e-12).log(), "mu": features[0], "var": features[1], "n": n}
-
-
-def after(algorithm, state, rows, round):
-    """A round in which participants revealed `rows` and sent no update."""
-    n = float(rows["n"].sum())
-    total = {
-        "delta": Sum(still(state.weights), 1.0),
-        "loss": Sum(1.0, 1.0),
-        "modes": Sum(rows["n"] @ rows["pi"], n),
-        "branches": Sum(rows["pi"].sum(0), float(len(rows["n"]))),
-    }
-    return algorithm.round(state, Answering(total, rows, round), Rng(0))
-
-
-@pytest.mark.parametrize(("prior", "beta"), [(Linear(33), 0.99), (EMOnly(), 0.5), (Linear(7), 0.0)])
-def test_shares_of_three_stay_on_the_simplex(prior, beta, thorough):
-    """Some rounds have nobody in a mode."""
-    algorithm = fedtem(task(), prior=prior, branches=3, server=SGD(), cohort=Arrivals(5), beta=beta)
-    state, draw = begun(algorithm), torch.Generator().manual_seed(1)
-    cohorts = [
-        revealed((4 * torch.randn(5, 3, generator=draw, dtype=torch.float64)).softmax(1),
-                 torch.randint(1, 50, (5,), generator=draw).double(), draw)
-        for _ in range(50)
-    ]  # fmt: skip
-    lowest, highest, drift = 1.0, 0.0, 0.0
-    for t in range(1000 if thorough else 250):
-        state, _ = after(algorithm, state, cohorts[t % 50], t)
-        shares = state.pi.tolist()
-        lowest, highest = min(lowest, *shares), max(highest, *shares)
-        drift = max(drift, abs(sum(shares) - 1))
-    assert lowest >= 0.0
-    assert highest <= 1.0
-    assert drift < 1e-12
-
-
-@pytest.mark.parametrize("branches", [2, 3])
-def test_without_a_prior_identical_components_send_everybody_to_the_first(branches):
-    """The tie rule; nothing tells the components apart in the first round."""
-    run = played(toy("fedtem", {"prior": "em-only", "branches": branches}, data=THREE), rounds=1)
-    state = run.steps[0].received
-    state = replace(state, mu=torch.zeros_like(state.mu))
-    run.fleet.begin(Moment(0, 6, 0.0))
-    new, facts = run.host.algorithm.round(state, run.fleet, Rng(0).at(0, "server"))
-    assert facts["assigned"].tolist() == [4] + [0] * (branches - 1)
-    assert set(branches_of(run.fleet).values()) == {0}
-    assert torch.equal(new.mu[1:], state.mu[1:])
-
-
 # -- names of modes ----------------------------------------------------------------------------------------------------
 
 TURN = [1, 2, 0]
 """Mode k is called TURN[k]; its peak is a third of a period before that of the mode that had the name."""
 
 
-def turned(state):
-    """A state with the modes' other names."""
-    new = branches_relabeled(state, TURN)
-    back = torch.tensor(TURN).argsort()
-    for name in ("mu", "var", "pi", "started", "centers"):
-        if hasattr(state, name):
-            new = replace(new, **{name: getattr(state, name)[back]})
-    if hasattr(state, "log_alpha"):
-        log_alpha = state.log_alpha[back]
-        new = replace(new, log_alpha=log_alpha - log_alpha[0])  # all relative to the first
-    return replace(new, prior=None) if hasattr(state, "prior") else new
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [
-        pytest.param("fedtem", {"prior": "linear", "update": "overwrite"}, marks=pytest.mark.thorough),
-        ("fedtem", {"prior": "cosine", "update": Certainty(a0=0.5)}),
-        ("fedtem", {"prior": "em-only"}),
-        ("fedtkm", {"prior": "linear", "alpha": {"kind": "integral", "eta": 0.2}}),
-        pytest.param("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}, marks=pytest.mark.thorough),
-        ("scsgd", {"prior": "linear", "lam": 0.0}),
-        ("min-loss", {"normalize_by": "members"}),
-    ],
-)
-def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, options):
-    """T = 9 and m = 4: no round in which shares, or what is left of them, tie."""
-    states, predictions = [], []
-    for phase in (0, -3):
-        given = {**options, "branches": 3, "server": KERAS}
-        if "prior" in options:
-            rhythm = {} if options["prior"] == "em-only" else {"period": 9, "phase": phase}
-            given["prior"] = {"kind": options["prior"], **rhythm}
-        run = played(toy(algorithm, given, precision="fp64", rounds=12, data=THREE), rounds=1)
-        made, fleet, start = run.host.algorithm, run.fleet, run.steps[0].received
-        state = turned(start) if phase else start
-        for t in range(12):
-            fleet.begin(Moment(t, 12, float(t)))
-            state, _ = made.round(state, fleet, Rng(0).at(t, "server"))
-        states.append(state)
-        payload, _ = made.serve(state, run.host.population.clients)
-        x = run.host.population.rows.x[:40]
-        predictions.append(made.predict(payload, [None] * 8, x, torch.arange(40) // 5))
-    ours, theirs = turned(states[0]), states[1]
-    for name, value in ours.weights.params.items():
-        torch.testing.assert_close(theirs.weights.params[name], value, rtol=1e-9, atol=1e-9)
-    for part in ("mu", "var", "pi", "centers", "log_alpha"):
-        if hasattr(ours, part):
-            torch.testing.assert_close(getattr(theirs, part), getattr(ours, part), rtol=1e-9, atol=1e-9)
-    assert torch.equal(torch.tensor(TURN)[predictions[0].choice], predictions[1].choice)
-    torch.testing.assert_close(predictions[0].told, predictions[1].told, rtol=1e-8, atol=1e-8)
-
-
 # -- SCSGD -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prior", ["linear", "block"])
-def test_with_three_blocks_everyone_trains_the_branch_of_its_group(prior):
-    """Both clocks agree where blocks are blocks; the clock is the shift's where nothing else is said."""
-    shift = {"who": {"kind": "block-cyclic", "period": 9}}
-    experiment = toy("scsgd", {"prior": prior, "branches": 3}, rounds=19, data=THREE, shift=shift)
-    assert experiment.method[0].options["prior"]["phase"] == (1.0 if prior == "linear" else 0)
-    run = played(experiment, rounds=1)
-    group, state = run.host.population.group, run.steps[0].received
-    for t in range(19):
-        run.fleet.begin(Moment(t, 19, float(t)))
-        state, _ = run.host.algorithm.round(state, run.fleet, Rng(0).at(t, "server"))
-        assert len(branches_of(run.fleet)) == 4
-        assert all(k == int(group[client]) == t % 9 // 3 for client, k in branches_of(run.fleet).items()), f"round {t}"
-
-
-@pytest.mark.parametrize("server", [KERAS, {"kind": "sgd", "momentum": 0.5}], ids=["keras", "momentum"])
-def test_without_a_trunk_every_block_has_a_fedavg_of_its_own(server):
-    """All of a softmax regression is its head; a model that waits for its block keeps its moments."""
-    shift = {"who": {"kind": "block-cyclic", "period": 6}}
-    given = {"data": THREE, "shift": shift, "model": "linear", "rounds": 14}
-    options = {"prior": "block", "branches": 3, "lam": 0.0, "server": server}
-    ours = played(toy("scsgd", options, **given))
-    alone = played(toy("fedavg", {"server": server}, **given), rounds=1)
-    start, algorithm = ours.steps[0].received.weights, alone.host.algorithm
-    names = {name: name.split(".")[-1] for name in alone.state.weights.params}
-    states = []
-    for k in range(3):
-        own = Weights({name: start.params[f"model.head.copies.{k}.{part}"] for name, part in names.items()})
-        states.append(replace(alone.steps[0].received, weights=own))
-    for t, step in enumerate(ours.steps):
-        alone.fleet.begin(Moment(t, 14, float(t)))
-        k = t % 6 // 2
-        states[k], _ = algorithm.round(states[k], alone.fleet, Rng(0).at(t, "server"))
-        for j in range(3):
-            for name, part in names.items():
-                found = step.state.weights.params[f"model.head.copies.{j}.{part}"]
-                torch.testing.assert_close(found, states[j].weights.params[name], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -314,52 +142,7 @@ def test_the_clock_of_three_by_hand(prior, expected, phase):
 # -- Min Loss ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_least_of_three_losses_decides():
-    """As IFCA with a shared trunk: the branch with the smallest mean cross-entropy of the received network."""
-    experiment = toy("min-loss", {"branches": 3, "lam": 0.5, "eps": 0.9}, rounds=8, data=THREE)
-    run = played(experiment, rounds=1)
-    population, state = run.host.population, run.steps[0].received
-    network = with_branches(task_of(experiment, experiment.method[0], population.rows), "head", 3)
-    seen = set()
-    for t in range(8):
-        moment, received = Moment(t, 8, float(t)), state
-        run.fleet.begin(moment)
-        state, _ = run.host.algorithm.round(received, run.fleet, Rng(0).at(t, "server"))
-        for client, k in branches_of(run.fleet).items():
-            shard = population.shard(client, moment)
-            losses = [
-                float(F.cross_entropy(z, shard.y)) for z in logits_and_features(network, received.weights, shard.x)[0]
-            ]
-            assert k == losses.index(min(losses))
-            seen.add(k)
-    assert len(seen) > 1
-
-
 # -- FedEM -------------------------------------------------------------------------------------------------------------
-
-
-def test_other_names_of_three_components_rename_a_clients_answer():
-    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2, epochs=2), components=3, component_layer="head")
-    weights, draw = begun(algorithm).weights, torch.Generator().manual_seed(2)
-    x = torch.randn(9, DIMS, generator=draw, dtype=torch.float64)
-    shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()
-
-    def answered(received, pi):
-        answer = algorithm.works["train"](received, {"pi": pi}, shard, Moment(0, 9), Rng(0))
-        return answer.memory["pi"], detached(answer.total["delta"].value)
-
-    pi = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    blend, delta = answered(weights, pi)
-    other, renamed = answered(branches_relabeled(weights, TURN), pi[back])
-    torch.testing.assert_close(other, blend[back], rtol=1e-12, atol=1e-14)
-    for name, value in branches_relabeled(delta, TURN).params.items():
-        torch.testing.assert_close(renamed.params[name], value, rtol=1e-9, atol=1e-12)
-    made, other = (
-        algorithm.predict(received, [{"pi": mine}], shard.x, torch.zeros(9).long())
-        for received, mine in ((weights, blend), (branches_relabeled(weights, TURN), blend[back]))
-    )
-    torch.testing.assert_close(other.told, made.told, rtol=1e-12, atol=1e-14)
-    assert torch.equal(other.choice, torch.tensor(TURN)[made.choice])
 
 
 @pytest.mark.thorough  # as two kinds do, in test_baselines.py

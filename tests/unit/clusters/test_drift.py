@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedtide.algorithms.fielding import MovingCenters, mixing_matrix
+from fedtide.algorithms.fielding import MovingCenters
 from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, means
 from fedtide.clusters.triggers import (
     Adaptive,
@@ -23,7 +23,6 @@ from fedtide.clusters.triggers import (
 from fedtide.core.errors import FedtideError
 
 f64 = torch.float64
-YES = torch.tensor([True, True, True])
 
 
 def corners(each: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,13 +75,6 @@ def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
 # -- theta and shifts -------------------------------------------------------------------------------------------------
 
 
-def test_theta_is_the_mean_over_pairs_of_clusters_with_members():
-    centers = torch.tensor([[0.0], [1.0], [5.0]])
-    assert theta(centers, YES, "l1") == pytest.approx((1 + 5 + 4) / 3)
-    assert theta(centers, torch.tensor([True, False, True]), "l1") == 5
-    assert theta(centers, YES, "sq-l2") == pytest.approx((1 + 5 + 4) / 3)  # lengths, not squares
-
-
 @pytest.mark.parametrize("kind", [
     "l1", "l2", "sq-l2", Joint(("l1", "sq-l2"), (2, 1), (2.0, 9.0)), Joint(("l1", "sq-l2"), (2, 1), (2.0, 9.0), True),
 ])  # fmt: skip
@@ -95,29 +87,7 @@ def test_a_center_that_went_a_part_of_the_way_to_the_other_moved_by_that_part_of
     assert center_moves(before, after, kind).tolist() == pytest.approx([part * theta(before, both, kind), 0.0])
 
 
-def test_theta_of_one_cluster_is_nothing_as_there_are_no_pairs():
-    assert theta(torch.tensor([[2.0]]), torch.tensor([True]), "l1") == 0
-    assert theta(torch.tensor([[9.0], [2.0]]), torch.tensor([False, True]), "l1") == 0
-
-
-def test_shifts_are_between_a_center_and_itself_before():
-    assert center_moves(
-        torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "l1"
-    ).tolist() == [
-        3.0,
-        0.0,
-    ]
-
-
 # -- the trigger of Algorithm 2 ---------------------------------------------------------------------------------------
-
-
-def test_one_client_of_a_hundred_does_not_trigger():
-    x, label = corners(100)
-    its = event(x, label, torch.tensor([[0.5, 0.5, 0.0]], dtype=f64), torch.tensor([0]))
-    assert not FixedFraction().fires(None, its)
-    assert FixedFraction(tau=0).fires(None, its)
-    assert not FixedFraction(tau=math.inf).fires(None, its)
 
 
 def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
@@ -159,17 +129,6 @@ def test_one_cluster_triggers_at_every_drift_but_where_nothing_ever_does():
     assert not FixedFraction(float("inf")).fires(None, its)
 
 
-@pytest.mark.parametrize("tau", [-0.1, math.nan])
-def test_a_threshold_is_not_negative(tau):
-    with pytest.raises(FedtideError):
-        FixedFraction(tau=tau)
-
-
-def test_what_a_fraction_keeps_is_nothing():
-    trigger = FixedFraction()
-    assert trigger.start() is trigger.after(None, True) is trigger.record(None, 0.5) is None
-
-
 def test_a_third_of_the_way_is_a_third_by_every_distance():
     """Centers 0 and 9 on a line; the first goes to 3.1, so theta is 5.9: .525 of it, and .276 by squares."""
     label = torch.tensor([0, 1])
@@ -209,19 +168,6 @@ def test_its_threshold_has_no_unit():
 
 
 # -- the adaptive one of F.2 ------------------------------------------------------------------------------------------
-
-
-def deltas(trigger: Adaptive, fired: tuple[int, ...]) -> list[float]:
-    kept, out = trigger.start(), []
-    for one in fired:
-        kept = trigger.record(trigger.after(kept, bool(one)), 0.5)
-        out.append(kept.delta)
-    return out
-
-
-def test_delta_is_doubled_after_two_events_in_a_row_and_falls_to_c():
-    assert deltas(Adaptive(), (1, 1, 0, 0, 0)) == pytest.approx([0.1, 0.2, 0.1, 0.1, 0.1])
-    assert deltas(Adaptive(), (1, 1, 1, 0, 1, 1)) == pytest.approx([0.1, 0.2, 0.4, 0.3, 0.2, 0.4])
 
 
 def test_the_adaptive_trigger_looks_at_pairs_in_one_cluster():
@@ -275,10 +221,6 @@ def test_without_accuracies_the_papers_threshold_is_kept():
     assert played(Learned(explore=2, tried=(0.1, 0.2)), [[math.nan], [0.4], []]) == pytest.approx([0.1, 0.2, 0.2])
 
 
-def test_the_first_of_equals_is_kept():
-    assert played(Learned(explore=2, tried=(0.1, 0.2)), [[0.4], [0.4], []])[-1] == 0.1
-
-
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_trying_that_never_ends_is_refused(every):
     with pytest.raises(FedtideError, match=f"found every {every} and explore 4; allowed: every of more than explore"):
@@ -301,29 +243,6 @@ def test_a_learned_threshold_is_one_of_algorithm_2():
 
 
 # -- what is taken over, and heterogeneity ----------------------------------------------------------------------------
-
-
-def test_new_clusters_take_the_mean_of_their_members_old_models():
-    old, new = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 1, 1])
-    share = mixing_matrix(old, new, 3, 2)
-    assert share.tolist() == [[1.0, 0.0, 0.0], [0.25, 0.5, 0.25]]
-    models = torch.tensor([1.0, 2.0, 4.0], dtype=f64)
-    assert (share @ models)[1].item() == models[old][new == 1].mean().item()
-    assert mixing_matrix(old, new, 3, 3)[2].tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 6])
-
-
-def test_identical_old_models_come_out_as_they_were():
-    share = mixing_matrix(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 0]), 3, 2)
-    assert (share @ torch.full((3, 5), 0.25, dtype=f64)).tolist() == [[0.25] * 5] * 2
-
-
-def test_heterogeneity_is_a_mean_over_clients_and_zero_alone():
-    # Pairs: 0-1 is 1, 0-3 is 3, 1-3 is 2, so rows are 2, 1.5 and 2.5 from the others on average.
-    x, label = torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([0, 0, 0, 1])
-    assert distances_within(x, label, "l1").tolist() == pytest.approx([2, 1.5, 2.5, 0])
-    assert heterogeneity(x, label, "l1") == pytest.approx(6 / 4)
-    assert heterogeneity(x, label, "sq-l2") == pytest.approx((5 + 2.5 + 6.5) / 4)
-    assert heterogeneity(x, torch.zeros(4, dtype=torch.int64), "l1") == pytest.approx(2 * (1 + 3 + 9 + 2 + 8 + 6) / 12)
 
 
 def test_heterogeneity_of_label_shares_by_hand():

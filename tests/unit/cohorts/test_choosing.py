@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.clusters import rounds as clusters
+from fedtide.clusters import served as clusters
 from fedtide.clusters.served import Served
 from fedtide.cohorts import BySize, InTurn, Nearest, Oort, PowerOfChoice, Uniform
 from fedtide.cohorts.sampling import draw_clients
@@ -147,17 +147,6 @@ def test_draws_in_clusters_take_first_whom_a_draw_among_all_takes():
 # -- by size -----------------------------------------------------------------------------------------------------------
 
 
-def test_larger_clients_are_picked_more_often_and_the_silent_count_as_average():
-    rows = torch.tensor([[1.0, 1.0]] * 4 + [[3.0, 1.0]] * 4)
-    memo = memo_of(BySize(), who=range(8), said=rows)
-    found = frequency(BySize(), memo, m=1, draws=4000)
-    assert found == pytest.approx(np.array([1] * 4 + [3] * 4 + [2] * 4) / 24, abs=0.02)
-
-
-def test_without_any_size_all_are_alike():
-    assert frequency(BySize(), memo_of(BySize()), m=3, draws=2000) == pytest.approx(np.full(12, 0.25), abs=0.04)
-
-
 # -- nearest -----------------------------------------------------------------------------------------------------------
 
 
@@ -182,65 +171,12 @@ def test_two_clients_by_the_softmax():
     assert found == pytest.approx(weights / weights.sum(), abs=0.03)
 
 
-def test_hot_is_uniform_and_whoever_said_nothing_is_far():
-    memo = placed([[float(i), 0.0] for i in range(12)])
-    assert frequency(Nearest(temperature=1e9), memo, draws=2000) == pytest.approx(np.full(12, 0.25), abs=0.04)
-    some = placed([[0.0], [1.0], [5.0]])
-    assert pick(Nearest(temperature=0.0), some, Rng(0), At(), torch.arange(4), 2).tolist() == [0, 1]
-    assert frequency(Nearest(), memo_of(Nearest()), draws=1000) == pytest.approx(np.full(12, 0.25), abs=0.06)
-
-
 # -- Oort --------------------------------------------------------------------------------------------------------------
 
 
 def test_utility_by_hand():
     """Losses 1 and 7: the root of their mean square is 5; of ten rows it is 50."""
     assert utility(torch.tensor([1.0, 7.0]), 10).tolist() == [50.0]
-
-
-def test_with_exploration_one_only_new_clients_come_while_there_are_any():
-    greedy = Oort(exploration_factor=1.0, exploration_decay=1.0)
-    memo = learned(greedy, memo_of(greedy), torch.arange(8), torch.full((8,), 100.0), torch.ones(8), 0)
-    for seed in range(20):
-        assert set(pick(greedy, memo, Rng(seed), At(1), EVERYONE, 3).tolist()) <= {8, 9, 10, 11}
-        assert set(pick(greedy, memo, Rng(seed), At(1), EVERYONE, 6).tolist()) >= {8, 9, 10, 11}
-
-
-def test_new_clients_get_their_share():
-    oort = Oort(exploration_factor=0.5, exploration_decay=0.5, exploration_min=0.2)
-    memo = learned(oort, memo_of(oort), torch.arange(6), torch.ones(6), torch.ones(6), 0)
-    for round, new in ((0, 2), (1, 1), (2, 0), (50, 0)):  # 0.5, 0.25, then 0.2 of 4
-        assert sum(c >= 6 for c in pick(oort, memo, Rng(3), At(round), EVERYONE, 4).tolist()) == new
-    # Nobody was tried: everyone is new, whatever the share.
-    assert len(pick(Oort(exploration_factor=0.0), memo_of(oort), Rng(0), At(9), EVERYONE, 4)) == 4
-
-
-def test_new_clients_that_promise_most_are_drawn_in_proportion():
-    """Of twelve new ones a window of two for one pick takes the two with most rows, 3 and 9."""
-    oort = Oort(sample_window=2)
-    rows = torch.ones(12, 2)
-    rows[3, 1], rows[5, 1] = 9.0, 3.0
-    memo = memo_of(oort, who=EVERYONE, said=rows)
-    found = frequency(oort, memo, m=1, draws=2000)
-    assert found[[3, 5]] == pytest.approx([0.75, 0.25], abs=0.03)
-
-
-def test_larger_losses_mean_more_visits():
-    oort = Oort(cut_off_util=0.05, clip_bound=1.0)
-    found = frequency(oort, tried(oort, [float(i) for i in range(12)]), m=3, draws=600, round=5)
-    assert found[0] < found[4] < found[8] < found[11]
-
-
-def test_slow_clients_are_penalized():
-    """Half take four times as long: their scores are a sixteenth."""
-    oort = Oort(cut_off_util=0.0, exploration_factor=0.0, round_threshold=30.0)
-    memo = tried(oort, [1.0] * 12, [1.0] * 6 + [4.0] * 6)
-    assert oort.preferred(memo) == 1.0
-    scores = oort.scores(memo, EVERYONE, 10)
-    assert (scores[6:] / scores[:6]).tolist() == pytest.approx([1 / 16] * 6)
-    found = frequency(oort, memo, draws=400, round=9)
-    assert found[:6].min() > 3 * found[6:].max()
-    assert oort.preferred(replace(memo, percent=100.0)) == math.inf
 
 
 def test_scores_by_hand():
@@ -250,16 +186,6 @@ def test_scores_by_hand():
     memo = replace(memo, last=torch.tensor([1, 2, 4]))
     stale = [math.sqrt(0.1 * math.log(8) / last) for last in (1, 2, 4)]
     assert oort.scores(memo, torch.arange(3), 8).tolist() == pytest.approx([stale[0], 0.2 + stale[1], 0.2 + stale[2]])
-
-
-def test_edge_cases_of_scores():
-    oort = Oort(exploration_factor=0.0)
-    zero = tried(oort, [0.0] * 12)  # range 0, and ln 1 = 0: all scores are 0
-    assert oort.scores(zero, EVERYONE, 1).tolist() == [0.0] * 12
-    assert frequency(oort, zero, draws=900) == pytest.approx(np.full(12, 0.25), abs=0.05)
-    never = replace(zero, last=torch.zeros(12, dtype=torch.int64))  # counts as round 1
-    assert oort.scores(never, EVERYONE, 3).tolist() == pytest.approx([math.sqrt(0.1 * math.log(3))] * 12)
-    assert pick(oort, zero, Rng(0), At(), EVERYONE, 99).tolist() == EVERYONE.tolist()
 
 
 def test_the_pacer_lets_slower_clients_in_where_nothing_changes_and_fewer_where_much_does():
@@ -365,18 +291,6 @@ def test_a_naive_oort_picks_the_same_over_twenty_rounds(select):
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 STILL = {"who": {"kind": "always"}}
-
-
-def test_fedavg_learns_what_it_was_shown():
-    run = played(toy("fedavg", {"cohort": {"kind": "oort", "clients_per_round": 3}}, shift=STILL), rounds=3)
-    memo = run.state.cohort
-    counts = run.fleet.population.counts(run.fleet.clients, "train")
-    assert memo.reward.of.flatten().tolist() == counts.tolist()  # one epoch makes use of all rows
-    assert run.host.algorithm.traits.reveals == ("count", "utility")
-    last = [query.ask.clients.tolist() for query in run.fleet.queries if query.ask.question == "train"]
-    assert last == [(memo.last == 3).nonzero().flatten().tolist()]
-    assert len(last[0]) == 3
-    assert torch.equal(memo.utility > 0, memo.tried)
 
 
 def test_a_solver_with_few_steps_makes_use_of_few_rows():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -51,18 +48,6 @@ def test_in_laps_of_whole_rounds_each_has_one_turn(clients, m):
         assert len({tuple(one[0]) for one in laps}) > 1  # other ones come first in another lap
 
 
-@pytest.mark.parametrize(("clients", "m"), [(11, 3), (10, 4), (5, 3)])
-def test_turns_are_never_two_apart_and_nobody_waits_two_laps(clients, m):
-    counts, last = Counter(range(clients)), dict.fromkeys(range(clients), -1)
-    for t, picked in enumerate(lap(clients, m, rounds=200)):
-        assert len(picked) == m
-        for client in picked:
-            counts[client] += 1
-            assert t - last[client] <= 2 * math.ceil(clients / m) - 1
-            last[client] = t
-        assert max(counts.values()) - min(counts.values()) <= 1
-
-
 def test_naively_where_some_are_away_and_some_do_not_answer():
     """A set of those who have had a turn, cleared as soon as one of them answers again."""
     draw, cohort, memo, had = np.random.default_rng(0), InTurn(4), InTurn(4).init(There(15)), set()
@@ -82,21 +67,9 @@ def test_naively_where_some_are_away_and_some_do_not_answer():
     assert 10 < ended < 60
 
 
-def test_in_the_first_round_of_a_lap_all_are_alike():
-    found = Counter(c for seed in range(2000) for picked in lap(8, 2, seed, rounds=1) for c in picked)
-    assert [found[c] / 2000 for c in range(8)] == pytest.approx([0.25] * 8, abs=0.04)
-
-
 def test_who_joins_waits():
     lap = Lap(torch.tensor([False, True]))
     assert grown(lap, 4).waits.tolist() == [False, True, True, True]
-
-
-def test_in_a_run_each_trains_once_in_a_lap():
-    """Of eight, two in each of four rounds: had one trained twice, the others would wait again."""
-    run = played(toy("fedavg", {"cohort": {"kind": "in-turn", "clients_per_round": 2}}, shift=STILL), rounds=4)
-    assert run.host.algorithm.traits.reveals == ()
-    assert not run.state.cohort.waits.any()
 
 
 @pytest.mark.parametrize("name", ["fielding-by-sums drifts", "fielding drifts"])

@@ -18,7 +18,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.branched import branched
-from fedtide.personal.expert_nets import Networks
+from fedtide.personal.client_networks import Networks
 from fedtide.runs.build import spec_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.disk import needed

@@ -10,7 +10,7 @@ from fedtide.core.base import Cost, Moment, Reply, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
-from fedtide.mixtures.gmm_init import (
+from fedtide.mixtures.feature_gaussians import (
     SEEN,
     Collected,
     GaussianSetup,

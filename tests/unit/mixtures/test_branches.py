@@ -9,28 +9,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtide.core.base import Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
 from fedtide.learn.branched_task import logits_and_features, width, with_branches
 from fedtide.learn.losses import WSM, Columns, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import (
     BranchLoss,
-    certainty,
     losses_of,
-    mean_by_owner,
     most_certain,
-    predict_chosen,
-    step_branches,
     step_trained,
 )
 from fedtide.models.image_networks import MLP
-from helpers.relabeling import branches_relabeled
 
 CLASSES, ROWS, DIMS = 3, 6, 4
 SERVERS = [SGD(0.5), SGD(0.5, momentum=0.9), Adam(), KerasAdam(), Adagrad(), Yogi()]
@@ -122,44 +116,6 @@ def test_a_class_that_the_client_does_not_have_is_left_alone_by_every_branch(per
         assert [int((gradient[k, :, 2:] != 0).any(1).sum()) for k in range(2)] == [absent, absent]
 
 
-def test_without_smoothing_the_other_branch_has_plain_cross_entropy():
-    logits, y = logits_of(2), rows().y
-    found = value(BranchLoss(CrossEntropy(), 0, 0.4, 0.0), logits, y)
-    expected = F.cross_entropy(logits[0], y) + 0.4 * F.cross_entropy(logits[1], y)
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("level", [0.0, -3.0, 50.0])
-def test_fully_smoothed_it_is_least_where_all_classes_are_alike(level):
-    """eps = 1: log C at equal logits, with no gradient there, and more anywhere else."""
-    y = rows().y
-    logits = torch.stack([logits_of(1)[0], torch.full((ROWS, CLASSES), level, dtype=torch.float64)]).requires_grad_()
-    own = F.cross_entropy(logits[0], y)
-    least = value(BranchLoss(CrossEntropy(), 0, 1.0, 1.0), logits, y) - own
-    assert least.item() == pytest.approx(math.log(CLASSES), abs=1e-12)
-    (slope,) = torch.autograd.grad(least, logits)
-    assert slope[1].abs().max() < 1e-15
-    moved = torch.stack([logits[0], logits[1] + 0.1 * logits_of(1, seed=5)[0]])
-    assert (value(BranchLoss(CrossEntropy(), 0, 1.0, 1.0), moved, y) - own).item() > math.log(CLASSES) + 1e-6
-
-
-def test_swapping_the_branches_changes_nothing_with_lam_1_and_no_smoothing():
-    logits, y = logits_of(2), rows().y
-    first, second = (value(BranchLoss(CrossEntropy(), k, 1.0, 0.0), logits, y) for k in (0, 1))
-    torch.testing.assert_close(first, second, rtol=1e-14, atol=0)
-    # Smoothing tells them apart.
-    first, second = (value(BranchLoss(CrossEntropy(), k, 1.0, 0.5), logits, y) for k in (0, 1))
-    assert abs(float(first - second)) > 1e-3
-
-
-@pytest.mark.parametrize("choice", [0, torch.zeros(ROWS, dtype=torch.int64)], ids=["client", "per row"])
-def test_one_branch_ignores_lam(choice):
-    logits, y = logits_of(1), rows().y
-    plain = CrossEntropy().value(logits[0], y, None, ())
-    for lam, eps in ((0.0, 0.0), (0.25, 0.5), (3.0, 1.0)):
-        assert torch.equal(value(BranchLoss(CrossEntropy(), choice, lam, eps), logits, y), plain)
-
-
 @pytest.mark.parametrize("branches", [2, 3])
 @pytest.mark.parametrize("lam", [0.0, 0.25])
 def test_a_branch_per_row_is_the_batch_split_by_branch(branches, lam):
@@ -184,14 +140,6 @@ def test_of_three_branches_the_mean_over_the_others_is_taken(k):
     for choice in (k, torch.full((ROWS,), k)):
         found = value(BranchLoss(CrossEntropy(), choice, 0.8, 0.3), logits, y)
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
-
-
-def test_all_rows_of_a_client_may_choose_together_or_each_alone():
-    """The choice per row goes through the shuffle with its row."""
-    choice = torch.tensor([0, 1, 0, 1, 1, 0])
-    _, columns = BranchLoss(CrossEntropy(), choice).prepare(rows())
-    assert [column.tolist() for column in columns] == [choice.tolist()]
-    assert BranchLoss(CrossEntropy(), 1).prepare(rows()) == ((None, 0, 1), ())
 
 
 def test_steps_that_do_not_count_do_not_count_for_the_other_branch_either():
@@ -234,19 +182,6 @@ def test_the_base_loss_gets_its_own_columns_and_the_other_branch_plain_cross_ent
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def test_logits_and_features_are_those_of_the_network_by_hand():
-    task, shard = task_of(2), rows()
-    weights = task.init(Rng(0))
-    logits, features = logits_and_features(task, weights, shard.x)
-    p = weights.params
-    hidden = (shard.x @ p["model.dense1.weight"].T + p["model.dense1.bias"]).clamp(min=0)
-    torch.testing.assert_close(features, hidden, rtol=1e-13, atol=1e-14)
-    for k in range(2):
-        expected = hidden @ p[f"model.head.copies.{k}.weight"].T + p[f"model.head.copies.{k}.bias"]
-        torch.testing.assert_close(logits[k], expected, rtol=1e-13, atol=1e-14)
-    assert width(task, weights) == 5
-
-
 def test_no_example_is_one_clear_line():
     task = with_branches(Task(lambda: MLP(hidden=(5,)).build((DIMS,), CLASSES)), "head", 2)
     with pytest.raises(FedtideError, match="example") as raised:
@@ -268,19 +203,6 @@ def test_the_branch_with_the_least_loss_is_chosen_and_the_first_of_equals():
 
 
 # -- certainty ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [2, 3, 62])
-def test_certainty_is_0_of_uniform_and_log_c_of_one_hot(classes):
-    logits = torch.stack([torch.full((classes,), 4.0), 500.0 * F.one_hot(torch.tensor(1), classes)]).double()
-    assert certainty(logits).tolist() == pytest.approx([0.0, math.log(classes)], abs=1e-12)
-
-
-def test_certainty_is_the_divergence_from_uniform():
-    logits = logits_of(2)
-    logp = F.log_softmax(logits, -1)
-    expected = F.kl_div(torch.full_like(logp, -math.log(CLASSES)), logp, log_target=True, reduction="none").sum(-1)
-    torch.testing.assert_close(certainty(logits), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_ties_go_to_the_lowest_branch():
@@ -305,20 +227,6 @@ def test_each_row_or_all_rows_of_an_owner():
     order = torch.tensor([3, 1, 4, 0, 2])
     mixed = most_certain(logits[:, order], owner[order], together=True)
     assert mixed.tolist() == [1, 0, 1, 0, 0]
-
-
-def test_means_by_owner():
-    values = torch.tensor([[1.0, 2.0], [5.0, 0.0], [3.0, 4.0]])
-    assert mean_by_owner(values, torch.tensor([2, 0, 2])).tolist() == [[5.0, 0.0], [0.0, 0.0], [2.0, 3.0]]
-    assert mean_by_owner(values[:0], torch.tensor([], dtype=torch.int64)).shape == (0, 2)
-
-
-def test_every_row_is_predicted_by_its_branch():
-    logits, choice = logits_of(3), torch.tensor([0, 2, 1, 1, 0, 2])
-    made = predict_chosen(logits, choice)
-    assert torch.equal(made.choice, choice)
-    for b, k in enumerate(choice.tolist()):
-        torch.testing.assert_close(made.told[b], F.log_softmax(logits[k, b], -1))
 
 
 # -- the server's step -------------------------------------------------------------------------------------------------
@@ -358,27 +266,6 @@ def test_an_idle_branch_and_its_moments_stay_bit_for_bit(server, idle):
     assert list(moved.params) == list(weights.params)
 
 
-def test_a_branch_that_comes_back_goes_on_from_its_own_last_step():
-    """Trained, idle for a while, trained again: the same weights as if it had never been idle."""
-    server, weights = KerasAdam(), task_of(2).init(Rng(0))
-    both, first = torch.tensor([True, True]), torch.tensor([True, False])
-    start = server.init(weights)
-    straight, interrupted = (weights, start), (weights, start)
-    for _ in range(2):
-        straight = step_trained(server, *straight, ones(weights), both)
-        interrupted = step_trained(server, *interrupted, ones(weights), both)
-        interrupted = step_trained(server, *interrupted, ones(weights, -2.0), first)
-    for name in weights.params:
-        if "copies.1." in name:
-            assert torch.equal(interrupted[0].params[name], straight[0].params[name])
-
-
-def test_no_mean_is_no_step():
-    weights = task_of(2).init(Rng(0))
-    memo = Adam().init(weights)
-    assert step_trained(Adam(), weights, memo, None, torch.ones(2, dtype=torch.bool)) == (weights, memo)
-
-
 def test_members_divide_a_branch_by_its_own_share():
     """Participants: a quarter of the rows moves a branch a quarter as far; members: as far as if it were alone."""
     weights = task_of(2).init(Rng(0))
@@ -392,69 +279,4 @@ def test_members_divide_a_branch_by_its_own_share():
         torch.testing.assert_close(members.params[name] - weights.params[name], factor * moved, rtol=1e-9, atol=1e-12)
 
 
-@dataclass(frozen=True)
-class Held:
-    weights: Weights
-    server: Any
-
-
-def test_who_did_not_train_does_not_count_for_members():
-    """A round in which nobody trained branch 1, without lam: it stays, whoever it is divided by."""
-    weights = task_of(2).init(Rng(0))
-    got = {"delta": ones(weights), "loss": 1.0, "branches": torch.tensor([1.0, 0.0], dtype=torch.float64)}
-    for heads in ("participants", "members"):
-        new, facts = step_branches(Held(weights, None), SGD(), got, 0.0, heads)
-        assert facts["branches"].tolist() == [1.0, 0.0]
-        for name in weights.params:
-            assert torch.equal(new.weights.params[name], weights.params[name]) == ("copies.1." in name)
-
-
-def test_with_lam_everybody_trains_every_branch():
-    weights = task_of(2).init(Rng(0))
-    got = {"delta": ones(weights), "loss": 1.0, "branches": torch.tensor([1.0, 0.0], dtype=torch.float64)}
-    new, _ = step_branches(Held(weights, None), SGD(), got, 0.25, "participants")
-    assert not any(torch.equal(new.weights.params[name], weights.params[name]) for name in weights.params)
-
-
 # -- relabeling --------------------------------------------------------------------------------------------------------
-
-
-def test_relabeling_puts_branch_k_in_the_place_of_its_new_number():
-    task = task_of(3)
-    weights = task.init(Rng(0))
-    memo = Adam().init(weights)
-    order = [2, 0, 1]
-    state = branches_relabeled({"weights": weights, "server": memo, "round": 3}, order)
-    assert state["round"] == 3
-    assert list(state["weights"].params) == list(weights.params)
-    for k, to in enumerate(order):
-        for part in ("weight", "bias"):
-            old, new = f"model.head.copies.{k}.{part}", f"model.head.copies.{to}.{part}"
-            assert torch.equal(state["weights"].params[new], weights.params[old])
-    assert torch.equal(state["weights"].params["model.dense1.weight"], weights.params["model.dense1.weight"])
-    shard = rows()
-    before, features = logits_and_features(task, weights, shard.x)
-    after, alike = logits_and_features(task, state["weights"], shard.x)
-    assert torch.equal(features, alike)
-    for k, to in enumerate(order):
-        assert torch.equal(before[k], after[to])
-
-
-def test_relabeling_back_is_the_identity_and_steps_commute_with_it():
-    weights = task_of(2).init(Rng(0))
-    memo = KerasAdam().init(weights)
-    held = Held(weights, memo)
-    swapped = branches_relabeled(held, [1, 0])
-    assert same(branches_relabeled(swapped, [1, 0]), held)
-    moved = step_trained(KerasAdam(), weights, memo, ones(weights), torch.tensor([True, False]))
-    mirrored = step_trained(
-        KerasAdam(), swapped.weights, swapped.server, branches_relabeled(ones(weights), [1, 0]),
-        torch.tensor([False, True]),
-    )  # fmt: skip
-    assert same(branches_relabeled(moved[0], [1, 0]), mirrored[0])
-    assert same(branches_relabeled(moved[1], [1, 0]), mirrored[1])
-
-
-def test_a_plain_model_has_nothing_to_relabel():
-    weights = Task(lambda: nn.Linear(3, 2)).init(Rng(0))
-    assert same(branches_relabeled(weights, [1, 0]), weights)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -43,16 +41,6 @@ def error(one, other) -> float:
     return float(np.sqrt(((np.asarray(one) - np.asarray(other)) ** 2).mean()))
 
 
-def test_at_first_nothing_is_expected():
-    prior = Learned()
-    memo = prior.init(2)
-    assert prior.shares(at(0), 2, memo) is None
-    assert prior.facts(memo) == {}
-    memos, _ = heard(prior, linear(15, 32))  # the first look is after 16 rounds
-    assert all(prior.shares(at(t), 2, memo) is None for t, memo in enumerate(memos))
-    assert all(prior.facts(memo) == {} for memo in memos)
-
-
 def test_shares_are_read_long_before_a_period_is_believed(demo):
     prior, (memos, came) = Learned(), demo
     read = [prior.shares(at(t), 2, memo) for t, memo in enumerate(memos)]
@@ -69,12 +57,6 @@ def test_the_next_period_is_forecast(demo):
     coming = torch.stack([prior.shares(at(t), 2, memos[-1]) for t in range(128, 160)])
     assert error(coming[:, 0], linear(160, 32)[128:]) < 0.08
     assert torch.allclose(coming.sum(1), torch.ones(32).double())
-
-
-def test_the_forecast_of_a_round_is_that_of_before_it(demo):
-    prior, (memos, _) = Learned(), demo
-    assert torch.equal(memos[100].ahead, prior.shares(at(100), 2, memos[99]))
-    assert memos[40].ahead is None
 
 
 def test_facts_say_what_is_believed_and_each_look(demo):
@@ -116,14 +98,6 @@ def test_what_is_counted_later_does_not_matter():
     assert torch.equal(ends[0].shares, ends[1].shares)
 
 
-def test_without_turns_nothing_is_expected():
-    prior = Learned()
-    for seed in range(3):
-        memos, _ = heard(prior, np.full(96, 0.5), seed)
-        assert all(prior.shares(at(t), 2, memo) is None for t, memo in enumerate(memos))
-        assert all("periods" not in prior.facts(memo) for memo in memos)
-
-
 def test_three_groups():
     expected = np.stack([periodic_shares("linear", t, 48, 1.0, 3) for t in range(160)])
     prior = Learned()
@@ -132,32 +106,6 @@ def test_three_groups():
     assert memos[-1].found.periods[0] == pytest.approx(48, rel=0.05)
     ahead = torch.stack([prior.shares(at(t), 3, memos[-1]) for t in range(160, 208)])
     assert error(ahead, [periodic_shares("linear", t, 48, 1.0, 3) for t in range(160, 208)]) < 0.1
-
-
-def test_one_group_is_alone():
-    prior = Learned()
-    memo = prior.init(1)
-    for t in range(24):
-        told = {"sketch": torch.rand(4).double(), "modes": torch.ones(1).double()}
-        memo = prior.see(memo, at(t), told, Rng(t))
-    assert prior.shares(at(23), 1, memo).tolist() == [1.0]
-    assert prior.facts(memo).get("periods") is None
-
-
-def test_old_rounds_are_forgotten():
-    prior = Learned(memory=40)
-    memos, _ = heard(prior, linear(128, 16))
-    assert [len(memos[-1].times), len(memos[-1].sketches), len(memos[-1].shares)] == [40] * 3
-    assert memos[-1].times.tolist() == list(range(88, 128))
-    assert memos[-1].found.periods[0] == pytest.approx(16, rel=0.05)
-    assert memos[-1].rounds == 128
-
-
-def test_a_rhythm_that_ends_is_given_up():
-    prior = Learned(memory=64)
-    memos, _ = heard(prior, np.concatenate([linear(96, 16), np.full(128, 0.5)]))
-    assert memos[95].found.periods
-    assert memos[-1].found.periods == ()
 
 
 def test_a_round_without_answers_is_left_out(demo):
@@ -199,12 +147,3 @@ def test_there_are_no_more_groups_than_numbers():
     Learned(sketch=3).check(3)
     with pytest.raises(FedtideError, match=r"prior.sketch: found 3, allowed: at least 4, the number of groups"):
         Learned(sketch=3).check(4)
-
-
-def test_a_memo_is_not_changed_in_place(demo):
-    memo = demo[0][100]
-    kept = replace(memo, shares=memo.shares.clone(), sketches=memo.sketches.clone())
-    told = {"sketch": torch.ones(16).double(), "modes": torch.tensor([0.3, 0.7]).double()}
-    Learned().see(memo, at(101), told, Rng(0))
-    assert torch.equal(memo.shares, kept.shares)
-    assert torch.equal(memo.sketches, kept.sketches)

@@ -67,23 +67,6 @@ def test_three_groups_peak_one_after_the_other():
     assert Uniform().shares(at(5), 4).tolist() == [0.25] * 4
 
 
-@pytest.mark.parametrize("prior", [Linear(8), Cosine(8), Block(8), Uniform()])
-def test_one_group_has_everyone(prior):
-    assert all(prior.shares(at(t), 1).tolist() == [1.0] for t in range(8))
-
-
-@pytest.mark.parametrize("prior", [Linear(8), Cosine(8), Block(8), Uniform()])
-def test_shares_are_float64_and_ones_own(prior):
-    one = prior.shares(at(3), 2)
-    assert one.dtype == torch.float64
-    one.zero_()
-    assert float(prior.shares(at(3), 2).sum()) == 1.0
-
-
-def test_em_alone_expects_nothing():
-    assert EMOnly().shares(at(3), 2) is None
-
-
 # -- soft -------------------------------------------------------------------------------------------------------------
 
 
@@ -107,34 +90,6 @@ def test_soft_by_hand():
     assert played(Soft(8), counted) == [1, 0.6, 0.6, 0.5, 0, 0.1, 0.1, 0.7, 1, 0.8]
 
 
-def test_soft_with_an_odd_period_has_its_trough_at_the_floor_of_its_half():
-    assert played(Soft(5), [0.5] * 6) == [1, 0.5, 0, 0.5, 0.5, 1]
-    assert played(Soft(3), [0.5] * 4) == [1, 0, 0.5, 1]
-
-
-def test_soft_with_the_shortest_periods():
-    assert played(Soft(1), [0.5] * 3) == [1, 1, 1]
-    assert played(Soft(2), [0.5] * 4) == [1, 0, 1, 0]
-
-
-@pytest.mark.parametrize("phase", [-3, 0, 2, 8, 11])
-def test_soft_with_a_phase(phase):
-    counted = [0.2, 0.6, 0.9, 0.5, 0.4, 0.1, 0.0, 0.7]
-    assert played(Soft(8, phase), counted, begin=phase) == played(Soft(8), counted)
-
-
-def test_soft_begins_with_what_is_counted_between_peaks():
-    assert played(Soft(8), [0.3], begin=2) == [0.3]
-    assert played(Soft(8), [0.3], begin=6) == [0.3]
-
-
-@pytest.mark.parametrize("period", [8.5, 7.25])
-def test_soft_with_a_broken_period_has_one_peak_and_one_trough_in_each(period):
-    q = played(Soft(period), [0.5] * 100)
-    assert abs(q.count(1.0) - 100 / period) <= 1
-    assert abs(q.count(0.0) - 100 / period) <= 1
-
-
 def test_soft_is_for_two_groups():
     assert Soft(8).shares(at(2), 1, 0.3).tolist() == [1.0]
     assert Soft(8).shares(at(2), 2, 0.3).tolist() == [0.3, 0.7]
@@ -145,22 +100,6 @@ def test_soft_is_for_two_groups():
 
 
 # -- what a person may write ------------------------------------------------------------------------------------------
-
-
-def test_priors_as_they_are_written():
-    assert spelled.validate_python("uniform") == Uniform()
-    assert spelled.validate_python("em-only") == EMOnly()
-    assert spelled.validate_python({"kind": "linear", "period": 32}) == Linear(32)
-    assert spelled.validate_python({"kind": "cosine", "period": 32.5, "phase": -4}) == Cosine(32.5, -4.0)
-    assert spelled.validate_python({"kind": "block", "period": 32}) == Block(32)
-    assert spelled.validate_python({"kind": "soft", "period": 32}) == Soft(32)
-
-
-@pytest.mark.parametrize("kind", ["linear", "cosine", "block", "soft"])
-@pytest.mark.parametrize("period", [0, -1, -0.5, float("nan"), float("inf"), "8", True])
-def test_a_period_is_a_number_above_zero(kind, period):
-    with pytest.raises(ValidationError):
-        spelled.validate_python({"kind": kind, "period": period})
 
 
 @pytest.mark.parametrize(
@@ -214,13 +153,6 @@ def test_without_a_period_nothing_can_be_expected(prior):
         prior.elapsed(at(0))
 
 
-@pytest.mark.parametrize("prior", [Uniform(), EMOnly(), Linear(8)])
-def test_others_fit_three_groups(prior):
-    prior.check(3)
-    found = prior.shares(at(1), 3)
-    assert found is None if isinstance(prior, EMOnly) else float(found.sum()) == pytest.approx(1.0)
-
-
 # -- what all have in common ------------------------------------------------------------------------------------------
 
 ALL = [Linear(8), Cosine(8), Block(8), Measured((0.9, 0.2), 8), Uniform(), EMOnly(), Soft(8)]
@@ -235,11 +167,6 @@ def test_all_are_asked_in_the_same_way_and_say_whether_they_know_the_hour():
         assert prior.sketch is None
         assert prior.facts(memo) == {}
         assert q is None if isinstance(prior, EMOnly) else float(q.sum()) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("prior", [prior for prior in ALL if not isinstance(prior, Soft | EMOnly)])
-def test_those_that_read_the_clock_do_not_look_at_what_was_counted(prior):
-    assert all(prior.see(prior.init(2), at(t), counted_share(0.1 * t), Rng(0)) is None for t in range(9))
 
 
 @pytest.mark.parametrize(
@@ -257,8 +184,3 @@ def test_a_period_is_one_of_rounds_or_of_the_clock(prior, line):
 
     with pytest.raises(FedtideError, match=line):
         made()
-
-
-def test_a_period_of_the_clock_knows_no_rounds():
-    prior = Linear(period="1d", phase="6h")
-    assert [float(prior.shares(Moment(99, 100, hour * 3600.0), 2)[0]) for hour in (6, 12, 18, 30)] == [1, 0.5, 0, 1]

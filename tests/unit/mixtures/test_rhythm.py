@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtide.data.shift.who import periodic_shares
-from fedtide.mixtures.rhythm import best_period, look, read_shares, slowest, weights_of
+from fedtide.mixtures.rhythm import best_period, look, read_shares, weights_of
 from helpers.rhythms import linear, world
 
 
@@ -67,31 +67,6 @@ def test_a_day_is_found_beside_a_week_that_is_stronger(weekend):
         assert sorted(looked(shares, seed).periods) == pytest.approx([24, 168], rel=0.05)
 
 
-WEEKS = {
-    "a weekend": lambda rounds: 0.1 + 0.8 * (rounds // 24 % 7 >= 5),
-    "two days apart": lambda rounds: 0.1 + 0.8 * np.isin(rounds // 24 % 7, (0, 3)),
-    "a saw": lambda rounds: rounds % 168 / 168,
-    "a peak": lambda rounds: linear(512, 168, 4.0),
-}
-
-
-@pytest.mark.parametrize("week", WEEKS)
-def test_a_week_alone_has_no_day(week):
-    for seed in range(3):
-        assert looked(WEEKS[week](np.arange(512)), seed).periods == pytest.approx((168,), rel=0.03)
-
-
-@pytest.mark.parametrize("period", [16, 32])
-def test_corners_are_no_second_period(period):
-    """A curve rounds off a block; what is left at its corners comes again in every cycle, as harmonics."""
-    for seed in range(2):
-        assert looked(SHAPES["block"](256, period), seed).periods == pytest.approx((period,), rel=0.01)
-
-
-def test_a_small_cohort_takes_longer():
-    assert [looked(linear(n, 32), 1, m=3, apart=1.2).periods != () for n in (66, 320)] == [False, True]
-
-
 # -- what there is not ------------------------------------------------------------------------------------------------
 
 
@@ -130,16 +105,6 @@ def test_a_drift_moves_but_has_no_period(drift):
             found = looked(DRIFTS[drift](n, np.random.default_rng(seed)), seed)
             assert found.moves
             assert found.periods == ()
-
-
-def test_a_series_that_stands_still_has_nothing():
-    found = look(np.arange(64.0), np.ones((64, 8)), np.random.default_rng(0))
-    assert not found.moves
-    assert found.periods == ()
-
-
-def test_too_few_rounds_for_two_cycles_of_the_shortest_period():
-    assert looked(linear(11, 4), 0).periods == ()
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------
@@ -202,24 +167,6 @@ def test_a_period_is_believed_where_few_rounds_have_many():
     assert np.sum(np.reshape(believed, (6, 2)), 0).tolist() == [0, 5]
 
 
-@pytest.mark.parametrize("many", [19, 1000])
-def test_nothing_is_found_in_rounds_of_few_and_of_many(many):
-    for seed in range(10):
-        came = unequal(96, seed, 1, many)
-        series, _ = world(np.full(96, 0.5), seed, m=came)
-        found = look(np.arange(96.0), series, np.random.default_rng(seed), weights_of(came))
-        assert found.periods == ()
-
-
-def test_cohorts_of_one_size_change_no_bit():
-    series, came = world(linear(96, 32), 0)
-    alike, weighed = (
-        look(np.arange(96.0), series, np.random.default_rng(0), w) for w in (1.0, weights_of(np.full(96, 7)))
-    )
-    assert alike == weighed
-    assert read_shares(series, 2, came, weights_of(np.full(96, 7))).tolist() == read_shares(series, 2, came).tolist()
-
-
 # -- what does not matter ---------------------------------------------------------------------------------------------
 
 
@@ -249,14 +196,3 @@ def test_time_has_no_origin_and_a_period_its_unit(begin, step):
     times = np.arange(96.0)
     wave = np.cos(2 * np.pi * times / 11.3) + 0.1 * np.random.default_rng(0).normal(size=96)
     assert best_period(begin + step * times, wave)[0] == pytest.approx(step * best_period(times, wave)[0], rel=1e-6)
-
-
-def test_a_round_that_is_missing_leaves_the_period_as_it_is():
-    series, _ = world(linear(128, 32), 0)
-    there = np.setdiff1d(np.arange(128), [5, 17, 18, 40, 77, 90, 91])
-    found = look(there.astype(float), series[there], np.random.default_rng(0))
-    assert found.periods[0] == pytest.approx(32, rel=0.05)
-
-
-def test_more_directions_than_numbers_are_not_there():
-    assert slowest(np.random.default_rng(0).normal(size=(20, 2)), 5)[0].shape == (20, 2)

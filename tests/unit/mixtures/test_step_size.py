@@ -33,14 +33,6 @@ def test_zero_mid_by_hand():
     assert zero_mid(torch.tensor([1.0]), 0.02) == 0.02
 
 
-def test_certainty_may_begin_above_an_equal_share():
-    """(0.9 - 0.8)/(1 - 0.8) = 1/2; up to 0.8 nothing moves; h = 1/K is the default."""
-    assert certainty(torch.tensor([0.9, 0.1]).double(), 1.0, 0.8).tolist() == pytest.approx([0.5, 0])
-    assert certainty(torch.tensor([0.8, 0.2], dtype=torch.float64), 1.0, 0.8).tolist() == [0, 0]
-    shares = torch.tensor([0.7, 0.2, 0.1])
-    assert certainty(shares, 0.3, 1 / 3).tolist() == pytest.approx(certainty(shares, 0.3).tolist())
-
-
 def test_a_step_is_by_certainty_where_the_hour_is_known_and_else_by_the_share_of_the_rows():
     mass, update = torch.tensor([30.0, 10.0]), Certainty(a0=0.2, min_share=0.8)
     assert Certainty(a0=0.2)(torch.tensor([0.75, 0.25]), mass).tolist() == [0.1, 0.0]
@@ -75,14 +67,6 @@ def test_the_rules_for_alpha_by_hand():
     assert float(Leaky()(before, q, qbar)[1]) == pytest.approx(0.38 + 0.01 * 0.5, abs=1e-15)
     assert float(Leaky(schedule="constant")(before, q, qbar)[1]) == pytest.approx(0.38 + 0.02 * 0.5, abs=1e-15)
     assert float(Leaky()(before, double([0.5, 0.5]), qbar)[1]) == pytest.approx(0.38, abs=1e-15)
-
-
-def test_three_factors_forget_alike():
-    before = double([0.0, 0.4, -0.2])
-    q, qbar = double([1.0, 0.0, 0.0]), double([0.0, 0.75, 0.25])
-    moved = [0.95 * a - 0.01 * (e - c) for a, e, c in zip(before.tolist(), q.tolist(), qbar.tolist(), strict=True)]
-    wanted = [a - moved[0] for a in moved]
-    assert Leaky()(before, q, qbar).tolist() == pytest.approx(wanted, abs=1e-15)
 
 
 @cache

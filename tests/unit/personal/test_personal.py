@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,14 +12,13 @@ from torch import nn
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, detached, same
+from fedtide.core.trees import detached, same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.models import MLP, Linear
-from fedtide.personal.early_stopping import train_early_stopping
-from fedtide.personal.expert_nets import Networks
-from fedtide.personal.mixture import Mixed, Mixture, merge_networks, split_for_gate, split_networks
+from fedtide.personal.client_networks import Networks, train_early_stopping
+from fedtide.personal.expert_mixtures import Mixed, Mixture, merge_networks, split_for_gate, split_networks
 from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
@@ -77,12 +75,6 @@ def test_an_even_gate_is_the_ensemble_of_probabilities():
     torch.testing.assert_close(found.exp(), by_hand)
 
 
-def test_probabilities_of_a_mixture_sum_to_one_and_weights_too():
-    found = STILL.predict(NETS, MODELS, kept_of([0.3, -2.0, 1.0]), X)
-    torch.testing.assert_close(found.told.exp().sum(1), torch.ones(12, dtype=torch.float64))
-    torch.testing.assert_close(found.weights.sum(1), torch.ones(12, dtype=torch.float64))
-
-
 def test_an_ensemble_of_logits_is_the_softmax_of_their_sum():
     own = TASK.init(Rng(9))
     found = Ensemble(of="logits").predict(NETS, MODELS, {"own": own}, X).told
@@ -112,29 +104,6 @@ def test_training_a_gate_leaves_the_experts_alone_and_is_no_worse_than_the_best_
     mixed = made.predict(NETS, MODELS, kept, X).told
     loss = float(F.nll_loss(mixed, rows.y))
     assert loss <= min(float(F.nll_loss(log_p(w), rows.y)) for w in [kept["own"], *MODELS]) + 1e-3
-
-
-@pytest.mark.parametrize("tune", [False, True])
-def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
-    """It gives all labels of the client the probability 0, as exp(-10^6) is, and another class everything."""
-    wrong = {"weight": torch.zeros(4, 3), "bias": torch.tensor([0.0, 0.0, 0.0, 1e6])}
-    models = [Weights({name: value.double() for name, value in wrong.items()}), MODELS[0]]
-    rows = replace(shard(val=0), y=torch.arange(12) % 3)
-    assert float(F.softmax(TASK.logits(models[0], X), -1)[:, :3].sum()) == 0
-    made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=tune)
-    kept = made.fit(NETS, models, rows, NOW, KEY)
-    assert all_finite(kept)
-    found = made.predict(NETS, models, kept, X)
-    assert found.told.isfinite().all()
-    torch.testing.assert_close(found.told.exp().sum(1), torch.ones(12, dtype=torch.float64))
-
-
-def test_tuning_is_no_worse_on_training_rows_than_the_best_expert():
-    solver = LocalTrainer(lr=0.02, epochs=150, batch_size=0, optimizer="adamw")
-    made, rows = Mixture(gate=MLP(hidden=(8,)), gating=solver, solver=FEW, tune=True), shard(val=0)
-    own = Alone(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)["own"]
-    mixed = made.predict(NETS, MODELS, made.fit(NETS, MODELS, rows, NOW, KEY), X).told
-    assert float(F.nll_loss(mixed, rows.y)) < min(float(F.nll_loss(log_p(w), rows.y)) for w in [own, *MODELS])
 
 
 def test_tuned_experts_are_the_clients_own():
@@ -168,12 +137,6 @@ def test_the_model_that_fits_best_is_chosen_and_tuned_from_there():
     assert tuned <= losses[best]
     still = FineTuned(solver=LocalTrainer(lr=1e-12, epochs=1)).fit(NETS, MODELS, rows, NOW, KEY)["own"]
     assert same(still, MODELS[best]) or torch.allclose(still.params["weight"], MODELS[best].params["weight"])
-
-
-@pytest.mark.parametrize("way", [Choice(), FineTuned(solver=FEW), Alone(solver=FEW), Ensemble(solver=FEW),
-                                 Mixture(gate=Linear(), gating=FEW, solver=FEW)], ids=lambda way: way.kind)  # fmt: skip
-def test_a_client_without_labeled_rows_keeps_nothing(way):
-    assert way.fit(NETS, MODELS, shard(0, 0), NOW, KEY) is None
 
 
 def test_a_network_of_its_own_begins_as_it_is_told():

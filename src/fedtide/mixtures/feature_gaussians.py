@@ -1,7 +1,18 @@
-"""Initialization of a mixture's Gaussians: by federated k-means++ before training, from public samples, or random."""
+"""Gaussians in feature space: densities, posteriors and moments, and where they begin.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
+Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6, 10 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen:
+*Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 to 11 (pFedEM); Wu,
+Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023
+(FedGMM, full covariances). Covariances are diagonal unless a name says otherwise. All computation is in float64 and in
+logarithms. The floor of the variances and the range of the shares are ours.
+
+They begin by federated k-means++ before training, from public samples, or random.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +45,183 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, OfShift, ingredient
 from fedtide.learn.features import Extract, Features
 from fedtide.learn.task import Task
+
+LEAST_SHARE = 1e-6
+LEAST_VARIANCE = 1e-6
+LEAST_MASS = 1e-8
+
+
+def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
+    """Return log N(z | mu_k, diag var_k) for every row and component.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        var: (K, d) variances above zero; see `floor_variances`.
+
+    Returns:
+        (rows, K), float64.
+
+    >>> one = torch.ones(1, 2)
+    >>> log_densities(3 * one, one, 4 * one)  # -(1 + 1)/2 - log 4 - log 2 pi
+    tensor([[-4.2242]], dtype=torch.float64)
+    """
+    z, mu, var = z.double(), mu.double(), var.double()
+    # One component at a time: no (rows, K, d), and no z^2 - 2 z mu + mu^2, which cancels where features are large.
+    distance = torch.stack([(z - m).square_().div_(v).sum(1) for m, v in zip(mu, var, strict=True)], 1)
+    return -0.5 * (distance + var.log().sum(1) + z.shape[1] * math.log(2 * math.pi))
+
+
+def posteriors(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the posterior of each component for each row, and the log-joint of component and row.
+
+    Shares are kept away from 0 and 1 (`clip_shares`). A row that is impossible under all components, or not finite, has
+    the posterior pi.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        var: (K, d) variances above zero; see `floor_variances`.
+        pi: (K,) shares of the components.
+
+    Returns:
+        gamma (rows, K), which sums to 1 over K, and log(pi_k N_k) (rows, K), not finite where the row is not; float64.
+
+    >>> mu, var, pi = torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), torch.tensor([0.5, 0.5])
+    >>> gamma, joint = posteriors(torch.tensor([[0.0], [1.0]]), mu, var, pi)
+    >>> gamma  # at 0 the odds are e^2, at 1 they are even
+    tensor([[0.8808, 0.1192],
+            [0.5000, 0.5000]], dtype=torch.float64)
+    """
+    pi = clip_shares(pi)
+    joint = log_densities(z, mu, var) + pi.log()
+    gamma = joint.softmax(1)
+    return torch.where(gamma.isfinite().all(1, keepdim=True), gamma, pi), joint
+
+
+def clip_shares(pi: Tensor) -> Tensor:
+    """Clip shares (K,) to [1e-6, 1 - 1e-6], sum 1, float64, so that no component is lost forever; K = 1 stays 1.
+
+    >>> clip_shares(torch.tensor([0.0, 1.0]))
+    tensor([1.0000e-06, 1.0000e+00], dtype=torch.float64)
+    """
+    pi = pi.double().clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+    return pi / pi.sum()
+
+
+def floor_variances(var: Tensor, floor: float = 1e-3) -> Tensor:
+    """Raise variances (K, d) to at least max(1e-6, floor * their mean over components and dimensions), float64.
+
+    A unit behind a ReLU that is dead on a client has variance 0, and would alone decide every posterior.
+
+    >>> floor_variances(torch.tensor([[4.0, 0.0]]))
+    tensor([[4.0000e+00, 2.0000e-03]], dtype=torch.float64)
+    """
+    var = var.double()
+    return var.clamp_min(max(LEAST_VARIANCE, floor * float(var.mean())))
+
+
+def moments(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of features (rows, d), each (d,) float64; variance 0 for one row, NaN for none.
+
+    >>> moments(torch.tensor([[1.0], [3.0]]))
+    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    z = z.double()
+    mean = z.mean(0)
+    return mean, (z - mean).square_().mean(0)
+
+
+def pool_moments(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
+    """Return means of clients' means and variances, by rows (FedTEM, Eq. 10), for each of K groups of clients (K, d).
+
+    Args:
+        n: (K, clients) number of rows of each group that each client has.
+        mu: (clients, d) the mean of each client's rows.
+        var: (clients, d) their variance.
+        between: include the spread of the clients' means: the variance of the pooled rows.
+
+    >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
+    >>> pool_moments(n, mu, var), pool_moments(n, mu, var, between=True)[1]
+    ((tensor([[3.]]), tensor([[1.]])), tensor([[4.]]))
+    """
+    share = n / n.sum(1).clamp(min=1.0)[:, None]
+    center, spread = share @ mu, share @ var
+    if between:
+        spread = spread + torch.einsum("km,kmd->kd", share, (mu - center[:, None]).square())
+    return center, spread
+
+
+def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
+    """Return log N(z | mu_k, cov_k) for every row and component, full covariances; NaN if one is not definite.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        cov: (K, d, d) positive definite.
+
+    Returns:
+        (rows, K), float64.
+
+    >>> full_log_densities(torch.tensor([[3.0, 3.0]]), torch.ones(1, 2), 4 * torch.eye(2)[None])
+    tensor([[-4.2242]], dtype=torch.float64)
+    """
+    z, mu, cov = z.double(), mu.double(), cov.double()
+    found = []
+    roots, failed = torch.linalg.cholesky_ex(cov)
+    for m, root in zip(mu, roots.masked_fill(failed[:, None, None] > 0, math.nan), strict=True):
+        away = torch.linalg.solve_triangular(root, (z - m).T, upper=False)
+        found.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
+    return torch.stack(found, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+
+
+def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the M-step (pFedEM, Eq. 9 to 11): means and variances (K, d) and shares (K,) from rows and posteriors.
+
+    A component with total posterior below 1e-8 keeps its mean and variance.
+
+    Args:
+        z: (rows, d) features.
+        gamma: (rows, K) posteriors.
+        mu: (K, d) current means.
+        var: (K, d) current variances.
+
+    >>> z, gamma = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    >>> [part.flatten().tolist() for part in fit_gaussians(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
+    [[2.0, 0.0], [1.0, 1.0], [1.0, 0.0]]
+    """
+    z, gamma = z.double(), gamma.double()
+    mass = gamma.sum(0)
+    center = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
+    # Around the new mean, one component at a time: no (rows, K, d) array and no cancellation.
+    spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, center, strict=True)])
+    there = (mass >= LEAST_MASS)[:, None]
+    spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
+    return torch.where(there, center, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)
+
+
+def fit_full_gaussians(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+    """Take the M-step of FedGMM: means (K, d) and full covariances (K, d, d) from rows and posteriors.
+
+    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code; rho = 0 gives
+    the usual M-step plus 1e-6 on the diagonal.
+
+    Args:
+        z: (rows, d) features, float64.
+        r: (rows, K) posteriors.
+        rho: strength of the pull of components towards a unit ball around 0.
+
+    >>> mu, cov = fit_full_gaussians(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
+    >>> round(mu.item(), 6), round(cov.item(), 6)
+    (2.0, 1.000001)
+    """
+    mass = r.sum(0) + max(rho, LEAST_MASS)
+    mu = r.T @ z / mass[:, None]
+    cov = []
+    for k, center in enumerate(mu):
+        away = z - center
+        cov.append((r[:, k, None] * away).T @ away / mass[k])
+    return mu, torch.stack(cov) + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)
 
 
 @ingredient
