@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import fedtide as ft
 from fedtide.config import Experiment, points, read
 from fedtide.core.memory import MemoryStore
-from fedtide.inspection.findings import QUESTIONS, found_in
+from fedtide.inspection.answers import QUESTIONS
+from fedtide.inspection.findings import inspect_table
 from fedtide.report.summary import read_study
 from fedtide.report.tables import Table
 from fedtide.report.terminal import print_table
@@ -61,7 +62,7 @@ def try_inspect(seeds: int, folder: Path) -> tuple[Table, Table]:
     planted_in_all = 0
     for world in WORLDS:
         must, may = expected(world)
-        answers = [positive(found_in(planted(world, seed))) for seed in range(seeds)]
+        answers = [positive(inspect_table(planted(world, seed))) for seed in range(seeds)]
         missed = Counter(question for answer in answers for question in sorted(must - answer))
         beside = Counter(question for answer in answers for question in sorted(answer - may))
         right = sum(must <= answer <= may for answer in answers)

@@ -40,8 +40,9 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fields.shapes import bare, is_choice, is_table, tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import SHOWN
-from fedtide.inspection.advice import LOSSES, TRAITS
-from fedtide.inspection.findings import Finding, Findings
+from fedtide.inspection.answers import Finding
+from fedtide.inspection.findings import Findings
+from fedtide.inspection.study import LOSSES, TRAITS
 from fedtide.laws.every import LAWS
 from fedtide.laws.toy import toy
 from fedtide.laws.variants import reductions_of, variants_of

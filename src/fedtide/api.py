@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedtide.inspection.findings import Findings
-    from fedtide.inspection.preview import Shown
+    from fedtide.inspection.preview_page import Shown
     from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.report.summary import Study, Summary
     from fedtide.runs.trained import Trained
@@ -500,7 +500,8 @@ def show(
     rows to train on: 14 a client
     ...
     """
-    from fedtide.inspection.preview import Preview, Shown
+    from fedtide.inspection.preview import Preview
+    from fedtide.inspection.preview_page import Shown
 
     if isinstance(shown, Population):
         m = min(clients_per_round or 10, shown.registered)
@@ -630,7 +631,7 @@ def inspect(
     >>> found["meaning"].level, found["labels"].level
     ('strong', 'no')
     """
-    from fedtide.inspection.findings import found_in
+    from fedtide.inspection.findings import inspect_table
     from fedtide.inspection.table import read as read_table
 
     roles = _roles(label, client, time, features, zone, without)
@@ -638,7 +639,7 @@ def inspect(
     if is_study(experiment):
         _no_roles(roles)
         return _in_world(experiment)
-    return found_in(read_table(data, roles), seed)
+    return inspect_table(read_table(data, roles), seed)
 
 
 def _in_world(experiment: Spelled) -> Findings:
@@ -811,7 +812,7 @@ def begin_recommendation(
     Raises:
         FedtideError: with one line that says what to mend.
     """
-    from fedtide.inspection.findings import found_in
+    from fedtide.inspection.findings import inspect_table
     from fedtide.inspection.table import read as read_table
     from fedtide.tuning import entering
 
@@ -831,7 +832,7 @@ def begin_recommendation(
         return root
     if options := [*request.sets, *([request.scale] if request.scale else [])]:
         raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
-    found = found_in(read_table(data, roles, "recommend"))
+    found = inspect_table(read_table(data, roles, "recommend"))
     root = _folder(request, f"{slug(bare(found.table.name))}-recommend")
     entering.begin_with_data(root, found, seconds, began)
     return root

@@ -94,7 +94,7 @@ def test_errors_of_sums_are_those_of_rows():
     sums, weights = moments(z, t, member, 5), draw.normal(size=(6, 3, 2))
     wanted = [[((z[member == c] @ w - t[member == c]) ** 2).sum() for w in weights] for c in range(5)]
     np.testing.assert_allclose(sums.errors(weights), wanted, atol=1e-10)
-    np.testing.assert_allclose(sums.own_errors(weights[:5]), np.diagonal(wanted), atol=1e-10)
+    np.testing.assert_allclose(sums.single_errors(weights[:5]), np.diagonal(wanted), atol=1e-10)
     np.testing.assert_allclose(sums.rows, np.bincount(member, minlength=5))
 
 

@@ -514,7 +514,7 @@ def inspect(
     from fedtide.config import slug
     from fedtide.core.atomic import check_new
     from fedtide.data.sources.files import bare
-    from fedtide.inspection.page import STUDY
+    from fedtide.inspection.findings import STUDY
     from fedtide.runs import folder
 
     if not data:

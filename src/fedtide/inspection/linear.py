@@ -1,7 +1,7 @@
-"""What linear models explain: one for all, one for each client, one for each of K groups, one that looks who it is.
+"""Linear models and the variance that they explain: of all clients, of each client, of groups, and by a guessed client.
 
-Everything is made of sums over a client's rows (z'z, z't, t't), so that a model of any set of clients, its error on
-any other, and thousands of them, cost no pass over the rows.
+Everything is made of sums over a client's rows (z'z, z't, t't). So a model of any set of clients, its error on any
+other, and thousands of them, cost no pass over the rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedtide.core.rng import Rng
 RIDGE = 10.0
 """Penalty of pooled models, in rows."""
 SHRUNK = (3.0, 30.0, 300.0, 3000.0)
-"""Penalties that are tried for a client's own model, which is drawn to the pooled one."""
+"""Penalties that are tried for the model of a client, which is drawn to the pooled one."""
 FIRM = 3.0
-"""Rows that a client's offset, or a mean, is shrunk by."""
+"""Rows by which a client's offset, or a mean, is shrunk."""
 STARTS, TURNS = 3, 12
 """Starts of the search for groups, and its greatest number of turns."""
 MOST_GROUPS = 4
@@ -52,7 +52,7 @@ class Moments:
         squares = ((self.a @ flat - 2 * np.tile(self.b, models)) * flat).sum(1)
         return self.t[:, None] + squares.reshape(-1, models, outputs).sum(2)
 
-    def own_errors(self, weights: np.ndarray) -> np.ndarray:
+    def single_errors(self, weights: np.ndarray) -> np.ndarray:
         """Return the squared error of each member's model (members, d, outputs) on its own rows: (members,)."""
         return self.t + ((self.a @ weights - 2 * self.b) * weights).sum((1, 2))
 
@@ -74,8 +74,8 @@ def moments(z: np.ndarray, t: np.ndarray, member: np.ndarray, members: int) -> M
     a, b = np.empty((members, z.shape[1], z.shape[1])), np.empty((members, z.shape[1], t.shape[1]))
     squares = np.empty(members)
     for number, end in enumerate(ends):
-        own = slice(ends[number - 1] if number else 0, end)
-        a[number], b[number], squares[number] = z[own].T @ z[own], z[own].T @ t[own], (t[own] ** 2).sum()
+        rows = slice(ends[number - 1] if number else 0, end)
+        a[number], b[number], squares[number] = z[rows].T @ z[rows], z[rows].T @ t[rows], (t[rows] ** 2).sum()
     return Moments(a, b, squares)
 
 
@@ -87,8 +87,8 @@ def ridge(a: np.ndarray, b: np.ndarray, penalty: float = RIDGE, towards: np.ndar
     >>> ridge(np.array([[4.0]]), np.array([[6.0]]), 2.0, np.array([[3.0]])).tolist()
     [[2.0]]
     """
-    drawn = b if towards is None else b + penalty * towards
-    return np.linalg.solve(a + penalty * np.eye(a.shape[-1]), drawn)
+    right = b if towards is None else b + penalty * towards
+    return np.linalg.solve(a + penalty * np.eye(a.shape[-1]), right)
 
 
 @dataclass(frozen=True)
@@ -115,39 +115,39 @@ def divided(rows: int, rng: Rng) -> Parts:
 class Explained:
     """Share of the variance of held-out targets that models explain (R squared, of one-hot labels together).
 
-    one: a model for all. offset: with a constant of each client. own: a model of each client, drawn to the former.
+    one: a model for all. offset: with a constant of each client. single: a model of each client, drawn to the former.
     grouped: a model for each of `count` groups, each client with the one that fits it best.
-    looked_own, looked: of own models, and of models of groups, where a row's client, or group, is guessed from its
+    guessed_single, guessed: of models of clients, and of groups, if a row's client, or group, is guessed from its
     features alone.
-    told: share of the rows whose client a linear rule tells from features.
+    recognized: share of the rows whose client a linear rule guesses from features.
     group: (members,) group of each client. weights: (count, d, outputs) models of the groups.
     """
 
     one: float
     offset: float
-    own: float
+    single: float
     grouped: float
-    looked_own: float
-    looked: float
-    told: float
+    guessed_single: float
+    guessed: float
+    recognized: float
     count: int
     group: np.ndarray
     weights: np.ndarray
 
     @property
     def gain(self) -> float:
-        """What models of groups gain over one model."""
+        """Gain of models of groups over one model."""
         return self.grouped - self.one
 
     @property
     def known(self) -> float:
-        """What knowing the client gains, by models of groups or by its own."""
-        return max(self.grouped, self.own) - self.one
+        """Gain by knowing the client, with models of groups or of clients."""
+        return max(self.grouped, self.single) - self.one
 
     @property
     def meaning(self) -> float:
-        """What knowing the client gains over guessing it from features: then the same features mean something else."""
-        return max(self.grouped, self.own) - max(self.looked, self.looked_own)
+        """Gain by knowing the client over guessing it from features: the same features then have other labels."""
+        return max(self.grouped, self.single) - max(self.guessed, self.guessed_single)
 
 
 def explained(
@@ -179,11 +179,11 @@ def explained(
     offset = np.repeat(one[None], members, 0)
     offset[:, -1] += (fit.b - fit.a @ one)[:, -1] / (fit.rows[:, None] + FIRM)
     tried = [ridge(fit.a, fit.b, penalty, offset) for penalty in SHRUNK]
-    own = min([offset, *tried], key=lambda weights: choose.own_errors(weights).sum())
+    single = min([offset, *tried], key=lambda weights: choose.single_errors(weights).sum())
 
     searched = {k: grouped(fit, k, one, rng.at(k)) for k in (counts or range(1, min(MOST_GROUPS, members) + 1))}
-    errors = {k: _picked(choose, found).sum() for k, found in searched.items()}
-    # One group more has to earn something on rows that it has not seen.
+    errors = {k: _grouped_errors(choose, *groups).sum() for k, groups in searched.items()}
+    # Another group has to reduce the error on unseen rows.
     best = min(error for k, error in errors.items() if k > 1 or members == 1)
     slack = 0.1 * max(errors[1] - best, 0.0)
     count = next(k for k, error in errors.items() if (k > 1 or members == 1) and error <= best + slack)
@@ -193,42 +193,40 @@ def explained(
         return 1 - error / whole if whole > 0 else 0.0
 
     x, y = z[parts.judge], t[parts.judge]
-    known = z[parts.fit, :-1]
-    likely_own = posteriors(known, member[parts.fit], members, x[:, :-1])
-    # Whose a row is shows better where each label of a group may look its own way.
+    fitted, owner = z[parts.fit, :-1], member[parts.fit]
+    client_odds = posteriors(fitted, owner, members, x[:, :-1])
+    # The guess is better if each label of a group has its own mean.
     kinds = int(label.max()) + 1
-    fine = posteriors(known, group[member[parts.fit]] * kinds + label[parts.fit], count * kinds, x[:, :-1])
-    likely = fine.reshape(len(x), count, kinds).sum(2)
+    fine = posteriors(fitted, group[owner] * kinds + label[parts.fit], count * kinds, x[:, :-1])
+    group_odds = fine.reshape(len(x), count, kinds).sum(2)
     return Explained(
         one=share(judge.errors(one[None]).sum()),
-        offset=share(judge.own_errors(offset).sum()),
-        own=share(judge.own_errors(own).sum()),
-        grouped=share(_picked(judge, (group, weights)).sum()),
-        looked_own=share(_mixed_error(x, y, own, likely_own)),
-        looked=share(_mixed_error(x, y, weights, likely)),
-        told=float((likely_own.argmax(1) == member[parts.judge]).mean()),
+        offset=share(judge.single_errors(offset).sum()),
+        single=share(judge.single_errors(single).sum()),
+        grouped=share(_grouped_errors(judge, group, weights).sum()),
+        guessed_single=share(_mixed_error(x, y, single, client_odds)),
+        guessed=share(_mixed_error(x, y, weights, group_odds)),
+        recognized=float((client_odds.argmax(1) == member[parts.judge]).mean()),
         count=count,
         group=group,
         weights=weights,
     )
 
 
-def _picked(sums: Moments, found: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def _grouped_errors(sums: Moments, group: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return each member's error with the model of its group."""
-    group, weights = found
     return sums.errors(weights)[np.arange(len(group)), group]
 
 
 def grouped(fit: Moments, k: int, one: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Find k models and each client's: it has the one that fits its rows best, and a model fits its clients' rows.
+    """Find k models and each client's group: a client has the model that fits its rows best, as in k-means.
 
     Returns:
         (members,) group of each client, and (k, d, outputs) models.
     """
-    members = len(fit.t)
+    draw, best, result = rng.numpy(), np.inf, (np.zeros(len(fit.t), dtype=np.int64), one[None])
     if k == 1:
-        return np.zeros(members, dtype=np.int64), one[None]
-    draw, best, found = rng.numpy(), np.inf, None
+        return result
     for start in range(STARTS):
         group = _by_gradient(fit, one, k) if start == 0 else _by_picks(fit, one, k, draw)
         for _ in range(TURNS):
@@ -239,9 +237,8 @@ def grouped(fit: Moments, k: int, one: np.ndarray, rng: Rng) -> tuple[np.ndarray
                 break
             group = errors.argmin(1)
         if (error := errors.min(1).sum()) < best:
-            best, found = error, (errors.argmin(1), weights)
-    assert found is not None
-    return found
+            best, result = error, (errors.argmin(1), weights)
+    return result
 
 
 def _by_gradient(fit: Moments, one: np.ndarray, k: int) -> np.ndarray:
@@ -259,24 +256,24 @@ def _by_picks(fit: Moments, one: np.ndarray, k: int, draw: np.random.Generator) 
     return fit.errors(ridge(fit.a[picks], fit.b[picks], 3 * RIDGE, one)).argmin(1)
 
 
-def posteriors(known: np.ndarray, kind: np.ndarray, kinds: int, x: np.ndarray) -> np.ndarray:
-    """Return how likely rows x are of each kind, by a linear discriminant of other rows whose kind is known.
+def posteriors(fitted: np.ndarray, kind: np.ndarray, kinds: int, x: np.ndarray) -> np.ndarray:
+    """Return the probability (others, kinds) of each kind for rows x, by a linear discriminant of labeled rows.
 
     Args:
-        known: (rows, d) features.
+        fitted: (rows, d) features.
         kind: (rows,) number of the kind.
         kinds: how many.
         x: (others, d) features.
 
-    >>> known = np.array([[0.0], [0.1], [5.0], [5.1]])
-    >>> posteriors(known, np.array([0, 0, 1, 1]), 2, np.array([[0.0], [5.0]])).round().tolist()
+    >>> fitted = np.array([[0.0], [0.1], [5.0], [5.1]])
+    >>> posteriors(fitted, np.array([0, 0, 1, 1]), 2, np.array([[0.0], [5.0]])).round().tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
     rows = np.bincount(kind, minlength=kinds)
-    pooled = known.mean(0)
-    mean = pooled + means_by(known - pooled, kind, kinds) * (rows / (rows + FIRM))[:, None]
-    rest = known - mean[kind]
-    inside = rest.T @ rest / max(len(known), 1)
+    pooled = fitted.mean(0)
+    mean = pooled + means_by(fitted - pooled, kind, kinds) * (rows / (rows + FIRM))[:, None]
+    rest = fitted - mean[kind]
+    inside = rest.T @ rest / max(len(fitted), 1)
     inside += 0.01 * max(np.trace(inside) / len(inside), 1e-9) * np.eye(len(inside))
     turned = np.linalg.solve(inside, mean.T)
     score = x @ turned - 0.5 * (mean * turned.T).sum(1) + np.log(np.maximum(rows, 1e-9))
@@ -295,11 +292,11 @@ def means_by(values: np.ndarray, member: np.ndarray, members: int) -> np.ndarray
 
 
 def _mixed_error(x: np.ndarray, y: np.ndarray, weights: np.ndarray, likely: np.ndarray) -> float:
-    """Return the squared error of models (models, d, outputs) mixed by how likely each is."""
-    said = np.zeros_like(y)
+    """Return the squared error of models (models, d, outputs) mixed by their probability in each row."""
+    predictions = np.zeros_like(y)
     for model, weight in zip(weights, likely.T, strict=True):
-        said += weight[:, None] * (x @ model)
-    return float(((said - y) ** 2).sum())
+        predictions += weight[:, None] * (x @ model)
+    return float(((predictions - y) ** 2).sum())
 
 
 # -- test then train ---------------------------------------------------------------------------------------------------
@@ -307,10 +304,10 @@ def _mixed_error(x: np.ndarray, y: np.ndarray, weights: np.ndarray, likely: np.n
 
 @dataclass(frozen=True)
 class Ahead:
-    """Share of the variance explained in the next block of time, by what a model was fitted to.
+    """Share of the variance explained in the next block of time, by the rows that a model was fitted to.
 
     past: all blocks before. recent: the last three. itself: all blocks before, of which as many rows as half a block
-    give way to half of the next block itself: what could be gained by knowing it. blocks: (blocks, 3) of each block.
+    give way to half of the next block itself: an upper bound of the gain. blocks: (blocks, 3) of each block.
     """
 
     past: float
@@ -320,12 +317,12 @@ class Ahead:
 
     @property
     def recency(self) -> float:
-        """What a model of the last blocks gains over one of all the past."""
+        """Gain of a model of the last blocks over one of all the past."""
         return self.recent - self.past
 
     @property
     def cost(self) -> float:
-        """What the change costs a model of the past."""
+        """Loss of a model of the past by the change."""
         return self.itself - self.past
 
 
@@ -341,19 +338,20 @@ def ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng
         last: number of blocks that are recent.
     """
     half = rng.numpy().random(len(block)) < 0.5
-    known, judged = (moments(z[h], t[h], block[h], blocks) for h in (half, ~half))
-    a, b = known.a + judged.a, known.b + judged.b
+    fitted, judged = (moments(z[h], t[h], block[h], blocks) for h in (half, ~half))
+    a, b = fitted.a + judged.a, fitted.b + judged.b
     now = np.arange(max(blocks // 3, 1), blocks)
     past_a, past_b = (np.cumsum(sums, 0)[now - 1] for sums in (a, b))
     late_a, late_b = (np.stack([sums[max(at - last, 0) : at].sum(0) for at in now]) for sums in (a, b))
     rows = np.maximum(past_a[:, -1, -1], 1)
-    kept = 1 - np.minimum(known.rows[now] / rows, 0.5)[:, None, None]
+    rest = 1 - np.minimum(fitted.rows[now] / rows, 0.5)[:, None, None]
     models = (
         ridge(past_a, past_b),
         ridge(late_a, late_b),
-        ridge(kept * past_a + known.a[now], kept * past_b + known.b[now]),
+        ridge(rest * past_a + fitted.a[now], rest * past_b + fitted.b[now]),
     )
     then = judged.of(now)
-    whole, error = then.squares(past_b[:, -1] / rows[:, None]), np.stack([then.own_errors(each) for each in models], 1)
+    whole = then.squares(past_b[:, -1] / rows[:, None])
+    error = np.stack([then.single_errors(model) for model in models], 1)
     past, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
     return Ahead(float(past), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])

@@ -1,11 +1,10 @@
-"""What can be known of a population before a run."""
+"""Numbers of a population before a run: rows, labels, participation and change, over the rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,9 +29,9 @@ class Preview:
     Args:
         population: made with the first seed.
         rounds: of a run.
-        cohort: how many clients arrive in a round.
+        cohort: number of clients that arrive in a round.
         seconds: length of a round on the clock.
-        methods: who meet this population, where others meet another; () for all.
+        methods: the methods that meet this population, if others meet another; () for all.
     """
 
     population: Population
@@ -40,6 +39,11 @@ class Preview:
     cohort: int
     seconds: float = 1.0
     methods: Sequence[str] = ()
+
+    @property
+    def title(self) -> str:
+        """The methods that meet this population; "" for all methods."""
+        return listed(self.methods)
 
     @cached_property
     def moments(self) -> list[Moment]:
@@ -54,12 +58,12 @@ class Preview:
     @property
     def looked_at(self) -> str:
         """The rounds that are looked at, in words."""
-        if len(self.moments) == self.rounds:
+        count = len(self.moments)
+        if count == self.rounds:
             return f"all {self.rounds} rounds"
-        whole = self.moments[-1].round == len(self.moments) - 1
-        return f"the first {len(self.moments)} of {self.rounds} rounds" if whole else (
-            f"{len(self.moments)} of {self.rounds} rounds, evenly spread"
-        )  # fmt: skip
+        if self.moments[-1].round == count - 1:
+            return f"the first {count} of {self.rounds} rounds"
+        return f"{count} of {self.rounds} rounds, evenly spread"
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -74,9 +78,8 @@ class Preview:
     @cached_property
     def labels(self) -> np.ndarray:
         """Rows of each class (clients, classes) that clients train on at the start; of many clients some."""
-        some = (
-            torch.linspace(0, self.population.registered - 1, min(CLIENTS, self.population.registered)).round().long()
-        )
+        registered = self.population.registered
+        some = torch.linspace(0, registered - 1, min(CLIENTS, registered)).round().long()
         shares = self.population.label_shares(some, self.moments[0])
         counts = self.population.counts(some, "train", self.moments[0])
         return (shares * counts[:, None]).round().numpy()
@@ -88,137 +91,107 @@ class Preview:
 
     @cached_property
     def expected(self) -> np.ndarray:
-        """Expected share of each group among those who arrive (rounds, groups)."""
+        """Expected share of each group among the clients that arrive (rounds, groups)."""
         return np.array([self.population.expected(moment) for moment in self.moments])
 
     @cached_property
-    def came(self) -> np.ndarray:
-        """Share of each group among those who arrive (rounds, groups)."""
+    def arrived(self) -> np.ndarray:
+        """Share of each group among the clients that arrive (rounds, groups)."""
         groups = len(self.population.group_names)
-        counts = np.array([self.population.group[a].bincount(minlength=groups).numpy() for a in self.arrivals])
-        return counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        counts = [self.population.group[clients].bincount(minlength=groups).numpy() for clients in self.arrivals]
+        return _shares(np.array(counts))
 
     @cached_property
     def reachable(self) -> np.ndarray:
-        """How many clients can be reached in each round."""
+        """Number of clients that can be reached in each round."""
         return np.array([len(self.population.reachable(moment)) for moment in self.moments])
 
     @cached_property
     def mix(self) -> np.ndarray:
-        """Share of each class among the rows of those who arrive (rounds, classes); NaN where nobody has any."""
-        out = []
-        for moment, came in zip(self.moments, self.arrivals, strict=True):
-            counts = self.population.counts(came, "train", moment).double()
-            mixed = (self.population.label_shares(came, moment) * counts[:, None]).sum(0) if len(came) else None
-            out.append(
-                np.full(self.population.rows.classes, np.nan) if mixed is None else (mixed / mixed.sum()).numpy()
-            )
-        return np.array(out)
+        """Share of each class among the rows of arriving clients (rounds, classes); NaN if there are no rows."""
+        mixes = []
+        for moment, clients in zip(self.moments, self.arrivals, strict=True):
+            mix = np.full(self.population.rows.classes, np.nan)
+            if len(clients):
+                counts = self.population.counts(clients, "train", moment).double()
+                mixed = (self.population.label_shares(clients, moment) * counts[:, None]).sum(0)
+                mix = (mixed / mixed.sum()).numpy()
+            mixes.append(mix)
+        return np.array(mixes)
 
     @cached_property
     def domains(self) -> np.ndarray | None:
-        """Share of each domain among the rows of those who arrive (rounds, domains); None where there is one."""
+        """Share of each domain among the rows of arriving clients (rounds, domains); None if there is one."""
         domain, names = self.population.rows.domain, self.population.rows.domain_names
         if domain is None or len(names) < 2:
             return None
-        rows = (
-            self.population.pooled(came, moment, "train")[0]
-            for moment, came in zip(self.moments, self.arrivals, strict=True)
-        )
-        counts = np.array([torch.bincount(domain[r.long()].long(), minlength=len(names)).numpy() for r in rows])
-        return counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        counts = []
+        for moment, clients in zip(self.moments, self.arrivals, strict=True):
+            rows = self.population.pooled(clients, moment, "train")[0]
+            counts.append(torch.bincount(domain[rows.long()].long(), minlength=len(names)).numpy())
+        return _shares(np.array(counts))
 
     @cached_property
     def changed(self) -> np.ndarray | None:
-        """How many clients hold other rows, or labels, than at the round looked at before; None without drift."""
+        """Number of clients with other rows, or labels, than at the round before; None without drift."""
         if not self.population.shift.drifts:
             return None
         pairs = zip(self.moments[1:], self.moments, strict=False)
         return np.array([0, *(len(self.population.changed(now, before)) for now, before in pairs)])
 
     @property
-    def apart(self) -> tuple[float, float]:
+    def label_distance(self) -> tuple[float, float]:
         """Mean total variation between a client's label mix and that of all, and the same of rows dealt at random."""
-        held = self.labels[self.labels.sum(1) > 0]
-        pooled = held.sum(0) / held.sum()
-        chance = np.array(
-            [Rng(0).at("dealt", k).numpy().multinomial(int(n), pooled) for k, n in enumerate(held.sum(1))]
-        )
-        real, dealt = (
-            float(_variation(counts / held.sum(1, keepdims=True), pooled).mean()) for counts in (held, chance)
-        )
-        return real, dealt
+        counts = self.labels[self.labels.sum(1) > 0]
+        pooled = counts.sum(0) / counts.sum()
+        dealt = [Rng(0).at("dealt", k).numpy().multinomial(int(n), pooled) for k, n in enumerate(counts.sum(1))]
+        real, chance = (float(_variation(_shares(each), pooled).mean()) for each in (counts, np.array(dealt)))
+        return real, chance
 
     def lines(self) -> list[str]:
-        """Say what there is, in a few lines."""
+        """Describe the population in a few lines."""
         population, shift, rows = self.population, self.population.shift, self.rows
-        groups, aside = population.group_names, len(population.group) - population.registered
-        who = f"{population.registered:,} clients" + (f" and {aside:,} held out" if aside else "")
-        said = [f"{who}; {len(population.rows):,} rows of shape {tuple(population.rows.shape)}, "
-                f"{population.rows.labeled}", *population.rows.said[1:]]  # fmt: skip
+        groups, held_out = population.group_names, len(population.group) - population.registered
+        clients = f"{population.registered:,} clients" + (f" and {held_out:,} held out" if held_out else "")
         each = f"{rows.min():,} to {rows.max():,} a client, {np.median(rows):,.0f} for the median one"
-        said.append(f"rows to train on: {each if rows.min() < rows.max() else f'{rows.min():,} a client'}")
+        lines = [
+            f"{clients}; {len(population.rows):,} rows of shape {tuple(population.rows.shape)}, "
+            f"{population.rows.labeled}",
+            *population.rows.said[1:],
+            f"rows to train on: {each if rows.min() < rows.max() else f'{rows.min():,} a client'}",
+        ]
         if self.labeled and self.labels.any():
-            real, dealt = self.apart
+            real, chance = self.label_distance
             most = int(np.median((self.labels > 0).sum(1)))
-            said.append(
+            lines.append(
                 f"labels{' at the first round' * shift.drifts}: the median client has {most} of "
                 f"{population.rows.classes} classes; a client's mix is "
-                f"{real:.2f} from that of all (total variation), {dealt:.2f} if rows were dealt at random"
+                f"{real:.2f} from that of all (total variation), {chance:.2f} if rows were dealt at random"
             )
         if len(groups) > 1:
             sizes = population.group[: population.registered].bincount(minlength=len(groups)).tolist()
-            said.append(f"groups: {listed([f'{name} {size}' for name, size in zip(groups, sizes, strict=True)])}")
-        told = shift.who.words(groups, shift.clock), shift.words(groups, population.rows.domain_names, self.rounds)
-        said += [line.strip() for line in told if line.strip()]
-        said.append(f"below: {self.looked_at}, {self.cohort} clients in each")
+            lines.append(f"groups: {listed([f'{name} {size}' for name, size in zip(groups, sizes, strict=True)])}")
+        words = shift.who.words(groups, shift.clock), shift.words(groups, population.rows.domain_names, self.rounds)
+        lines += [line.strip() for line in words if line.strip()]
+        lines.append(f"below: {self.looked_at}, {self.cohort} clients in each")
         if len(groups) > 1:
-            share = 100 * self.came[:, 0]
-            said.append(f"of those who arrive {share.min():.0f} to {share.max():.0f} % are {groups[0]}")
+            share = 100 * self.arrived[:, 0]
+            lines.append(f"of those who arrive {share.min():.0f} to {share.max():.0f} % are {groups[0]}")
         if self.reachable.min() < population.registered:
-            said.append(f"{self.reachable.min():,} to {self.reachable.max():,} clients can be reached")
+            lines.append(f"{self.reachable.min():,} to {self.reachable.max():,} clients can be reached")
         if self.labeled:
-            known = self.mix[np.isfinite(self.mix).all(1)]
-            far = _variation(known, known.mean(0)).max() if len(known) else 0.0
-            said.append(f"the mix of labels that arrives is up to {far:.2f} from its mean (total variation)")
+            mixes = self.mix[np.isfinite(self.mix).all(1)]
+            far = _variation(mixes, mixes.mean(0)).max() if len(mixes) else 0.0
+            lines.append(f"the mix of labels that arrives is up to {far:.2f} from its mean (total variation)")
         if self.changed is not None:
-            at = int((self.changed > 0).sum())
-            said.append(f"clients change in {at} of these rounds, {self.changed.max():,} at most")
-        return said
-
-    @property
-    def title(self) -> str:
-        """Who meets this population; "" for all methods."""
-        return listed(self.methods)
+            count = int((self.changed > 0).sum())
+            lines.append(f"clients change in {count} of these rounds, {self.changed.max():,} at most")
+        return lines
 
 
-@dataclass(frozen=True, repr=False)
-class Shown:
-    """Previews of an experiment, one for each shift that its methods meet: printed they are lines.
-
-    Args:
-        name: of the experiment.
-        previews: what is shown.
-    """
-
-    name: str
-    previews: Sequence[Preview]
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            line for each in self.previews for line in ([f"{each.title}:"] if each.title else []) + each.lines()
-        )
-
-    def _repr_html_(self) -> str:
-        from fedtide.inspection.preview_page import shown
-
-        return shown(self)
-
-    def write(self, page: str | Path) -> Path:
-        """Write a page with pictures, which opens offline, and return its path."""
-        from fedtide.inspection.preview_page import write
-
-        return write(self, Path(page))
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Divide each row by its sum; a row of zeros stays."""
+    return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
 def _variation(mix: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How far shares lie apart: of labels, or of cells of features, between clients, hours or stretches of time."""
+"""Distances of shares, of labels or cells of features, between clients, hours or stretches of time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from fedtide.core.rng import Rng
 SHUFFLES = 40
 """Number of shuffles that a difference is compared with."""
 NEARLY = 0.9
-"""Share of the variance of stretches of time that steps explain, if it goes in steps."""
+"""Share of the variance of stretches of time that steps explain, if the course goes in steps."""
 APART = 0.05
-"""Share that steps explain more than a line, if they are steps: three make nearly a line."""
+"""Share that steps explain more than a line, if the course goes in steps: three make nearly a line."""
 CLEAR = 4.0
-"""Standard deviations of the shuffles above their mean, from which a difference is no accident: fewer than one in
-ten thousand shuffles lie there."""
+"""Standard deviations above the mean of the shuffles from which a difference is no accident.
+
+Fewer than one in ten thousand shuffles lie there."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,19 @@ class Against:
     chance: float
     spread: float
 
+    @classmethod
+    def of(cls, seen: float, shuffled: Iterable[float]) -> Against:
+        """Compare a statistic with its values of shuffled data.
+
+        >>> Against.of(3.0, [1.0, 2.0, 1.0, 2.0])
+        Against(seen=3.0, chance=1.5, spread=0.5)
+        """
+        values = np.array(list(shuffled))
+        return cls(float(seen), float(values.mean()), float(values.std()))
+
     @property
     def clear(self) -> bool:
-        """True where hardly any shuffle is as large."""
+        """True if hardly any shuffle is as large."""
         return self.seen - self.chance > CLEAR * max(self.spread, 1e-9)
 
     @property
@@ -52,14 +63,9 @@ class Against:
         return max(float(self.seen - max(self.chance, 0.0)), 0.0) if self.clear else 0.0
 
 
-def against(seen: float, shuffled: Iterable[float]) -> Against:
-    """Compare a statistic with that of shuffles.
-
-    >>> against(3.0, [1.0, 2.0, 1.0, 2.0])
-    Against(seen=3.0, chance=1.5, spread=0.5)
-    """
-    values = np.array(list(shuffled))
-    return Against(float(seen), float(values.mean()), float(values.std()))
+def against(statistic: Callable[[np.ndarray], float], column: np.ndarray, shuffled: Iterable[np.ndarray]) -> Against:
+    """Compare a statistic of a column with the same statistic of the column shuffled."""
+    return Against.of(statistic(column), map(statistic, shuffled))
 
 
 # -- shuffles ----------------------------------------------------------------------------------------------------------
@@ -69,8 +75,8 @@ Shuffle = Callable[[np.random.Generator], np.ndarray]
 """One shuffle of a column, drawn from a generator."""
 
 
-def times(shuffle: Shuffle, rng: Rng, count: int = SHUFFLES) -> Iterable[np.ndarray]:
-    """Yield so many shuffles of a column, each from a key of its own."""
+def draw_shuffles(shuffle: Shuffle, rng: Rng, count: int = SHUFFLES) -> Iterable[np.ndarray]:
+    """Yield shuffles of a column, one from each key."""
     return (shuffle(rng.at(number).numpy()) for number in range(count))
 
 
@@ -80,23 +86,23 @@ def anywhere(values: np.ndarray) -> Shuffle:
 
 
 def within(values: np.ndarray, label: np.ndarray) -> Shuffle:
-    """Shuffle a column among rows of the same label: whatever follows from labels alone stays.
+    """Shuffle a column among rows of the same label: effects of labels alone stay.
 
     >>> within(np.array([5, 6, 7]), np.array([0, 1, 0]))(np.random.default_rng(0))[1]
     np.int64(6)
     """
-    home = np.argsort(label, kind="stable")
+    order = np.argsort(label, kind="stable")
 
     def shuffle(draw: np.random.Generator) -> np.ndarray:
         shuffled = np.empty_like(values)
-        shuffled[home] = values[np.lexsort((draw.random(len(values)), label))]
+        shuffled[order] = values[np.lexsort((draw.random(len(values)), label))]
         return shuffled
 
     return shuffle
 
 
 def rotated(slot: np.ndarray, cycle: np.ndarray, slots: int) -> Shuffle:
-    """Turn every cycle (a day) by a phase of its own: what clumps within a cycle stays, the hour means nothing.
+    """Turn every cycle (a day) by its own phase: clumps within a cycle stay, the hour means nothing.
 
     >>> turned = rotated(np.array([0, 1, 0]), np.array([0, 0, 1]), 24)(np.random.default_rng(0))
     >>> (turned[1] - turned[0]) % 24
@@ -107,10 +113,10 @@ def rotated(slot: np.ndarray, cycle: np.ndarray, slots: int) -> Shuffle:
 
 
 def between_blocks(client: np.ndarray, cycle: np.ndarray) -> Shuffle:
-    """Give every client's day (client, cycle) to some client: hours that are kept on one day stay, habits do not.
+    """Give every client's day (client, cycle) to a random client: hours of one day stay, habits do not.
 
-    >>> given = between_blocks(np.array([0, 0, 1]), np.array([0, 0, 0]))(np.random.default_rng(0))
-    >>> bool(given[0] == given[1])
+    >>> owner = between_blocks(np.array([0, 0, 1]), np.array([0, 0, 0]))(np.random.default_rng(0))
+    >>> bool(owner[0] == owner[1])
     True
     """
     number = np.unique(cycle, return_inverse=True)[1]
@@ -123,7 +129,7 @@ def between_blocks(client: np.ndarray, cycle: np.ndarray) -> Shuffle:
 
 
 def counted(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Count rows by who holds them and what they are.
+    """Count rows by two columns, such as client and label.
 
     >>> counted(np.array([0, 0, 1]), np.array([1, 1, 0]), (2, 2)).tolist()
     [[0.0, 2.0], [1.0, 0.0]]
@@ -146,12 +152,12 @@ def total_variation(counts: np.ndarray) -> float:
     >>> total_variation(np.array([[2.0, 0.0], [0.0, 2.0]]))
     0.5
     """
-    apart = 0.5 * np.abs(shares(counts) - counts.sum(0) / counts.sum()).sum(1)
-    return float(apart @ counts.sum(1) / counts.sum())
+    distances = 0.5 * np.abs(shares(counts) - counts.sum(0) / counts.sum()).sum(1)
+    return float(distances @ counts.sum(1) / counts.sum())
 
 
-def apart(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> float:
-    """Mean total variation distance of what each holds to what all hold, from rows."""
+def mean_distance(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> float:
+    """Mean total variation distance of the shares of each (client, slot, block) to the pooled shares, from rows."""
     return total_variation(counted(who, what, size))
 
 
@@ -166,13 +172,13 @@ def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
         counts: (clients, classes) rows.
         least: clients with fewer rows are left out; NaN if fewer than three are left.
     """
-    kept = counts[counts.sum(1) >= least]
-    if len(kept) < 3 or (kept.sum(0) > 0).sum() < 2:
+    counts = counts[counts.sum(1) >= least]
+    if len(counts) < 3 or (counts.sum(0) > 0).sum() < 2:
         return float("nan")
-    rows, pooled = kept.sum(1), kept.sum(0) / kept.sum()
-    apart = ((shares(kept) - pooled) ** 2).sum(1) / (1 - (pooled**2).sum())
-    ratio = (apart - 1 / rows) / (1 - 1 / rows)
-    # Beyond some rows a client's mean is no better known, as clients differ.
+    rows, pooled = counts.sum(1), counts.sum(0) / counts.sum()
+    distances = ((shares(counts) - pooled) ** 2).sum(1) / (1 - (pooled**2).sum())
+    ratio = (distances - 1 / rows) / (1 - 1 / rows)
+    # Beyond some rows a client's mean is no better known, because clients differ.
     r = float(np.average(ratio, weights=rows / (1 + 0.2 * rows)))
     return max(1 - r, 0.0) / r / int((pooled > 0).sum()) if r > 0 else float("inf")
 
@@ -180,7 +186,7 @@ def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
 def change(
     slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]
 ) -> tuple[float, float, float]:
-    """Split the change of a mix over slots into what other clients bring, and what the same clients hold otherwise.
+    """Split the change of a mix over slots into the part of other clients, and the part of other rows of the same.
 
     Kitagawa's decomposition: the mix that a slot would have if each of its clients held its own mix of all times lies
     between the pooled mix and that of the slot.
@@ -197,22 +203,22 @@ def change(
     """
     distances = changes(slot, client, what, size)
     weight = np.bincount(slot, minlength=size[0]) / len(slot)
-    whole, others, same = (float(each @ weight) for each in distances)
+    whole, others, same = (float(part @ weight) for part in distances)
     return whole, others, same
 
 
 def changes(slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]) -> np.ndarray:
-    """Return the distances (3, slots) of which `change` has the means; those of a slot without rows mean nothing."""
+    """Return the distances (3, slots) of which `change` has the means; the distances of an empty slot mean nothing."""
     slots, clients, kinds = size
-    held = counted(slot, what, (slots, kinds))
-    own = shares(counted(client, what, (clients, kinds)))
-    seen, composed = shares(held), shares(counted(slot, client, (slots, clients))) @ own
-    pooled = held.sum(0) / held.sum()
+    counts = counted(slot, what, (slots, kinds))
+    mixes = shares(counted(client, what, (clients, kinds)))
+    seen, composed = shares(counts), shares(counted(slot, client, (slots, clients))) @ mixes
+    pooled = counts.sum(0) / counts.sum()
     return 0.5 * np.abs([seen - pooled, composed - pooled, seen - composed]).sum(2)
 
 
 def course(means: np.ndarray) -> tuple[float, float, int]:
-    """How much of the variance of block means (blocks, dims) a straight line explains, and the best single step.
+    """Explain the variance of block means (blocks, dims) by a straight line, and by the best single step.
 
     Returns:
         Share of the line, share of the step, and the first block after the step.
@@ -234,12 +240,13 @@ def course(means: np.ndarray) -> tuple[float, float, int]:
 
 
 def steps(means: np.ndarray, most: int = 4) -> tuple[tuple[int, ...], float]:
-    """Find the fewest steps that explain nearly all of how block means (blocks, dims) vary.
+    """Find the fewest steps that explain nearly all of the variance of block means (blocks, dims).
 
-    Segments between steps are of two blocks or more; the best ones of each number are found by dynamic programming.
+    Segments between steps are of two blocks or more; dynamic programming finds the best ones of each number.
 
     Returns:
-        The first block after each step, and the share of the variance that they explain; of no number nearly all: none.
+        The first block after each step, and the share of the variance that they explain; none if no number explains
+        nearly all.
 
     >>> steps(np.array([[0.0], [0.0], [1.0], [1.0], [0.0], [0.0]]))
     ((2, 4), 1.0)
@@ -254,7 +261,7 @@ def steps(means: np.ndarray, most: int = 4) -> tuple[tuple[int, ...], float]:
     def between(begin: int, end: int) -> float:
         return float(((sums[end] - sums[begin]) ** 2).sum()) / (end - begin)
 
-    # best[end] of so many segments up to there: what they explain, and where the last begins.
+    # best[end]: the variance that the best segments up to `end` explain, and their beginnings.
     best: dict[int, tuple[float, tuple[int, ...]]] = {end: (between(0, end), (0,)) for end in range(2, blocks + 1)}
     for _ in range(most):
         best = {
@@ -271,7 +278,7 @@ def steps(means: np.ndarray, most: int = 4) -> tuple[tuple[int, ...], float]:
 
 
 def two_heaps(points: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
-    """How well points on a line fall into two heaps: the share of their variance that lies between the best two.
+    """Divide points on a line into the two heaps with the largest share of the variance between them.
 
     Of a normal distribution it is 0.64, of a uniform one 0.75.
 

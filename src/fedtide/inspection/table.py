@@ -1,11 +1,11 @@
-"""Tables of a person's own: files (CSV, Parquet, NPZ), frames or arrays, whose columns are found by name and type."""
+"""Tables of users: files (CSV, Parquet, NPZ), frames, arrays or series, with columns read by name and type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.cells import Column, columns_of, read_columns
+from fedtide.data.sources.cells import Column, columns_of, read_columns, read_names
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import (
     ASKED,
@@ -25,6 +25,7 @@ from fedtide.data.sources.guesses import (
     MOST_MISSING,
     Roles,
     assign,
+    guess_time,
     local,
     when_of,
     words_of,
@@ -32,11 +33,16 @@ from fedtide.data.sources.guesses import (
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.when import spanned
 from fedtide.draw.prose import listed
-from fedtide.fields.types import LARGEST
-from fedtide.inspection.series import series_in
+from fedtide.fields.types import LARGEST, seconds_of
 
 MOST_CATEGORIES = 30
 """Different texts up to which a column is offered as categories: each becomes a feature."""
+LAGS = "1d", "2d", "7d"
+"""Lags of the values of a series that are features of a row: a forecast is of a day ahead."""
+CLOCK: tuple[Literal["hour", "weekday"], ...] = "hour", "weekday"
+"""Other features of a row of a series."""
+WHOLE: Mapping[str, Any] = {"missing": 0, "gaps": False, "categories": ()}
+"""Roles of columns in which nothing is missing, and without categories."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,10 @@ class Table:
     """Columns of a table.
 
     features: (rows, ...) numbers; None without any. label: (rows,) names, whole numbers, or a measure (floats). client:
-    (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: which column is what, for people.
-    columns: the same for a study, by role. source: the files that a study reads; () for what it cannot. calendar:
-    positions of features that the time tells. zone: whose clocks, None for UTC. series: the source that they are of.
-    simulated: whether rows are those of a study, of which none is made.
+    (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: the roles of columns, for people.
+    columns: the same for a study, by role. source: the files that a study reads; () if it reads none. calendar:
+    positions of features that follow from the time. zone: of the clocks, None for UTC. series: their source, for rows
+    of series. simulated: whether rows are of a study, so that no study is made of them.
     """
 
     name: str
@@ -72,7 +78,7 @@ class Table:
 def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
     """Return the table of one or several files, of a data frame, a mapping of arrays, of rows, or of a population.
 
-    `asked` is what a person asked for, for messages.
+    `asked` is the command of a person, for messages.
 
     Raises:
         FedtideError: a file is missing or damaged, or a column is not there.
@@ -84,59 +90,58 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
     paths = [Path(data)] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
         hint = "name a CSV, ARFF, Parquet or NPZ file"
-        found = tuple(find(str(path), None, asked, hint=hint).resolve() for path in paths)
-        if twice := [path for path in found if found.count(path) > 1]:
+        files = tuple(find(str(path), None, asked, hint=hint).resolve() for path in paths)
+        if twice := [path for path in files if files.count(path) > 1]:
             raise refused(asked, twice[0].name, "each file once")
-        name = found[0].name if len(found) == 1 else f"{len(found)} files"
-        if found[0].suffix == ".npz":
-            if len(found) > 1:
-                raise refused(asked, len(found), "one NPZ file, or CSV files with the same header")
-            return replace(of_rows(NPZ(str(found[0])).load(None, 0), roles), name=name, source=found)
-        if (series := series_in(found, roles)) is not None:
-            return of_series(name, series, found, roles.zone)
-        return of_columns(name, read_columns(found), roles, found)
+        name = files[0].name if len(files) == 1 else f"{len(files)} files"
+        if files[0].suffix == ".npz":
+            if len(files) > 1:
+                raise refused(asked, len(files), "one NPZ file, or CSV files with the same header")
+            return replace(of_rows(NPZ(str(files[0])).load(None, 0), roles), name=name, source=files)
+        if (series := series_in(files, roles)) is not None:
+            return of_series(name, series, files, roles.zone)
+        return of_columns(name, read_columns(files), roles, files)
     return of_columns("table", columns_of(data, asked), roles)
 
 
 def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: tuple[Path, ...] = ()) -> Table:
-    """Find out which column is what, and read them; rows in which something is missing are left out."""
+    """Guess the roles of columns, and read them; rows in which something is missing are left out."""
     rows = len(next(iter(columns.values())).values)
     if not rows:
         raise FedtideError(f"{name}: no rows")
     begin = 2 * bool(source)  # the header of a file is its first row
-    found = assign(name, columns, roles, first=begin)
-    taken = (*found.time, *([found.client] if found.client else []), found.label)
-    seen = [columns[column] for column in (*found.features, *taken)]
+    guess = assign(name, columns, roles, first=begin)
+    names = (*guess.features, *guess.time, *([guess.client] if guess.client else []), guess.label)
+    seen = [columns[column] for column in names]
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():
-        raise FedtideError(f"{name}: something is missing in every row of {', '.join((*found.features, *taken))}")
+        raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
     places = np.flatnonzero(whole) + begin
-    for column in (*found.features, found.label):
+    for column in (*guess.features, guess.label):
         if (worst := columns[column].largest) > LARGEST:
             raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
-    times = {column: columns[column].values[whole] for column in found.time}
-    numbered = [numbers for feature in found.features if (numbers := columns[feature].numbers) is not None]
-    labels, measured = _label(columns[found.label], whole)
+    times = {column: columns[column].values[whole] for column in guess.time}
+    numbered = [numbers for feature in guess.features if (numbers := columns[feature].numbers) is not None]
     when, unit = when_of(name, places, times, roles.zone) if times else (None, "")
-    categories = categories_of(columns, found.left)
+    categories = categories_of(columns, guess.left)
     gaps = not whole.all() or any(columns[column].missing.any() for column in categories)
     table = Table(
         name,
-        labels,
+        _label(columns[guess.label], whole),
         np.stack([numbers[whole] for numbers in numbered], 1) if numbered else None,
-        columns[found.client].texts[whole] if found.client else None,
+        columns[guess.client].texts[whole] if guess.client else None,
         when,
-        columns={"label": found.label, "client": found.client, "time": found.time, "features": found.features,
+        columns={"label": guess.label, "client": guess.client, "time": guess.time, "features": guess.features,
                  "missing": int(rows - whole.sum()), "gaps": gaps, "categories": categories},
         source=() if any(column.odd for column in seen) else source,
-        calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
+        calendar=tuple(at for at, feature in enumerate(guess.features) if times and set(words_of(feature)) & CALENDAR),
         zone=roles.zone,
     )  # fmt: skip
-    return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone, unit, guessed=found.guessed)))
+    return _described(table, rows, guess.left, unit, guessed=guess.guessed)
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns that were left out as texts, and that a study can take for categories."""
+    """Return the columns that were left out because they are texts, and that can be categories of a study."""
     texts = {name: columns[name] for name, why in left.items() if why != ASKED}
     return tuple(
         name
@@ -148,11 +153,9 @@ def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tup
 
 def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     """Return the table of rows of a source."""
-    given = {"label": roles.label, "client": roles.client, "time": roles.time, "features": roles.features,
-             "without": roles.without}  # fmt: skip
-    for role, said in given.items():
-        if said is not None:
-            raise refused(f"{rows.name}: --{role}", said, "tables with columns (CSV, data frames)", "it has none")
+    for role in ("label", "client", "time", "features", "without"):
+        if (column := getattr(roles, role)) is not None:
+            raise refused(f"{rows.name}: --{role}", column, "tables with columns (CSV, data frames)", "it has none")
     if roles.zone is not None and rows.time is None:
         raise refused(f"{rows.name}: --zone", roles.zone, "rows with times", "these have none")
     if rows.steps is not None:
@@ -161,16 +164,18 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     client = None if rows.client is None else np.array(rows.client_names)[rows.client.numpy()]
     time = None if rows.time is None else local(rows.time.numpy(), roles.zone)
     features = rows.x.reshape(len(rows), -1).float().numpy()
-    table = Table(rows.name, label, features, client, time, zone=roles.zone)
-    columns = {"label": "y", "client": "client" if client is not None else None,
-               "time": ("time",) if time is not None else (), "features": ("x",), "missing": 0, "gaps": False,
-               "categories": ()}  # fmt: skip
-    table = replace(table, columns=columns)
-    return replace(table, said=tuple(_said(table, len(rows), False, {}, roles.zone)))
+    columns = {
+        **WHOLE,
+        "label": "y",
+        "client": None if client is None else "client",
+        "time": () if time is None else ("time",),
+        "features": ("x",),
+    }
+    return _described(Table(rows.name, label, features, client, time, columns=columns, zone=roles.zone), len(rows), {})
 
 
 def of_population(people: Population, roles: Roles, asked: str) -> Table:
-    """Return the table of all rows of all clients, as they are dealt; what a shift makes of them is left out."""
+    """Return the table of all rows of all clients, as they are dealt, before any shift."""
     lists = [part for part in people.parts.values() if isinstance(part, Ragged)]
     if not lists or not isinstance(people.rows, Rows):
         raise refused(f"{asked}: data", "rows that are made when they are needed", "a population of rows")
@@ -180,7 +185,7 @@ def of_population(people: Population, roles: Roles, asked: str) -> Table:
 
 
 def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | None) -> Table:
-    """Return the table of the rows that a source makes of files of series."""
+    """Return the table of the rows that a source makes of files of series, which are what a study forecasts."""
     rows = source.load_values(None, 0)
     assert rows.time is not None
     assert rows.client is not None
@@ -192,8 +197,7 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
         f"({len(rows.client_names)}); time: {source.time} ({spanned(time, '')}); features: the values "
         f"{', '.join(source.lags)} before, {' and '.join(source.clock)}",
     )
-    columns = {"label": "value", "client": "series", "time": (source.time,), "features": source.lags, "missing": 0,
-               "gaps": False, "categories": ()}  # fmt: skip
+    columns = {**WHOLE, "label": "value", "client": "series", "time": (source.time,), "features": source.lags}
     client = np.array(rows.client_names)[rows.client.numpy()]
     clocks = tuple(range(len(source.lags), rows.x.shape[1]))
     return Table(
@@ -201,37 +205,67 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
     )
 
 
-def _label(column: Column, rows: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return labels, and whether they are a measure."""
+def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
+    """Return files as series if each has a column of times, a day or less apart, and one of numbers; else None.
+
+    Args:
+        paths: CSV, ARFF or Parquet files.
+        roles: of their columns, by a person; a label, clients, features or a column that is left out mean a table.
+    """
+    if any(column is not None for column in (roles.label, roles.client, roles.features, roles.without)):
+        return None
+    if any(path.suffix == ".npz" or path.is_dir() or len(read_names(path)) != 2 for path in paths):
+        return None
+    files = [read_columns([path]) for path in paths]
+    times = {guess_time(columns) if roles.time is None else (roles.time,) for columns in files}
+    first = times.pop()
+    if times or len(first) != 1 or not all(_is_series(columns, first[0]) for columns in files):
+        return None
+    return Series(tuple(map(str, paths)), first[0], LAGS, CLOCK, own_scale=True)
+
+
+def _is_series(columns: Mapping[str, Column], time: str) -> bool:
+    """Tell whether one column has numbers, and the other times a day or less apart."""
+    others = [column for name, column in columns.items() if name != time]
+    if time not in columns or others[0].numbers is None or columns[time].missing.any():
+        return False
+    values = columns[time].values
+    at = np.unique(when_of(time, np.arange(len(values)) + 2, {time: values}, None)[0])
+    return len(at) > 1 and bool(np.median(np.diff(at)) <= seconds_of(LAGS[0]))
+
+
+def _label(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Return labels: texts, whole numbers of few classes, or a measure (floats)."""
     if column.numbers is None:
-        return column.texts[rows], False
-    if column.whole and column.distinct <= MOST_CLASSES:
-        return column.numbers[rows].astype(np.int64), False
-    return column.numbers[rows], True
+        return column.texts[rows]
+    few = column.whole and column.distinct <= MOST_CLASSES
+    return column.numbers[rows].astype(np.int64) if few else column.numbers[rows]
 
 
-def _said(
-    table: Table,
-    rows: int,
-    measured: bool,
-    left: Mapping[str, str],
-    zone: str | None,
-    unit: str = "",
-    *,
-    guessed: bool = False,
-) -> Iterable[str]:
-    columns = table.columns
+def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "", *, guessed: bool = False) -> Table:
+    """Return a table with the lines on its columns.
+
+    Args:
+        table: of the rows in which nothing is missing.
+        rows: all rows.
+        left: names of columns that were left out, with the reasons.
+        unit: of times.
+        guessed: whether the label was guessed.
+    """
+    columns, features = table.columns, table.columns["features"]
     clients = "none" if table.client is None else f"{columns['client']} ({len(np.unique(table.client)):,} values)"
-    features = columns["features"]
-    shown = listed([*features[:4], f"{len(features) - 4} more"]) if len(features) > 5 else listed(features or ("none",))
+    names = listed([*features[:4], f"{len(features) - 4} more"]) if len(features) > 5 else listed(features or ("none",))
     time = "none"
     if table.time is not None:
-        clocks = f", clocks of {zone}" if zone else ""
+        clocks = f", clocks of {table.zone}" if table.zone else ""
         time = f"{', '.join(columns['time'])} ({spanned(table.time, unit)}{clocks})"
-    kind = "a measure" if measured else f"{len(np.unique(table.label))} classes"
+    kind = "a measure" if table.measured else f"{len(np.unique(table.label))} classes"
     kind += GUESSED if guessed else ""
     lack = f", {columns['missing']:,} left out as something is missing" if columns["missing"] else ""
-    yield f"{table.name}: {rows:,} rows{lack}"
-    yield f"label: {columns['label']} ({kind}); client: {clients}; time: {time}; features: {shown}"
+    lines = [
+        f"{table.name}: {rows:,} rows{lack}",
+        f"label: {columns['label']} ({kind}); client: {clients}; time: {time}; features: {names}",
+    ]
     if left:
-        yield f"left out: {listed([f'{name} ({why})' for name, why in left.items()])}"
+        lines.append(f"left out: {listed([f'{name} ({why})' for name, why in left.items()])}")
+    return replace(table, said=tuple(lines))

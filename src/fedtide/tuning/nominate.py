@@ -12,9 +12,9 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
-from fedtide.inspection.advice import reasons
-from fedtide.inspection.findings import Findings, found_in
+from fedtide.inspection.findings import Findings, inspect_table
 from fedtide.inspection.questions import CYCLES
+from fedtide.inspection.study import reasons
 from fedtide.inspection.table import Table
 from fedtide.runs.build import cohort_size, population_of
 
@@ -86,6 +86,6 @@ def found_in_world(experiment: Experiment, seed: int) -> Findings | None:
     names = np.array([f"client {client}" for client in owner])
     table = Table("the study", y.numpy(), x.reshape(len(x), -1).float().numpy(), names, np.array(times), simulated=True)
     try:
-        return found_in(table, seed)
+        return inspect_table(table, seed)
     except FedtideError:  # all labels are the same
         return None

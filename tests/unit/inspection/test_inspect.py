@@ -21,12 +21,11 @@ from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.files import bare
-from fedtide.inspection import pictures
-from fedtide.inspection.advice import helps
-from fedtide.inspection.findings import _features, found_in
-from fedtide.inspection.page import PAGE, STUDY
+from fedtide.inspection.answers import _features
+from fedtide.inspection.finding_pictures import _write_names
+from fedtide.inspection.findings import PAGE, STUDY, inspect_table
 from fedtide.inspection.shares import Against
-from fedtide.inspection.study import CANDIDATES, methods, study
+from fedtide.inspection.study import CANDIDATES, helps, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
@@ -122,14 +121,14 @@ def test_a_measure_is_a_label_too(tmp_path):
 
 def test_a_study_has_what_the_registry_says_to_help_three_of_a_kind():
     assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in CANDIDATES)
-    found = found_in(planted("labels 0.3", 0))
+    found = inspect_table(planted("labels 0.3", 0))
     assert [name for name, _, _, _ in methods(found)] == ["FedAvg", "Each alone", "SCAFFOLD", "WSM", "FlexCFL"]
-    found = found_in(planted("meaning", 0))
+    found = inspect_table(planted("meaning", 0))
     assert [name for name, _, _, _ in methods(found)][2:] == [
         "IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "Adaptive experts",
     ]  # fmt: skip
-    assert methods(found)[2][3] == "there are groups of clients; features mean other things to other clients"
-    found = found_in(planted("meaning + who", 0))
+    assert methods(found)[2][3] == "there are groups of clients; the same input has other labels at other clients"
+    found = inspect_table(planted("meaning + who", 0))
     assert [name for name, _, _, _ in methods(found)][2:6] == [
         "FedTKM, K = 2", "FedTEM, K = 2", "Min Loss, K = 2", "IFCA, K = 2",
     ]  # fmt: skip
@@ -295,13 +294,13 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
     lines, found = err.splitlines(), json.loads(out)
     assert [answer["level"] for answer in found["answers"][:4]] == ["no", "no", "strong", "strong"]
     assert found["study"] == str(tmp_path / "made" / STUDY)
-    assert [line[:40].strip() for line in lines[3:7]] == [
-        "Do labels differ between clients?", "Do features differ between clients?", "Does what features mean differ?",
-        "Are there groups of clients?",
+    assert [line[:64].strip() for line in lines[3:7]] == [
+        "Do labels differ between clients?", "Do features differ between clients?",
+        "Does the same input get different labels at different clients?", "Are there groups of clients?",
     ]  # fmt: skip
-    assert [line[40:50].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
+    assert [line[64:74].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
     groups = "there are groups of clients that differ strongly"
-    short = f"In short: what features mean differs strongly between clients; {groups}."
+    short = f"In short: labels of the same input differ strongly between clients; {groups}."
     assert short in lines
     page = (tmp_path / "made" / PAGE).read_text(encoding="utf-8")
     assert page.count("<figure") == 6
@@ -372,18 +371,18 @@ def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):
 def test_large_tables_are_looked_at_in_part_and_their_clients_train_for_some_steps(monkeypatch):
     monkeypatch.setattr("fedtide.inspection.questions.ROWS", 1000)
     monkeypatch.setattr("fedtide.inspection.study.STEPS", 5)
-    found = found_in(planted("labels 0.3 + gradual", 0))
+    found = inspect_table(planted("labels 0.3 + gradual", 0))
     assert "note: 1,000 of 2,400 rows, drawn at random, were looked at; pictures show these" in found.notes
     assert found.short.startswith("In short: labels differ strongly between clients; ")
     assert "it drifts mildly, but models of the past hardly suffer" in found.short
     assert "local = { lr = 0.1, local_steps = 5 }" in study(found, Path("made"))
-    assert "epochs = 2" in study(found_in(planted("nothing", 0, 200)), Path("made"))
+    assert "epochs = 2" in study(inspect_table(planted("nothing", 0, 200)), Path("made"))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["nothing", "labels 0.3 + features", "meaning + who", "sudden", "gradual"])
 def test_studies_run(tmp_path, name):
-    found_in(planted(name, 0)).write(tmp_path / "made")
+    inspect_table(planted(name, 0)).write(tmp_path / "made")
     played = ft.run(tmp_path / "made" / STUDY, tmp_path / "run", seeds=[0], sets={"rounds": 2}, workers=1, quiet=True)
     assert len(played.summaries[0].methods) >= 2
 
@@ -483,12 +482,12 @@ def test_numbers_that_span_less_than_a_minute_are_noted_as_seconds():
 
 def test_one_client_and_one_time_and_no_features():
     same = planted("nothing", 0, 200)
-    one = found_in(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
+    one = inspect_table(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
     assert one["labels"].said == "one client"
     assert one["drift"].said == "all rows have the same time"
-    alone = found_in(replace(same, client=np.full(200, "a"), features=None))
+    alone = inspect_table(replace(same, client=np.full(200, "a"), features=None))
     assert alone["presence"].said == "as many rows at all times of the day"
-    bare = found_in(replace(same, features=None))
+    bare = inspect_table(replace(same, features=None))
     assert bare["features"].level == bare["matter"].level == "not asked"
     assert bare["labels"].level == "no"
 
@@ -505,11 +504,13 @@ def test_two_clients_are_no_groups_and_one_beside_groups_is_alone():
 
 
 def test_what_tells_that_features_differ_comes_first_and_what_is_below_chance_is_not_said():
-    clients = ft.inspect({"x": np.arange(400) % 7, "user": np.arange(400) % 20, "label": np.arange(400) % 3}).clients
+    compared = ft.inspect(
+        {"x": np.arange(400) % 7, "user": np.arange(400) % 20, "label": np.arange(400) % 3}
+    ).clients.compared
     said = []
-    for looks, told in (((0.03, 0.05), (0.7, 0.4)), ((0.07, 0.05), (0.7, 0.4)), ((0.03, 0.05), (0.4, 0.4))):
-        pair = (Against(*each, 0.001) for each in (looks, told))
-        said.append(_features(replace(clients, **dict(zip(("looks", "told"), pair, strict=True)))).said)
+    for looks, recognized in (((0.03, 0.05), (0.7, 0.4)), ((0.07, 0.05), (0.7, 0.4)), ((0.03, 0.05), (0.4, 0.4))):
+        pair = replace(compared, recognized=Against(*recognized, 0.001))
+        said.append(_features(Against(*looks, 0.001), pair).said)
     assert said[0] == "a row tells its client in 70 % of cases, by chance 40 %"
     assert said[1].startswith("a row tells its client in 70 % of cases, by chance 40 %; 7.0 % of a client's rows")
     assert said[2].startswith("3.0 % of a client's rows")
@@ -520,7 +521,7 @@ def test_labels_that_are_all_the_same_are_refused():
         with pytest.raises(
             ft.FedtideError, match=r"^table: label: found .*, but all rows .*; allowed: two different lab"
         ):
-            found_in(Table("table", label, np.arange(40.0)[:, None]))
+            inspect_table(Table("table", label, np.arange(40.0)[:, None]))
 
 
 def test_clients_of_one_label_each_have_an_alpha_below_any(tmp_path):
@@ -538,7 +539,7 @@ def test_a_feature_that_is_the_label_is_noted():
     label = np.searchsorted(np.unique(table.label), table.label)
     features = np.concatenate([table.features, np.eye(4)[label]], 1)
     names = tuple(f"x{number}" for number in range(8))
-    found = found_in(replace(table, features=features, columns={"features": names}))
+    found = inspect_table(replace(table, features=features, columns={"features": names}))
     assert any(re.search(r"features tell the label almost wholly; .*--without x4\)", note) for note in found.notes)
 
 
@@ -553,7 +554,7 @@ def test_names_in_a_picture_cover_none_of_each_other():
     axes.scatter(*places.T)
     names = ["Aotizhongxin", "Wanshouxigong", "WWWWWWWWWWWW", "iiiiiiiiiiii", "Nongzhanguan", "Gucheng", "Wanliu", "x"]
     figure.draw_without_rendering()
-    pictures._name(axes, places, names)
+    _write_names(axes, places, names)
     boxes = [text.get_window_extent() for text in axes.texts]
     assert [text.get_text() for text in axes.texts] == names
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))

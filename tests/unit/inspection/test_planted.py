@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtide.inspection.findings import found_in
+from fedtide.inspection.findings import inspect_table
 from helpers.planted import WORLDS, expected, planted, positive
 
 SEEDS = 10
@@ -12,7 +12,7 @@ SEEDS = 10
 
 def check(name: str, seed: int) -> None:
     must, may = expected(name)
-    answers = positive(found_in(planted(name, seed)))
+    answers = positive(inspect_table(planted(name, seed)))
     assert must <= answers <= may, f"{name}, seed {seed}: {sorted(answers)}"
 
 

@@ -12,7 +12,7 @@ import fedtide as ft
 from fedtide.cli.commands import main
 from fedtide.core.errors import FedtideError
 from fedtide.inspection.preview import ROUNDS, Preview
-from fedtide.inspection.preview_pictures import pictures
+from fedtide.inspection.preview_page import pictures
 from helpers.toys import toy
 
 TITLES = ["Rows of each client", "Who holds which labels", "Who is there", "How the mix moves", "Which domains"]
@@ -31,7 +31,7 @@ def turns(period=4.0, clients=6):
 def test_who_arrives_decides_the_mix():
     shown = Preview(turns(), rounds=8, cohort=2)
     assert np.isin(shown.expected, (0.0, 1.0)).all()
-    assert (shown.came == shown.expected).all()
+    assert (shown.arrived == shown.expected).all()
     assert (shown.mix == shown.expected).all()  # a group is a class
     assert set(map(tuple, shown.mix.tolist())) == {(1.0, 0.0), (0.0, 1.0)}
     assert (
@@ -49,7 +49,7 @@ def test_who_arrives_decides_the_mix():
 
 def test_dealt_at_random_clients_are_as_far_apart_as_chance_has_it():
     people = ft.population(torch.zeros(4000, 2), torch.arange(4000) % 4, ft.data.IID(clients=20))
-    real, dealt = Preview(people, rounds=2, cohort=5).apart
+    real, dealt = Preview(people, rounds=2, cohort=5).label_distance
     assert abs(real - dealt) < 0.03
 
 
