@@ -18,7 +18,12 @@ PAGE, STUDY = "inspection.html", "study.toml"
 
 
 class Findings(Answers):
-    """The answers to the eight questions about a table: printed they are lines, in a notebook a table."""
+    """The answers to the eight questions about a table: printed they are lines, in a notebook a table.
+
+    answers: by question, in order; `findings["drift"]` is one of them. rows: the rows that were looked at. clients,
+    cycles, drift: None, or empty, if columns are missing. short: the shift in a sentence or two. notes: on rows that
+    were drawn, on a feature that is the label, and on doubtful times or zones.
+    """
 
     def write(self, folder: str | Path) -> Path:
         """Write a folder with a page of six pictures and a study, all of it or nothing, and return the page.
