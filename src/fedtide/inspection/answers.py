@@ -438,8 +438,8 @@ def course_of(drift: Drift, seconds: np.ndarray) -> str:
 
 def _of_drift(rows: Sample, drift: Drift | None) -> list[Finding]:
     if drift is None or rows.seconds is None:
-        why = "no column of time" if rows.seconds is None else "all rows have the same time"
-        return _not_asked(("drift", "matter"), why)
+        lack = "no column of time" if rows.seconds is None else "all rows have the same time"
+        return _not_asked(("drift", "matter"), lack)
     levels = effects(drift.changes)
     what, why = _things_and_reasons(levels)
     blocks = f"between {drift.blocks} stretches of time"

@@ -107,7 +107,7 @@ def _label_maps(answers: Answers) -> Drawn | None:
     figure = Figure(figsize=(9.6, float(np.clip(1.6 + 0.2 * size[1], 2.6, 5.0))))
     panels = figure.subplots(1, 2, sharey=True)
     top = max(float(mixes[0].max()), 0.01)
-    image = None
+    image: Any = None
     for axes, mix, title in zip(panels, mixes, ("these data", "labels shuffled"), strict=True):
         order = np.lexsort((-mix.max(1), mix.argmax(1), group))
         if len(order) > SHOWN:
@@ -146,13 +146,13 @@ def _client_map(answers: Answers) -> Drawn | None:
     axes = figure.subplots()
     area = 14 + 90 * sizes / sizes.max()
     rings: dict[str, Any] = {"facecolors": "none", "edgecolors": "#777777", "lw": 0.9, "label": "clients shuffled"}
-    axes.scatter(*chance.T, s=area, zorder=1, **rings)
+    axes.scatter(chance[:, 0], chance[:, 1], s=area, zorder=1, **rings)
     for number in np.unique(group):
         member_of = group == number
         count = int(member_of.sum())
         name = f"group {number + 1} ({count} client{'s' * (count > 1)})" if clients.crowds else "clients"
         marks: dict[str, Any] = {"color": GROUP_COLORS[number % 5], "marker": MARKS[number % 4], "label": name}
-        axes.scatter(*places[member_of].T, s=area[member_of], alpha=0.8, lw=0, **marks)
+        axes.scatter(places[member_of, 0], places[member_of, 1], s=area[member_of], alpha=0.8, lw=0, **marks)
     axes.margins(x=0.12)
     axes.set_xlabel("first direction")
     axes.set_ylabel("second direction")
@@ -241,7 +241,9 @@ def _bands(axes: Axes, rows: Sample, cycle: Cycle) -> None:
         axes.fill_between(x, 0, seen[number], color=color, alpha=0.15, lw=0)
         axes.axhline(100 * chance[number].chance, color=color, lw=1.1, ls=(0, (1, 1.5)))
     few = x if slots <= 8 else x[:: slots // 4]
-    names = {"day": [slot_name(cycle, slot).split(" ")[0] for slot in x], "week": WEEKDAYS, "year": MONTHS}[cycle.name]
+    names = {"day": [slot_name(cycle, slot).split(" ")[0] for slot in range(slots)], "week": WEEKDAYS, "year": MONTHS}[
+        cycle.name
+    ]
     axes.set_xticks(few, [names[slot] for slot in few])
     axes.set_xlabel({"day": "hour of the day", "week": "day of the week", "year": "time of the year"}[cycle.name])
     axes.set_title(f"{name} over the {cycle.name}", fontsize=10)
