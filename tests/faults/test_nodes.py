@@ -16,9 +16,9 @@ from fedtide.core.trees import all_finite
 from fedtide.evaluate.metrics import METRICS
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import Block, join
-from fedtide.remote.answers import Heard, Sent, read
+from fedtide.remote.answers import Received, SentQuestion, read
+from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.messages import Response
-from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.offline import near_fleet
 from helpers.carriers import host, lying
 
@@ -34,10 +34,10 @@ WORDS = (ANSWERED, ABSTAINED, NOT_FINITE)
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def heard(request, tmp_path_factory) -> list[tuple[Sent, Response, Any]]:
+def heard(request, tmp_path_factory) -> list[tuple[SentQuestion, Response, Any]]:
     """What nodes answer in two rounds and an evaluation, with the questions."""
     made = host(request.param)
-    found: list[tuple[Sent, Response, Any]] = []
+    found: list[tuple[SentQuestion, Response, Any]] = []
     fleet: Any = None
 
     def noted(header: Any, response: Response) -> Response:
@@ -83,10 +83,10 @@ def mutated(response: Response, draw: random.Random) -> Response:
     return replace(response, payload=payload)
 
 
-def counted(sent: Sent, came: dict[int, Heard], honest: dict[int, Heard]) -> None:
+def counted(sent: SentQuestion, came: dict[int, Received], honest: dict[int, Received]) -> None:
     """Add up, or judge, what was taken, together with what honest clients say."""
     if sent.post == "score":
-        told = [each.sent for heard in (honest, came) for each in heard.values() if each.word == ANSWERED]
+        told = [each.content for heard in (honest, came) for each in heard.values() if each.word == ANSWERED]
         scores = concat_scores(told)
         assert scores.clients.dtype == next(iter(told)).clients.dtype
         for metric in METRICS:
@@ -97,7 +97,7 @@ def counted(sent: Sent, came: dict[int, Heard], honest: dict[int, Heard]) -> Non
         block = Block(sent.ask)
         for client, each in heard.items():
             if each.word == ANSWERED:
-                block.count(client, Answer(each.sent["total"], each.sent["rows"]))
+                block.count(client, Answer(each.content["total"], each.content["rows"]))
         blocks.append(block.result())
     assert all_finite(join(blocks, len(blocks)).total)
 

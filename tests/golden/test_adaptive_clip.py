@@ -14,7 +14,7 @@ import torch
 
 from fedtide.core.base import Weighted
 from fedtide.wire.accounting import Plan
-from fedtide.wire.clip import Adaptive, Clip, adapted, bounds_in, clipped
+from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.ledger import LEDGER, Ledger
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.pipeline import Opening, Wire
@@ -23,7 +23,7 @@ from fedtide.wire.vector import as_vector, form_of, opened
 
 LENGTHS = (0.5, 0.9, 1.9, 3.9)
 BOUNDS, HOW = {"delta": 1.0, "loss": 9.0}, {"delta": Adaptive(0.75, math.log(2))}
-CLIENTS = Wire(steps=(Clip(BOUNDS, HOW),))
+CLIENTS = Wire(clip=Clip(BOUNDS, HOW))
 
 
 def total(length):
@@ -34,14 +34,14 @@ FORM = form_of(total(0.0), 4)
 
 
 def server(draw=lambda stream, number, size: torch.zeros(size, dtype=torch.float64), path=None, z=1.0):
-    return Release(BOUNDS, Ledger(Plan(9, 9), z, 1e-5, path), draw, adaptive=HOW)
+    return Release(Clip(BOUNDS, HOW), Ledger(Plan(9, 9), z, 1e-5, path), draw)
 
 
 def played(step, number):
     """One round; the form of its sum, and what is released of it."""
-    form = Wire(steps=(step,)).formed(FORM, number)
+    form = step.add_bounds(FORM, number)
     sent = torch.stack([CLIENTS.send(form, total(length)) for length in LENGTHS]).sum(0)
-    return form, form.tables(step.received(opened(sent), Opening("train", (number, 0), None, (0, 1, 2, 3), form)))
+    return form, form.tables(step.release(opened(sent), Opening("train", (number, 0), None, (0, 1, 2, 3), form)))
 
 
 def test_by_hand():
@@ -77,11 +77,11 @@ def test_what_says_who_was_within_has_its_part_of_the_noise():
 
 def test_one_client_in_place_of_zeros_moves_a_release_by_one_over_z():
     """Zeros are within every bound; who is beyond says the opposite."""
-    form = Wire(steps=(server(),)).formed(FORM, 0)
-    bounds = bounds_in(form, BOUNDS, HOW)
+    form = server().add_bounds(FORM, 0)
+    bounds = Clip(BOUNDS, HOW).bounds_of(form)
     scale = deviations(groups_of(form, bounds), 2.0)
-    moved = clipped(as_vector(form, total(90.0)), form, BOUNDS, HOW) - clipped(
-        torch.zeros(form.size), form, BOUNDS, HOW
+    moved = Clip(BOUNDS, HOW).apply(as_vector(form, total(90.0)), form) - Clip(BOUNDS, HOW).apply(
+        torch.zeros(form.size), form
     )
     lengths = [float(table[:, :-1].norm()) / scale[name] for name, table in form.tables(moved).items()]
     assert math.hypot(*lengths) == pytest.approx(1 / 2.0)
@@ -92,14 +92,14 @@ def test_a_bound_changes_by_no_more_than_its_rate_whatever_the_noise():
     assert [adapted(1.0, share, 0.75, math.log(2)) for share in (-3.0, 0.0, 1.0, 9.0)] == pytest.approx(
         [2**0.75, 2**0.75, 2**-0.25, 2**-0.25]
     )
-    assert CLIENTS.steps[0].reached("delta", 2) == pytest.approx(2**1.5)
-    assert CLIENTS.steps[0].reached("loss", 2) == 9.0
+    assert CLIENTS.clip.largest_bound("delta", 2) == pytest.approx(2**1.5)
+    assert CLIENTS.clip.largest_bound("loss", 2) == 9.0
 
 
 def test_an_owners_bound_cuts_more_and_hides_nothing_of_who_was_within():
-    form = Wire(steps=(server(),)).formed(FORM, 0)
+    form = server().add_bounds(FORM, 0)
     for length, cut, within in ((0.9, 0.5, 0.5), (3.9, 0.5, -0.5), (0.2, 0.2, 0.5)):
-        tables = form.tables(clipped(as_vector(form, total(length)), form, BOUNDS, HOW, {"delta": 0.5}))
+        tables = form.tables(Clip(BOUNDS, HOW, {"delta": 0.5}).apply(as_vector(form, total(length)), form))
         assert float(tables["delta"][0, :2].norm()) == pytest.approx(cut)
         assert float(tables["delta?"][0, 0]) == within
 

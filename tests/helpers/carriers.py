@@ -75,7 +75,7 @@ def lossy(made: Host, home: Path, seed: int, **options: Any) -> RemoteFleet:
 
 def told(fleet: RemoteFleet) -> list[dict[str, Any]]:
     """The lines of the record, as they are read back."""
-    lines: list[dict[str, Any]] = json.loads(json.dumps(fleet.told()))
+    lines: list[dict[str, Any]] = json.loads(json.dumps(fleet.record_lines()))
     return lines
 
 

@@ -58,4 +58,4 @@ def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:
 
 
 def words(fleet: Any) -> set[str]:
-    return {word for ask in fleet.asks for node in ask["nodes"].values() for word in node["clients"].values()}
+    return {word for ask in fleet.record.asks for node in ask["nodes"].values() for word in node["clients"].values()}

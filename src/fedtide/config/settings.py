@@ -290,8 +290,7 @@ class WireSettings(Strict):
 
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.private`)."""
-        steps = () if self.privacy is None else (self.privacy.step,)
-        return Wire(self.secure, self.fewest, steps, hides=self.privacy is not None)
+        return Wire(self.secure, self.fewest, None if self.privacy is None else self.privacy.step)
 
 
 # -- [deploy] ----------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Recorded(Playable, Protocol):
     def ledger(self) -> Ledger | None:
         """What was released of clients; None where sums are not private."""
 
-    def told(self) -> Sequence[Mapping[str, Any]]:
+    def record_lines(self) -> Sequence[Mapping[str, Any]]:
         """Return lines of `asks.jsonl` since it was last called; none where clients are simulated."""
 
     def judged(self, clients: Tensor, part: str) -> Tensor:

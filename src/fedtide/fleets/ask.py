@@ -67,7 +67,7 @@ class Ask:
             yield client, payload if slot is None else payload[slot]
 
 
-def put(
+def make_ask(
     question: str,
     clients: Tensor,
     payload: Payload,
@@ -88,7 +88,7 @@ def put(
     return Ask(question, purpose, moment, clients, slot, width, tuple(reveal), passes, len(before))
 
 
-def check(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:
+def check_ask(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:
     """Raise on an ask that no fleet of real clients could answer.
 
     Args:
@@ -156,7 +156,7 @@ class ScoreOptions(TypedDict, total=False):
     pooled: tuple[str, ...]
 
 
-def put_scoring(
+def make_scoring(
     clients: Tensor,
     moment: Moment,
     number: int,

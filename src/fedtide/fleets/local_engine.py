@@ -19,7 +19,7 @@ from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.client import Clients, is_finite
 from fedtide.fleets.scoring import score
 from fedtide.fleets.totals import Block
-from fedtide.wire.pipeline import Wire
+from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge
 
 WRITE_UPDATE = "write Answer(..., update=fitted.delta): received + update must be the model that the client trained"
@@ -40,7 +40,7 @@ class Host:
         seed: seed of every random key.
         memory: store of the clients' memory.
         partial_work: probability that a client asked to train does only a part of its local work.
-        wire: how sums pass to the server; None adds them in floating point.
+        wire: how sums pass to the server.
     """
 
     algorithm: Algorithm
@@ -48,13 +48,12 @@ class Host:
     seed: int
     memory: MemoryStore
     partial_work: float = 0.0
-    wire: Wire | None = None
+    wire: Wire = FLOATING
 
     @cached_property
     def clients(self) -> Clients:
         """The clients, who know their own rows alone."""
-        hides = self.wire is not None and self.wire.hides
-        return Clients(self.algorithm, self.population, self.seed, self.memory, self.partial_work, hides)
+        return Clients(self.algorithm, self.population, self.seed, self.memory, self.partial_work, self.wire.hides)
 
     def ask(self, ask: Ask, payload: Tree, answers: Answers | None = None) -> BlockResult:
         """Run one question on a block of clients, and add their answers up.

@@ -16,7 +16,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
@@ -42,44 +42,11 @@ class Message:
     final: bool
 
 
-class Processes(Protocol):
-    """Processes that take calls, wherever they are.
+@dataclass(eq=False)
+class Member:
+    """A process of a pool; `calls` are those that it has not answered yet, the running one first."""
 
-    folder: of this process, for the flag that asks calls to end soon. multi_node: whether they may be on machines that
-    see none of this one's files. joined: whether this process takes short calls, too.
-    """
-
-    folder: Path
-    multi_node: bool
-    joined: bool
-
-    @property
-    def processes(self) -> list[int]:
-        """Process ids, each on its own machine."""
-
-    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
-        """Share a tree with all calls; under a known `name` it is shared already."""
-
-    def free(self, ref: SharedRef) -> None:
-        """Free a shared tree, which no later call reads."""
-
-    def map(self, function: str, arguments: Sequence[Tree], here: Here | None = None) -> Iterator[Tree]:
-        """Call `function` with each of `arguments`, short calls; results in their order.
-
-        Args:
-            function: what is called.
-            arguments: of each call.
-            here: does a call in this process, by its number, where the processes are `joined`.
-        """
-
-    def run(self, function: str, arguments: Sequence[Tree]) -> Iterator[Message]:
-        """Call `function` with each of `arguments`, long calls; yield all that they send, as it comes."""
-
-
-class Member(Protocol):
-    """A process. calls: not answered yet, the running one first."""
-
-    calls: deque[int]
+    calls: deque[int] = field(default_factory=deque, kw_only=True)
 
 
 M = TypeVar("M", bound=Member)
@@ -104,22 +71,33 @@ class Batch:
     deaths: Counter[int] = field(default_factory=Counter)
 
 
-class CallLoop(ABC, Generic[M]):
-    """Makes the calls of a pool by its members.
+class Processes(ABC, Generic[M]):
+    """Processes that take calls, wherever they are.
 
     title: of a member, in messages. reach: how many calls for each member may be ahead of the first one without an
-    answer, so that few results wait for one that takes its time.
+    answer, so that few results wait for a slow one. folder: of this process, for the flag that asks calls to end soon.
+    multi_node: whether members may be on machines that see none of this one's files. joined: whether this process takes
+    short calls, too.
     """
 
     title: str
     reach: float = math.inf
     members: list[M]
+    folder: Path
+    multi_node: bool
+    joined: bool = False
 
     def map(self, function: str, arguments: Sequence[Tree], here: Here | None = None) -> Iterator[Tree]:
-        """Call `function` with each of `arguments`, short calls; results in their order, as soon as they are known."""
+        """Call `function` with each of `arguments`, short calls; yield results in order, as soon as they are known.
+
+        Args:
+            function: what is called.
+            arguments: of each call.
+            here: does a call in this process, by its number, if the processes are `joined`.
+        """
         ready: dict[int, Tree] = {}
         batch = Batch(function, arguments, short=True, here=here, reach=self.reach * len(self.members))
-        for message in self._made(batch):
+        for message in self._call(batch):
             if message.final:
                 ready[message.call] = message.value
             while batch.taken in ready:
@@ -127,13 +105,13 @@ class CallLoop(ABC, Generic[M]):
                 batch.taken += 1
 
     def run(self, function: str, arguments: Sequence[Tree]) -> Iterator[Message]:
-        """Call `function` with each of `arguments`, long calls; everything that they send, as it comes.
+        """Call `function` with each of `arguments`, long calls; yield everything that they send, as it comes.
 
         A call whose process dies is done again by another. An error of a call ends all of them.
         """
-        return self._made(Batch(function, arguments))
+        return self._call(Batch(function, arguments))
 
-    def _made(self, batch: Batch) -> Iterator[Message]:
+    def _call(self, batch: Batch) -> Iterator[Message]:
         batch.waiting.extend(range(len(batch.arguments)))
         unanswered = len(batch.arguments)
         try:
@@ -189,6 +167,25 @@ class CallLoop(ABC, Generic[M]):
         """Add to the line of a call's error what to do."""
         return line
 
+    @property
+    @abstractmethod
+    def processes(self) -> list[int]:
+        """Process ids, each on its own machine."""
+
+    @abstractmethod
+    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+        """Share a tree with all calls.
+
+        Args:
+            kind: purpose of the tree.
+            tree: tree to share.
+            name: name under which it is known; a known tree is not shared again. None makes a new name.
+        """
+
+    @abstractmethod
+    def free(self, ref: SharedRef) -> None:
+        """Free a shared tree, which no later call reads."""
+
     @abstractmethod
     def _send(self, member: M, batch: Batch, arguments: Tree) -> None:
         """Send the arguments of a call to a member."""
@@ -227,16 +224,15 @@ main(int(sys.argv[1]), sys.argv[2])
 
 
 @dataclass(eq=False)
-class _Worker:
-    """A process. calls: not answered yet, the running one first. began: where it says why it could not start."""
+class _Worker(Member):
+    """A worker process; `began` is the file that says why it could not start."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
     began: Path
-    calls: deque[int] = field(default_factory=deque)
 
 
-class Pool(CallLoop[_Worker]):
+class Pool(Processes[_Worker]):
     """Persistent worker processes with one torch thread each.
 
     Args:
@@ -270,13 +266,7 @@ class Pool(CallLoop[_Worker]):
             raise
 
     def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
-        """Write a tree into shared memory, where all calls can read it.
-
-        Args:
-            kind: purpose of the tree.
-            tree: tree to share.
-            name: name under which it is known; a known tree is not written again. None makes a new name.
-        """
+        """Write a tree into shared memory, where all calls can read it."""
         if name is not None:
             path = self.folder / f"{kind}-{name}"
             if not path.exists():

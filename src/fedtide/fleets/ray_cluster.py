@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -186,7 +186,7 @@ def connected(address: str | None, cpus: int, resume: str = "") -> Iterator[Any]
     with _environment(QUIET | (_secret() | LOOPBACK if address is None else {})):
         ray = imported_ray()
         _environment_read_again(loopback=address is None)
-        with _own_cluster(cpus, resume) if address is None else _existing_cluster(address) as found:
+        with _cluster(address, cpus, resume) as found:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ray.init(address=found, **options())
@@ -231,22 +231,19 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _existing_cluster(address: str) -> Iterator[str]:
-    """Yield the address of a running cluster once it has let a process in."""
-    with _helper_process("look", address) as process:
-        yield _address_from(process, f"fleet.address: no Ray cluster answers at {address}")
-
-
-@contextmanager
-def _own_cluster(cpus: int, resume: str) -> Iterator[str]:
-    """Yield the address of a new cluster, which ends with the block or with this process."""
-    short = Path("/tmp")  # sockets lie in it, whose names must be short
-    hint = f"fedtide: a process of Ray's died, and Ray ended this one; go on with: {resume}" if resume else ""
-    with (
-        Scratch(short if short.is_dir() else None) as folder,
-        _helper_process("start", str(cpus), str(folder), hint=hint) as process,
-    ):
-        yield _address_from(process, "fleet.kind: Ray does not start on this machine")
+def _cluster(address: str | None, cpus: int, resume: str) -> Iterator[str]:
+    """Yield the address of a running cluster, or of a new one, which ends with the block or with this process."""
+    command: tuple[str, ...]
+    with ExitStack() as stack:
+        if address is not None:
+            command, hint, trouble = ("look", address), "", f"fleet.address: no Ray cluster answers at {address}"
+        else:
+            short = Path("/tmp")  # sockets lie in it, whose names must be short
+            folder = stack.enter_context(Scratch(short if short.is_dir() else None))
+            command, trouble = ("start", str(cpus), str(folder)), "fleet.kind: Ray does not start on this machine"
+            hint = f"fedtide: a process of Ray's died, and Ray ended this one; go on with: {resume}" if resume else ""
+        process = stack.enter_context(_helper_process(*command, hint=hint))
+        yield _read_address(process, trouble)
 
 
 @contextmanager
@@ -279,7 +276,7 @@ def _helper_process(*arguments: str, hint: str = "") -> Iterator[subprocess.Pope
         process.stdout.close()  # type: ignore[union-attr]
 
 
-def _address_from(process: subprocess.Popen[bytes], trouble: str) -> str:
+def _read_address(process: subprocess.Popen[bytes], trouble: str) -> str:
     """Read the address that the helper process prints; raise with its error, or when it prints nothing."""
     lines: list[str] = []
 

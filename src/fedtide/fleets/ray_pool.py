@@ -25,7 +25,7 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, detached, raw
 from fedtide.fleets.machine import Scratch, cores, keep_freed, search_path
-from fedtide.fleets.pool import Batch, CallLoop
+from fedtide.fleets.pool import Batch, Member, Processes
 from fedtide.fleets.ray_cluster import already_connected, connected
 from fedtide.fleets.worker import STOP, Channel, LastShared, SharedRef, error_message, own_function
 
@@ -153,22 +153,21 @@ WAIT_SECONDS = 1.0
 
 
 @dataclass(eq=False)
-class _ActorState:
+class _ActorState(Member):
     """An actor and its calls.
 
-    calls: that it has not answered yet, the running one first. pending: what it will answer next, in order. starting:
-    its first word, until that is heard. since: when it was asked for.
+    pending: what it will answer next, in order. starting: its first word, until that is heard. since: when it was asked
+    for.
     """
 
     actor: Any
     starting: Any
     since: float
     process: int = 0
-    calls: deque[int] = field(default_factory=deque)
     pending: deque[Any] = field(default_factory=deque)
 
 
-class RayPool(CallLoop[_ActorState]):
+class RayPool(Processes[_ActorState]):
     """Actors of a Ray cluster.
 
     Args:
@@ -185,7 +184,6 @@ class RayPool(CallLoop[_ActorState]):
     """
 
     title = "an actor"
-    joined = False
     reach = 4
 
     def __init__(
@@ -262,13 +260,7 @@ class RayPool(CallLoop[_ActorState]):
     # -- shared trees -------------------------------------------------------------------------------------------------
 
     def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
-        """Put a tree into the object store, from which each node that needs it takes one copy.
-
-        Args:
-            kind: purpose of the tree.
-            tree: tree to share.
-            name: name under which it is known; a known tree is not put again. None makes a new name.
-        """
+        """Put a tree into the object store, from which each node that needs it takes one copy."""
         self._numbers += name is None
         known = f"{kind}-{name or self._numbers}"
         if known not in self._shared:

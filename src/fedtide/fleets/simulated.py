@@ -10,7 +10,18 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
+from fedtide.core.base import (
+    Cost,
+    Grouping,
+    Moment,
+    Payload,
+    QuestionOptions,
+    Reply,
+    Scores,
+    Shard,
+    State,
+    Weights,
+)
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -25,18 +36,17 @@ from fedtide.fleets.ask import (
     Replayed,
     ScoreOptions,
     Scoring,
-    check,
-    put,
-    put_scoring,
+    check_ask,
+    make_ask,
+    make_scoring,
 )
 from fedtide.fleets.devices import Clock, SteadyClock
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.scoring import concat_scores
-from fedtide.fleets.totals import BLOCKS, Vectors, blocks_of_clients, bytes_down, join, split_blocks
+from fedtide.fleets.totals import BLOCKS, PLAIN, Vectors, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.learn.task import ROWS
 from fedtide.wire.ledger import Ledger, arrivals, eligible
 from fedtide.wire.pipeline import Wire
-from fedtide.wire.release import ledger_of
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,7 @@ class SimulatedFleet:
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         unless_changed: questions that a silent client leaves unanswered until its samples or its memory change.
-        vectors: sums in fixed point, as real clients would send them; None adds in floating point.
+        vectors: how sums are taken.
     """
 
     population: Population
@@ -109,7 +119,7 @@ class SimulatedFleet:
     first: int | None = None
     deadline: float | None = None
     unless_changed: Sequence[str] = ()
-    vectors: Vectors | None = None
+    vectors: Vectors = PLAIN
 
     def __post_init__(self) -> None:
         self._silent: dict[str, tuple[Population, Moment, Tensor]] = {}
@@ -187,9 +197,9 @@ class SimulatedFleet:
     @property
     def ledger(self) -> Ledger | None:
         """What was released of clients, and who may be asked; None where sums are not private."""
-        return ledger_of(None if self.vectors is None else self.vectors.wire)
+        return self.vectors.wire.ledger
 
-    def told(self) -> Sequence[Mapping[str, Any]]:
+    def record_lines(self) -> Sequence[Mapping[str, Any]]:
         """Return nothing: what was asked follows from the seed."""
         return ()
 
@@ -247,32 +257,24 @@ class SimulatedFleet:
         clients: Tensor,
         payload: Payload,
         *,
-        slot: Slot | None = None,
-        slots: int | None = None,
-        reveal: Sequence[str] = (),
         first: int | None = None,
         deadline: float | None = None,
         began: Tensor | None = None,
-        passes: float | None = None,
         sizes: Tensor | None = None,
+        **options: Unpack[QuestionOptions],
     ) -> Reply:
         """Put a question to some clients and return their sums (see `fedtide.core.base.Timed.ask`)."""
         del sizes  # for transforms
-        ask = put(
-            question, clients, payload, self.moment, self.queries, slot=slot, slots=slots, reveal=reveal, passes=passes
-        )
-        check(ask, self.population.registered, self.reveals)
-        if self.vectors is not None:
-            ask = self.vectors.formed(ask, payload)
+        ask = make_ask(question, clients, payload, self.moment, self.queries, **options)
+        check_ask(ask, self.population.registered, self.reveals)
+        ask = self.vectors.add_forms(ask, payload)
         began = None if began is None else began[clients.argsort()]
         race = self._race(ask, bytes_down(payload, ask), began, first, deadline)
-        if self.vectors is not None:
-            race = replace(race, counts=self.vectors.enough(ask, race.counts))
+        race = replace(race, counts=self.vectors.keep_enough(ask, race.counts))
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload), len(blocks))
-        if self.vectors is not None:
-            kept, done = done.kept, self.vectors.opened(ask, payload, done)
-            self.memory.discard(client for client in kept if client in done.unopened)
+        kept, done = done.kept, self.vectors.open(ask, payload, done)
+        self.memory.discard(client for client in kept if client in done.unopened)
         reply, seconds = self._reply(ask, race, done)
         self._close(ask, race, reply, seconds, done, payload)
         return reply
@@ -365,7 +367,7 @@ class SimulatedFleet:
 
     def _scoring(self, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scoring:
         """Return the evaluation of some clients, with their true groups where these decide together."""
-        made = put_scoring(clients, self.moment, len(self.queries), **options)
+        made = make_scoring(clients, self.moment, len(self.queries), **options)
         if made.grouping != "oracle":
             return made
         return replace(made, group=self.population.group_at(self.moment)[made.ask.clients])

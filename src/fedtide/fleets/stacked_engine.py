@@ -201,7 +201,7 @@ def why_alone(host: Host) -> str | None:
     Two copies of each model and the first rows show whether it can be stacked.
     """
     works = host.algorithm.works
-    if host.wire is not None:
+    if host.wire.fixed_point:
         return "answers are rounded one by one, as [wire] wants"
     if host.partial_work:
         return "devices.partial_work ends work early"

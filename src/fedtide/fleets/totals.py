@@ -19,7 +19,7 @@ from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
 from fedtide.wire.answer_schema import Schema, Schemas, made_up
-from fedtide.wire.pipeline import Opening, Wire
+from fedtide.wire.pipeline import FLOATING, Opening, Wire
 from fedtide.wire.vector import added, as_total, form_of
 
 BLOCKS = 16
@@ -31,7 +31,7 @@ class Block:
 
     Args:
         ask: the question to these clients.
-        wire: how their sums pass to the server, where the question says their form; None where they come so.
+        wire: how their sums pass to the server, if the question says their form; None if they came that way.
     """
 
     def __init__(self, ask: Ask, wire: Wire | None = None) -> None:
@@ -175,21 +175,23 @@ class Vectors:
     schemas: Schemas
 
     @staticmethod
-    def of(wire: Wire | None, algorithm: Algorithm, few: tuple[Shard, int]) -> Vectors | None:
-        """Build those of an algorithm from some rows and the number of classes; None where there is no wire."""
-        return None if wire is None else Vectors(wire, Schemas(algorithm.works, made_up(*few)))
+    def of(wire: Wire, algorithm: Algorithm, few: tuple[Shard, int]) -> Vectors:
+        """Build the sums of an algorithm from some rows and the number of classes."""
+        return Vectors(wire, Schemas(algorithm.works, made_up(*few)))
 
-    def formed(self, ask: Ask, payload: Payload) -> Ask:
-        """Return a question that says what form its sums have; one without any, which only reveals, says nothing."""
+    def add_forms(self, ask: Ask, payload: Payload) -> Ask:
+        """Return a question with the forms of its sums; it has none if it only reveals, or in floating point."""
+        if not self.wire.fixed_point:
+            return ask
         forms = {
-            slot: self.wire.formed(
+            slot: self.wire.add_bounds(
                 form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot))), ask.version[0]
             )
             for slot, schema in self._schemas(ask, payload).items()
         }
         return replace(ask, forms=forms if any(form.size for form in forms.values()) else None)
 
-    def enough(self, ask: Ask, counts: Tensor) -> Tensor:
+    def keep_enough(self, ask: Ask, counts: Tensor) -> Tensor:
         """Return the mask (clients,) of those that count and are asked the same as enough others that do."""
         if ask.forms is None:
             return counts
@@ -197,7 +199,7 @@ class Vectors:
         members = (slot[:, None] == slot[counts]).sum(1)
         return counts & (members >= self.wire.fewest)
 
-    def opened(self, ask: Ask, payload: Payload, done: BlockResult) -> BlockResult:
+    def open(self, ask: Ask, payload: Payload, done: BlockResult) -> BlockResult:
         """Open the sums in which there are enough clients; the others' clients have not answered.
 
         Args:
@@ -218,7 +220,7 @@ class Vectors:
             sums[slot] = self.wire.receive(vector, opening, *_like(schemas[slot]))
         return replace(without(done, few), total=_total(ask, sums), vectors={})
 
-    def again(self, ask: Ask, payload: Payload, released: Mapping[int, Tensor]) -> Tree:
+    def read_released(self, ask: Ask, payload: Payload, released: Mapping[int, Tensor]) -> Tree:
         """Return what an algorithm reads of sums that were released before: their vectors (size,), by slot."""
         schemas, forms = self._schemas(ask, payload), ask.forms or {}
         sums = {slot: as_total(forms[slot], vector, *_like(schemas[slot])) for slot, vector in released.items()}
@@ -228,6 +230,10 @@ class Vectors:
         slots = [ALL] if ask.slot is None else ask.slot.unique().tolist()
         sent = {slot: payload if ask.slot is None else payload[slot] for slot in slots}
         return {slot: self.schemas.of(ask.question, sent[slot], ask.moment, ask.reveal) for slot in slots}
+
+
+PLAIN = Vectors(FLOATING, Schemas({}, Shard(torch.empty(0), torch.empty(0), torch.empty(0))))
+"""The sums of a fleet in floating point."""
 
 
 def _like(schema: Schema) -> tuple[Tree, frozenset[str]]:

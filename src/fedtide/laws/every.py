@@ -518,7 +518,7 @@ def deployed_again(case: Case) -> None:
         clock = RoundClock(monotonic=time, sleep=time.sleep)
         fleet = near_fleet(host, 5, Path(folder), Losing, clock=clock, patience=1.0)
         there = played(case.experiment, fleet=lambda _: fleet)
-    again = replayed(case.host(), fleet.told())
+    again = replayed(case.host(), fleet.record_lines())
     words = "a deployment that is played again from its record ends differently"
     alike(there.state, played(case.experiment, fleet=lambda _: again).state, words)
 

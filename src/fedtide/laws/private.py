@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire, sums_of
 from fedtide.wire.clip import WHOLE
-from fedtide.wire.pipeline import Opening, Step
+from fedtide.wire.ledger import Ledger
+from fedtide.wire.pipeline import Opening, ServerStep
 from fedtide.wire.release import Draw
 from fedtide.wire.vector import Form
 
@@ -50,22 +51,21 @@ def private(case: Case) -> None:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A step of the wire whose sums are kept, as they come and as they are released."""
+    """The server's step, whose sums are kept as they come and as they are released."""
 
-    step: Step
+    step: ServerStep
     sums: list[tuple[Form, Tensor, Tensor]]
+    safe: ClassVar[None] = None
 
-    def formed(self, form: Form, number: int) -> Form:
-        return self.step.formed(form, number)
+    @property
+    def ledger(self) -> Ledger | None:
+        return self.step.ledger
 
-    def sent(self, vector: Tensor, form: Form) -> Tensor:
-        return self.step.sent(vector, form)
+    def add_bounds(self, form: Form, number: int) -> Form:
+        return self.step.add_bounds(form, number)
 
-    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
-        return self.step.fault(total, form, members)
-
-    def received(self, total: Tensor, opening: Opening) -> Tensor:
-        released = self.step.received(total.clone(), opening)
+    def release(self, total: Tensor, opening: Opening) -> Tensor:
+        released = self.step.release(total.clone(), opening)
         self.sums.append((opening.form, total, released.clone()))
         return released
 
@@ -104,12 +104,11 @@ def _released(experiment: Experiment, rounds: int, draw: Draw) -> tuple[Played, 
     """Play rounds of a private run with some noise; return it, and each sum with its form, before and after."""
     host = _even(host_of(experiment, experiment.method[0], 0, MemoryStore(None)))
     wire, sums = server_wire(experiment, experiment.method[0], host, draw), list[tuple[Form, Tensor, Tensor]]()
-    assert wire is not None
+    assert wire.server is not None
+    step = _Kept(wire.server, sums)
 
     def watched(fleet: SimulatedFleet) -> Compared:
-        assert fleet.vectors is not None
-        steps = [_Kept(step, sums) for step in wire.steps]
-        fleet.vectors = replace(fleet.vectors, wire=replace(wire, steps=steps))
+        fleet.vectors = replace(fleet.vectors, wire=replace(wire, server=step))
         return Compared(fleet, look)
 
     asked = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,20 +11,18 @@ import torch
 from torch import Tensor
 
 from fedtide.core import strangers
-from fedtide.core.base import Scores
+from fedtide.core.base import Scores, Slotted
 from fedtide.core.errors import FedtideError, printable, refused
 from fedtide.core.trees import Tree, all_finite
 from fedtide.fleets.ask import Ask
 from fedtide.remote import messages
+from fedtide.remote.asks import ABSTAINED, ANSWERED, LOST, NOT_FINITE, REFUSED
 from fedtide.remote.masked import bundle_of, shown_of
 from fedtide.remote.messages import Response
-from fedtide.remote.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
+from fedtide.remote.node import COLUMNS
 from fedtide.wire.answer_schema import LARGEST, Schema, misfit
 from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import Form
-
-LOST = "lost: "
-"""Word of the record for a client of which nothing came; it goes on with the reason."""
 
 ROOM = 10_000
 """Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
@@ -47,7 +46,7 @@ READERS: Mapping[Post, Callable[[Tree], Any]] = {"keys": bundle_of, "unmask": sh
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentQuestion:
     """A question at a node.
 
     Args:
@@ -70,32 +69,32 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Received:
     """What came of a client.
 
     Args:
         word: what became of it.
-        sent: what it sends.
-        kept: whether it keeps more than before.
+        content: what it sends.
+        keeps: whether it keeps more than before.
         ask: the question.
         seconds: after how many it came.
         fewest: how many clients its owner wants in a sum.
     """
 
     word: str
-    sent: Tree
-    kept: bool
+    content: Tree
+    keeps: bool
     ask: Ask
     seconds: float
     fewest: int = 1
 
 
-def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
+def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, Received]:
     """Read an answer that anyone may have written."""
     if response.error:
         return all_alike(sent, LOST + one_line(response.error), response.seconds)
     try:
-        told = messages.read(messages.Told, response.header)
+        told = messages.read(messages.AnswerHeader, response.header)
     except FedtideError as error:
         return all_alike(sent, REFUSED + one_line(error), response.seconds)
     if told.failed:
@@ -122,11 +121,11 @@ def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
             form = None if sent.ask.forms is None else sent.ask.forms[slots[client] or 0]
             why = _fault(tree, wanted, form, sent.ask.reveal, heaviest, sent.wire)
             word = word if why is None else REFUSED + one_line(why)
-        heard[client] = Heard(word, tree, client in told.kept, sent.ask, response.seconds, told.fewest)
+        heard[client] = Received(word, tree, client in told.kept, sent.ask, response.seconds, told.fewest)
     return heard
 
 
-def most_bytes(sent: Sent, clients: int) -> int:
+def most_bytes(sent: SentQuestion, clients: int) -> int:
     """Return how many bytes the answers of so many clients may have."""
     if sent.post in ("score", "keys"):
         return ROOM * (1 + clients)
@@ -140,7 +139,7 @@ def most_bytes(sent: Sent, clients: int) -> int:
     return MOST if sent.wanted is None else ROOM + clients * max(schema.bytes for schema in sent.wanted.values())
 
 
-def _decoded(sent: Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
+def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
     """Return what each client sent."""
     most = most_bytes(sent, len(answered))
     if len(payload) > most:
@@ -168,9 +167,9 @@ def _word(said: str | None) -> str:
     return f"{REFUSED}its node says nothing of it"
 
 
-def all_alike(sent: Sent, word: str, seconds: float) -> dict[int, Heard]:
+def all_alike(sent: SentQuestion, word: str, seconds: float) -> dict[int, Received]:
     """Return the same word for all clients of a question, of which nothing else came."""
-    return {client: Heard(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
+    return {client: Received(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
 
 
 def _fault(
@@ -229,3 +228,23 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
     scores = Scores(**columns)
     return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}
+
+
+def keep_wanted(answered: set[int], ask: Ask, came: Mapping[int, Received]) -> set[int]:
+    """Return the clients in whose sum there are as many as their owners want, once others are left out for that."""
+    clients, slots = ask.clients.tolist(), [0] * len(ask.clients) if ask.slot is None else ask.slot.tolist()
+    slot = dict(zip(clients, slots, strict=True))
+    sums = {each: {(slot[each], *place) for place in [(), *_chosen(came[each].content["total"])]} for each in answered}
+    left, before = set(answered), -1
+    while len(left) != before:
+        before, members = len(left), Counter(place for client in left for place in sums[client])
+        left = {client for client in left if min(members[place] for place in sums[client]) >= came[client].fewest}
+    return left
+
+
+def _chosen(total: Tree) -> Iterator[tuple[Any, ...]]:
+    """Yield where an answer says by itself which sums it is in; one that is masked does not say it."""
+    if isinstance(total, Slotted):
+        yield from ((k,) for k, part in total.parts.items() if part.weight > 0)
+    elif isinstance(total, dict):
+        yield from ((key, *place) for key, child in total.items() for place in _chosen(child))

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
+from fedtide.core.base import Moment, Reply
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.fields.types import checked
+from fedtide.fleets.ask import Ask
+
+ANSWERED, ABSTAINED, NOT_FINITE, REFUSED = "answered", "abstained", "not finite", "refused: "
+"""Words of a node for what became of a client; the last one goes on with the reason."""
+
+LATE, AT_WORK, LOST = "late", "at work", "lost: "
+"""Words of the server for a client whose answer is not in time, that is asked after again, or of which nothing came,
+with the reason."""
+
+UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
+"""Word for a client in whose sum there is no fault of its own."""
+
+UNSIGNED = f"{REFUSED}its key for masks is not signed by its registered key"
+"""Word for a client whose node is not asked for masked answers, because all others would refuse to answer."""
 
 WORDS = ("answered", "abstained", "at work", "late", "refused")
 """What becomes of an answer, the best first."""
@@ -18,6 +35,57 @@ WORDS = ("answered", "abstained", "at work", "late", "refused")
 
 REASONS, OTHER = 20, "other reasons"
 """Reasons that are told apart of a node, which may word each of them anew, and what the others are called."""
+
+
+@dataclass
+class AskRecord:
+    """The rounds that a server has not written yet: who was present, what was asked and what came of it.
+
+    Attributes:
+        asks: the questions of this round.
+        arrivals: by the number that was wanted, the clients that were drawn in this round.
+    """
+
+    asks: list[dict[str, Any]] = field(default_factory=list)
+    arrivals: dict[str, list[int]] = field(default_factory=dict)
+    _lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self.asks, self.arrivals = [], {}
+
+    def add(self, ask: Ask, sent: Tensor | None, reply: Reply, nodes: Mapping[str, Any]) -> None:
+        """Add a question: enough to play it again, and to tell each node what was asked."""
+        line = {
+            "question": ask.question,
+            "purpose": ask.purpose,
+            "reveal": list(ask.reveal),
+            "clients": ask.clients.tolist(),
+            "sent": None if sent is None else ask.clients[sent].tolist(),
+            "answered": reply.clients.tolist(),
+            "seconds": reply.seconds.tolist(),
+            "nodes": nodes,
+        }
+        self.asks.append(line)
+
+    def end_round(self, moment: Moment, elapsed: float, clients: int, present: list[str], reachable: list[int]) -> None:
+        """Add the line of a round that is over."""
+        line = {
+            "round": moment.round,
+            "seconds": moment.seconds,
+            "elapsed": elapsed,
+            "clients": clients,
+            "present": present,
+            "reachable": reachable,
+            "arrivals": self.arrivals,
+            "asks": self.asks,
+        }
+        self._lines.append(line)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the lines since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
 
 
 class _Line(BaseModel):

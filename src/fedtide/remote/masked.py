@@ -16,16 +16,14 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
-from fedtide.remote.messages import AskHeader, KeyHeader, MaskHeader, read
+from fedtide.remote.messages import KeyHeader, MaskedHeader, MaskHeader, UnmaskHeader, WorkHeader, read
 from fedtide.wire.masks import ALONE, SEED, Bundle, Context, Masker, Question, Shown, hidden
 
 # -- at a node ---------------------------------------------------------------------------------------------------------
 
 
-def objection(masker: Masker, asked: AskHeader, fewest: int) -> str | None:
+def objection(masker: Masker, asked: MaskedHeader, fewest: int) -> str | None:
     """Return why a node does not mask its answers to a question, or does not open a sum; None where it does."""
-    if asked.kind == "keys" or asked.forms is None:
-        return None
     mask = asked.mask
     if mask is None:
         return "its study masks sums, and this one would not be"
@@ -44,7 +42,7 @@ def objection(masker: Masker, asked: AskHeader, fewest: int) -> str | None:
     return None
 
 
-def masked(masker: Masker, asked: AskHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
+def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
     """Return what clients send, under the masks of a question and of what they received."""
     digests = {
         slot: hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
@@ -54,12 +52,13 @@ def masked(masker: Masker, asked: AskHeader, received: Tree, sent: Mapping[int, 
     what = [asked.question, name, asked.moment.rounds, asked.moment.seconds, sorted(asked.reveal)]
     forms = {slot: form.model_dump() for slot, form in (asked.forms or {}).items()}
     about = {slot: Question(name, json.dumps([*what, forms.get(slot), digest])) for slot, digest in digests.items()}
-    mask = _mask(asked)
+    mask = asked.mask
+    assert mask is not None
     return {
         client: {
             **each,
             "total": masker.masked(
-                _context(asked, client),
+                _context(asked, mask, client),
                 client,
                 each["total"],
                 _publics(mask, asked, client),
@@ -70,32 +69,26 @@ def masked(masker: Masker, asked: AskHeader, received: Tree, sent: Mapping[int, 
     }
 
 
-def show(masker: Masker, asked: AskHeader, fewest: int) -> dict[int, Tree]:
+def show(masker: Masker, asked: UnmaskHeader, fewest: int) -> dict[int, Tree]:
     """Return by client what opens the sum that it is in."""
-    mask = _mask(asked)
     shown = {}
     for client in asked.clients:
-        alive = mask.alive.get(_slot(asked, client), [])
-        one = masker.show(_context(asked, client), client, alive, fewest)
+        alive = asked.alive.get(_slot(asked, client), [])
+        one = masker.show(_context(asked, asked.mask, client), client, alive, fewest)
         shown[client] = {"sealed": _packed(one.sealed), "opens": _table(one.opens), "links": _table(one.links)}
     return shown
 
 
-def _mask(asked: AskHeader) -> MaskHeader:
-    assert asked.mask is not None
-    return asked.mask
-
-
-def _slot(asked: AskHeader, client: int) -> str:
+def _slot(asked: MaskedHeader, client: int) -> str:
     return "0" if asked.slot is None else str(asked.slot[str(client)])
 
 
-def _context(asked: AskHeader, client: int) -> Context:
+def _context(asked: MaskedHeader, mask: MaskHeader, client: int) -> Context:
     version = (asked.version[0], asked.version[1])
-    return Context(asked.run, version, int(_slot(asked, client)), _mask(asked).attempt)
+    return Context(asked.run, version, int(_slot(asked, client)), mask.attempt)
 
 
-def _publics(mask: MaskHeader, asked: AskHeader, client: int) -> dict[int, bytes]:
+def _publics(mask: MaskHeader, asked: MaskedHeader, client: int) -> dict[int, bytes]:
     peers = mask.peers[_slot(asked, client)]
     return {int(each): mask.keys[node].bundle().public for each, node in peers.items()}
 

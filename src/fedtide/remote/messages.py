@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -170,65 +170,130 @@ class MaskHeader(Header):
         attempt: name of the try.
         keys: by node.
         peers: by slot, or 0, the clients that are asked the same, each with its node.
-        alive: of "unmask": by slot, or 0, the clients of the sum to open.
     """
 
     attempt: Name
     keys: dict[Name, KeyHeader]
     peers: dict[ClientKey, dict[ClientKey, Name]]
-    alive: dict[ClientKey, list[ClientId]] = {}
 
 
-class AskHeader(Header):
-    """A question to a node's clients.
+class QuestionHeader(Header):
+    """What every question to a node's clients says.
 
     Args:
-        kind: "ask" for a work, "score" for a judgment of what was sent, "keys" for the key for masks, "unmask" for
-            what opens a sum.
         protocol: version of headers and payloads.
         run: digest of the run.
         question: name of the work.
         purpose: name of the question in keys.
-        moment: when.
+        moment: point in time of the question.
         version: of the memory that this question leaves behind.
-        reveal: names of the rows that the server asks for.
         clients: ids.
         members: how many clients of all nodes are asked the same, and so are in its sum.
-        slot: by client the slot that it is in; None where there are none.
-        counted: by client the version of the memory that the server counted last.
-        settled: by client the version that the last checkpoint counts.
-        deadline: seconds within which an answer counts.
-        part: of a score: the part of the rows.
-        personal: of a score: whether clients use their memory.
-        grouping: of a score: which rows decide together.
-        other: of a score: the other use of the state.
-        forms: by slot, or 0, the form of the sum in fixed point; None where sums are in floating point.
-        mask: how answers are masked; None where they are not.
+        slot: by client the slot that it is in; None without slots.
     """
 
-    kind: Literal["ask", "score", "keys", "unmask"]
     protocol: Small
     run: Name
     question: Name
     purpose: Name
     moment: MomentHeader
     version: When
-    reveal: Annotated[list[Name], Field(max_length=100)]
     clients: list[ClientId]
     members: Small = 0
     slot: dict[ClientKey, Annotated[int, Field(ge=0, le=1_000_000)]] | None = None
+
+    def without_try(self) -> Self:
+        """Return the question without what is another when it comes again."""
+        return self.model_copy(update={"members": 0})
+
+    def tables(self) -> dict[str, Mapping[str, Any] | None]:
+        """Return by name what the question says of each of its clients."""
+        return {"slot": self.slot}
+
+
+class WorkHeader(QuestionHeader):
+    """A question that clients answer with a work.
+
+    Args:
+        reveal: names of the rows that the server asks for.
+        counted: by client the version of the memory that the server counted last.
+        settled: by client the version that the last checkpoint counts.
+        deadline: seconds within which an answer counts.
+        forms: by slot, or 0, the form of the sum in fixed point; None if sums are in floating point.
+        mask: how answers are masked; None if they are not.
+    """
+
+    kind: Literal["ask"]
+    reveal: Annotated[list[Name], Field(max_length=100)]
     counted: dict[ClientKey, When | None]
     settled: dict[ClientKey, When | None]
     deadline: Seconds
+    forms: dict[ClientKey, FormHeader] | None = None
+    mask: MaskHeader | None = None
+
+    def without_try(self) -> Self:
+        """Return the question without what is another when it comes again."""
+        return self.model_copy(update={"members": 0, "deadline": 0.0, "settled": {}, "mask": None})
+
+    def tables(self) -> dict[str, Mapping[str, Any] | None]:
+        """Return by name what the question says of each of its clients."""
+        return {"slot": self.slot, "counted": self.counted, "settled": self.settled}
+
+
+class ScoreHeader(QuestionHeader):
+    """An evaluation of what was sent, on the clients' own rows.
+
+    Args:
+        counted: by client the version of the memory that the server counted last.
+        part: part of the rows.
+        personal: whether clients use their memory.
+        grouping: which rows decide together.
+        other: the other use of the state that is evaluated.
+    """
+
+    kind: Literal["score"]
+    counted: dict[ClientKey, When | None]
     part: Literal["train", "val", "test"] = "test"
     personal: bool = True
     grouping: Grouping = "client"
     other: Name = ""
-    forms: dict[ClientKey, FormHeader] | None = None
-    mask: MaskHeader | None = None
+
+    def tables(self) -> dict[str, Mapping[str, Any] | None]:
+        """Return by name what the question says of each of its clients."""
+        return {"slot": self.slot, "counted": self.counted}
 
 
-class Told(Header):
+class KeysHeader(QuestionHeader):
+    """A question for the key for masks."""
+
+    kind: Literal["keys"]
+
+
+class UnmaskHeader(QuestionHeader):
+    """A question for what opens a sum.
+
+    Args:
+        mask: how its answers are masked.
+        alive: by slot, or 0, the clients of the sum to open.
+    """
+
+    kind: Literal["unmask"]
+    mask: MaskHeader
+    alive: dict[ClientKey, list[ClientId]]
+
+
+MaskedHeader = WorkHeader | UnmaskHeader
+"""A question about sums that may be masked."""
+
+KINDS: Mapping[str, type[WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader]] = {
+    "ask": WorkHeader,
+    "score": ScoreHeader,
+    "keys": KeysHeader,
+    "unmask": UnmaskHeader,
+}
+
+
+class AnswerHeader(Header):
     """What a node says of its clients.
 
     Args:
@@ -260,9 +325,9 @@ def read(kind: type[H], header: Any, name: str = "header") -> H:
     Raises:
         FedtideError: it is no such header. Nothing else is raised.
 
-    >>> read(Told, {"clients": {"3": "answered"}, "seconds": 0.5}).clients
+    >>> read(AnswerHeader, {"clients": {"3": "answered"}, "seconds": 0.5}).clients
     {'3': 'answered'}
-    >>> read(Told, {"clients": {"3": "answered"}, "kept": [True]})
+    >>> read(AnswerHeader, {"clients": {"3": "answered"}, "kept": [True]})
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: header.kept.0: found True, allowed: input should be a valid integer
@@ -276,18 +341,20 @@ def read(kind: type[H], header: Any, name: str = "header") -> H:
         raise FedtideError(f"{where}: found {shown(first['input'])}, allowed: {said}") from None
 
 
-def question_of(header: Any) -> AskHeader:
+def read_question(header: Any) -> WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader:
     """Return the header of a question to a node.
 
     Raises:
         FedtideError: it is none, or does not speak of the same clients throughout.
     """
-    asked = read(AskHeader, header, "question")
+    kind = header.get("kind") if isinstance(header, Mapping) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise FedtideError(f"question.kind: found {shown(kind)}, allowed: {', '.join(KINDS)}")
+    asked = read(KINDS[kind], header, "question")
     clients = [str(client) for client in asked.clients]
     if len(set(clients)) != len(clients):
         raise FedtideError(f"question.clients: found {shown(clients)}, allowed: each once")
-    for name in ("slot", "counted", "settled"):
-        table = getattr(asked, name)
+    for name, table in asked.tables().items():
         if table is not None and set(table) != set(clients):
             raise FedtideError(f"question.{name}: found {shown(sorted(table))}, allowed: the clients asked")
     return asked

@@ -25,20 +25,27 @@ from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local_engine import threads
 from fedtide.fleets.scoring import decision_units, score
+from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.masked import masked, objection, show
-from fedtide.remote.messages import AskHeader, KeyHeader, question_of, read
+from fedtide.remote.messages import (
+    KeyHeader,
+    KeysHeader,
+    QuestionHeader,
+    ScoreHeader,
+    UnmaskHeader,
+    WorkHeader,
+    read,
+    read_question,
+)
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.wire.masks import Masker
-from fedtide.wire.pipeline import Wire
+from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge, form_of
 
 PROTOCOL = 1
 """Version of headers and payloads; a node refuses questions of another."""
 
-ANSWERED, ABSTAINED, NOT_FINITE, REFUSED = "answered", "abstained", "not finite", "refused: "
-"""Words of a reply for what became of a client; the last one goes on with the reason."""
-
-Asked = tuple[AskHeader, str]
+Asked = tuple[WorkHeader | ScoreHeader, str]
 """A question, but for what is another when it comes again, and the digest of what came with it."""
 
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
@@ -46,51 +53,42 @@ COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", 
 
 
 class Rules(Protocol):
-    """What the owner of a node allows."""
+    """What the owner of a node allows; everything if a rule is not said."""
 
     @property
     def fewest(self) -> int:
         """How many clients there must be in a sum."""
+        return 1
 
     @property
     def rows_at_least(self) -> int:
         """How many rows of a part a client must have to be evaluated on it."""
+        return 1
 
     @property
     def secure(self) -> bool:
         """Whether sums must be masked."""
+        return False
 
     def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
         """Return the reason why a question is not allowed, by its header and the digest of what came with it."""
-
-    def shown(self, scores: Scores) -> Scores:
-        """Return what the server is told of an evaluation."""
-
-    def within(self, wire: Wire) -> Wire:
-        """Return how answers leave, within the owner's own bounds."""
-
-
-class NoRules:
-    """All is allowed."""
-
-    fewest = rows_at_least = 1
-    secure = False
-
-    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
-        """Refuse nothing."""
         return None
 
     def shown(self, scores: Scores) -> Scores:
-        """Show all of it."""
+        """Return what the server is told of an evaluation."""
         return scores
 
     def within(self, wire: Wire) -> Wire:
-        """Have no other bounds."""
+        """Return how answers leave, within the owner's own bounds."""
         return wire
 
 
+class NoRules(Rules):
+    """All is allowed."""
+
+
 @dataclass(frozen=True)
-class Sent:
+class SentAnswer:
     """An answer that may be sent again.
 
     Args:
@@ -119,7 +117,7 @@ class Node:
         threads: torch threads of one client's work; the number changes the last bits.
         log: takes what went wrong here in full, which the server is not told.
         judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
-        wire: how sums pass to the server, as its study says; None sends answers as they are.
+        wire: how sums pass to the server, as its study says.
         masker: its secrets, where the wire is secure.
         clients: whose work it does; None does that of all whose rows are at hand.
     """
@@ -134,10 +132,10 @@ class Node:
     threads: int = 1
     log: Callable[[str], None] = print
     judged: Path | None = None
-    wire: Wire | None = None
+    wire: Wire = FLOATING
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
-    _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sent: dict[tuple[str, int], SentAnswer] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a question; whatever goes wrong is part of the answer.
@@ -159,29 +157,31 @@ class Node:
         return {**told, "seconds": round(time.monotonic() - began, 3)}, sent
 
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
-        asked = question_of(header)
+        asked = read_question(header)
         model = hashlib.sha256(payload).hexdigest()
         why = self._objection(asked) or self._objection_to_sum(asked) or self.rules.refuses(header, model)
         if why is not None:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
-        if asked.kind in ("keys", "unmask"):
+        if isinstance(asked, KeysHeader | UnmaskHeader):
             return self._about_masks(asked)
-        question = asked.model_copy(update={"members": 0, "deadline": 0.0, "settled": {}, "mask": None}), model
+        question = asked.without_try(), model
         if (before := self._sent_before(asked, question)) is not None:
             return self._leaving(asked, before, payload)
         received = strangers.decode(payload, self._classes)
-        if asked.kind == "score":
+        if isinstance(asked, ScoreHeader):
             told, tree = self._score(asked, received, header, payload)
         else:
             told, tree = self._work(asked, received, began)
-        sent = Sent(question, told, codec.to_bytes(tree))
+        sent = SentAnswer(question, told, codec.to_bytes(tree))
         if not any(word.startswith(REFUSED) for word in told["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
         return self._leaving(asked, sent, payload)
 
-    def _leaving(self, asked: AskHeader, sent: Sent, payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _leaving(
+        self, asked: WorkHeader | ScoreHeader, sent: SentAnswer, payload: bytes
+    ) -> tuple[dict[str, Any], bytes]:
         """Return an answer as it leaves the node: masked, where its wire is secure."""
-        if self.masker is None or asked.kind != "ask" or asked.forms is None:
+        if self.masker is None or not isinstance(asked, WorkHeader) or asked.forms is None:
             return sent.told, sent.payload
         try:
             received = strangers.decode(payload, self._classes)
@@ -189,11 +189,11 @@ class Node:
         except FedtideError as error:
             return {"clients": dict.fromkeys(sent.told["clients"], f"{REFUSED}{error}")}, b""
 
-    def _about_masks(self, asked: AskHeader) -> tuple[dict[str, Any], bytes]:
+    def _about_masks(self, asked: KeysHeader | UnmaskHeader) -> tuple[dict[str, Any], bytes]:
         """Say the key for masks, or what opens a sum."""
         assert self.masker is not None
         told = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
-        if asked.kind == "keys":
+        if isinstance(asked, KeysHeader):
             return told, codec.to_bytes(dict.fromkeys(asked.clients, KeyHeader.of(self.masker.bundle)))
         try:
             return told, codec.to_bytes(show(self.masker, asked, self._fewest))
@@ -203,9 +203,9 @@ class Node:
     @property
     def _fewest(self) -> int:
         """How many clients there must be in a sum that is masked."""
-        return max(self.rules.fewest, 1 if self.wire is None else self.wire.fewest)
+        return max(self.rules.fewest, self.wire.fewest)
 
-    def _sent_before(self, asked: AskHeader, question: Asked) -> Sent | None:
+    def _sent_before(self, asked: WorkHeader | ScoreHeader, question: Asked) -> SentAnswer | None:
         """Return the answer to the same question, unless what was kept with it is gone."""
         sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
         if sent is None or sent.question != question:
@@ -214,7 +214,7 @@ class Node:
         there = all(memory.file(client, version).is_file() for client in sent.told.get("kept", ()))
         return sent if there else None
 
-    def _work(self, asked: AskHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
+    def _work(self, asked: WorkHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
         """Do the work of each client in time."""
         told: dict[str, str] = {}
         sent: dict[int, Tree] = {}
@@ -245,7 +245,7 @@ class Node:
             except Exception as error:
                 sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
-                if self.wire is not None and self.wire.hides:  # an error may tell of its rows
+                if self.wire.hides:  # an error may tell of its rows
                     sent[client] = self._to_send(ask, client, Answer({}), ())
                     told[str(client)] = ANSWERED
         return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
@@ -253,7 +253,7 @@ class Node:
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
         """Return what leaves the node of an answer; its sum is not masked yet."""
         rows = {name: answer.rows[name] for name in reveal}
-        if self.wire is None:
+        if not self.wire.fixed_point:
             return {"total": answer.total, "rows": rows}
         if ask.forms is None:
             if form_of(answer.total, 1).size:
@@ -267,7 +267,7 @@ class Node:
         method = self.algorithm.plain or self.algorithm
         return (Weights, *classes_in(_state_of(method)), *self.algorithm.traits.sends)
 
-    def _objection(self, asked: AskHeader) -> str | None:
+    def _objection(self, asked: QuestionHeader) -> str | None:
         if asked.protocol != PROTOCOL:
             return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
         if asked.run != self.run:
@@ -276,17 +276,19 @@ class Node:
             return f"it has no client {others[0]}"
         return None
 
-    def _objection_to_sum(self, asked: AskHeader) -> str | None:
-        if asked.kind == "score":
+    def _objection_to_sum(self, asked: QuestionHeader) -> str | None:
+        if isinstance(asked, ScoreHeader):
             return None
-        if self.wire is not None and self.wire.hides and asked.reveal:
+        if self.wire.hides and isinstance(asked, WorkHeader) and asked.reveal:
             return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
         if self.rules.secure and self.masker is None:
             return "its owner allows masked sums alone, and its study does not mask them"
-        if self.masker is not None:
-            return objection(self.masker, asked, self._fewest)
-        if asked.kind != "ask" or asked.mask is not None or (asked.forms is not None and self.wire is None):
+        if self.masker is None:
+            if isinstance(asked, WorkHeader) and asked.mask is None and (asked.forms is None or self.wire.fixed_point):
+                return None
             return "its study does not mask sums"
+        if isinstance(asked, UnmaskHeader) or (isinstance(asked, WorkHeader) and asked.forms is not None):
+            return objection(self.masker, asked, self._fewest)
         return None
 
     def _described(self, error: Exception) -> str:
@@ -302,11 +304,10 @@ class Node:
         return NodeMemory(self.home, {client: version}).read(client, (0, 0))
 
     def _clients(self, memory: NodeMemory) -> Clients:
-        hides = self.wire is not None and self.wire.hides
-        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, hides)
+        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, self.wire.hides)
 
     def _score(
-        self, asked: AskHeader, received: Tree, header: Mapping[str, Any], payload: bytes
+        self, asked: ScoreHeader, received: Tree, header: Mapping[str, Any], payload: bytes
     ) -> tuple[dict[str, Any], Tree]:
         """Judge what was received on the clients' own rows; what is sent are sums over these."""
         memory, told = _memory_of(self.home, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
@@ -332,7 +333,7 @@ class Node:
                 self.log(f"{self.judged}: {error}")
         return {"clients": told}, columns_of(self.rules.shown(scores))
 
-    def _too_few(self, asked: AskHeader) -> set[int]:
+    def _too_few(self, asked: ScoreHeader) -> set[int]:
         """Return the clients that have rows to be evaluated on, and fewer than their owner wants."""
         if self.rules.rows_at_least <= 1:
             return set()
@@ -343,7 +344,7 @@ class Node:
     def predict(self, judged: Judged, client: int, x: Tensor) -> Prediction:
         """Predict rows as in the last evaluation of a client, see `held`."""
         received, memory = self.held(judged, client)
-        grouping = read(AskHeader, judged.header, "the last evaluation").grouping
+        grouping = read(ScoreHeader, judged.header, "the last evaluation").grouping
         units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, grouping)
         with threads(self.threads):
             return self.algorithm.predict(received, [memory] * len(first), x, units)
@@ -354,7 +355,7 @@ class Node:
         Raises:
             FedtideError: it was not evaluated, or its memory is gone.
         """
-        asked = read(AskHeader, judged.header, "the last evaluation")
+        asked = read(ScoreHeader, judged.header, "the last evaluation")
         if client not in asked.clients:
             raise refused("--client", client, ", ".join(map(str, asked.clients)), "it was not evaluated last")
         ask, clients = _ask_of(asked, [client]), self._clients(judged.memory)
@@ -404,14 +405,15 @@ def _version(said: Any) -> Version | None:
     return None if said is None else (int(said[0]), int(said[1]))
 
 
-def _ask_of(asked: AskHeader, clients: list[int]) -> Ask:
+def _ask_of(asked: WorkHeader | ScoreHeader, clients: list[int]) -> Ask:
     slot = None
     if asked.slot is not None:
         slot = torch.tensor([asked.slot[str(client)] for client in clients], dtype=torch.int64)
     moment, ids = Moment(**asked.moment.model_dump()), torch.tensor(clients, dtype=torch.int64)
-    forms = None if asked.forms is None else {int(k): form.form() for k, form in asked.forms.items()}
+    forms = getattr(asked, "forms", None)
+    forms = None if forms is None else {int(k): form.form() for k, form in forms.items()}
     return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1], forms=forms)
 
 
-def _memory_of(home: Path, asked: AskHeader) -> NodeMemory:
+def _memory_of(home: Path, asked: WorkHeader | ScoreHeader) -> NodeMemory:
     return NodeMemory(home, {client: _version(asked.counted[str(client)]) for client in asked.clients})

@@ -33,13 +33,14 @@ from fedtide.fleets.local_engine import Host, LocalEngine, threads
 from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Block, Vectors
 from fedtide.learn.target import CLASSES
-from fedtide.remote.fleet import AT_WORK, RemoteFleet
+from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, NOT_FINITE
+from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.messages import Carrier, Question, Response
-from fedtide.remote.node import ABSTAINED, ANSWERED, NOT_FINITE, Node
+from fedtide.remote.node import Node
 from fedtide.remote.schedule import Rehearsed
 from fedtide.wire.answer_schema import ROWS, Schemas, made_up
 from fedtide.wire.masks import Masker
-from fedtide.wire.pipeline import Wire
+from fedtide.wire.pipeline import FLOATING, Wire
 
 
 class NearCarrier:
@@ -99,7 +100,7 @@ def near_fleet(
     """
     population, algorithm = host.population, host.algorithm
     roster = {f"node-{k}": ids.tolist() for k, ids in enumerate(population.clients.tensor_split(nodes))}
-    secure = host.wire is not None and host.wire.secure
+    secure = host.wire.secure
     at = {
         name: Node(
             algorithm,
@@ -122,7 +123,7 @@ def near_fleet(
         first=algorithm.traits.first,
         deadline=algorithm.traits.deadline,
         schemas=schemas,
-        vectors=None if host.wire is None else Vectors(wire or host.wire, schemas),
+        vectors=Vectors(wire or host.wire, schemas),
     )
 
 
@@ -138,7 +139,7 @@ CLIENTS, ROUNDS = 8, 3
 
 
 def trial(
-    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire | None = None
+    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire = FLOATING
 ) -> Iterator[tuple[SimulatedFleet, Any]]:
     """Play a trial; yield the fleet, with the questions of a round, and the state, once before round 0 too.
 
@@ -154,7 +155,7 @@ def trial(
     target = CLASSES if algorithm.task is None else algorithm.task.target
     made = Rows("made-up rows", rows.x, y, classes, value=value, target=target)
     population = build(made, IID(clients=clients), split=Split(val=0.2, test=0.2))
-    plain = None if wire is None else replace(wire, fewest=1, steps=(), hides=False)
+    plain = replace(wire, fewest=1, clip=None, server=None)
     host = Host(algorithm, population, 0, MemoryStore(None), wire=plain)
     fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
     start = begin(algorithm, fleet, seed=0, rounds=ROUNDS)

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Payload, Slotted
-from fedtide.core.trees import Tree
+from fedtide.core.base import Payload
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.totals import Vectors
-from fedtide.remote.answers import LOST, Heard, Post
+from fedtide.remote.answers import Post, Received, keep_wanted
+from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
 from fedtide.remote.masked import Attempts, by_slot
-from fedtide.remote.node import ANSWERED, REFUSED
-from fedtide.remote.schedule import RealClock
 from fedtide.wire.masks import STALE, Shown, hidden, unmasked
 
 TRIES = 3
 """How often a sum is masked anew where clients vanish before it is opened."""
-
-UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
-"""Word of the record for a client in whose sum there is no fault of its own."""
-
-
-UNSIGNED = f"{REFUSED}its key for masks is not signed by its registered key"
-"""Word of the record for a client whose node is not asked for what is masked, as all others would refuse to answer."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ class LeftOut:
     >>> shut, left = Opened({}, frozenset(), {}, {}, frozenset({2})), LeftOut()
     >>> for number in (0, 2, 5):
     ...     left.note(number, shut)
-    >>> [sorted(left.now(number)) for number in (6, 9, 10)]
+    >>> [sorted(left.clients_in(number)) for number in (6, 9, 10)]
     [[2], [2], []]
     """
 
@@ -73,7 +63,7 @@ class LeftOut:
             before, times = self._last.get(client, (number - 1, 0))
             self._last[client] = number, times + (before < number)
 
-    def now(self, number: int) -> set[int]:
+    def clients_in(self, number: int) -> set[int]:
         """Return who is not drawn in a round."""
         return {client for client, (last, times) in self._last.items() if number <= last + 2 ** min(times - 1, 10)}
 
@@ -85,21 +75,13 @@ class MaskedSums:
     Args:
         masks: the server's tries.
         mail: what was sent and heard.
-        clock: of deadlines.
         vectors: the sums.
-        heaviest: largest weight that a client may give to a value.
-        nodes: the node of each client.
-        send: sends a question: ask, payload, seconds, what it is about, and further keys of its header.
         offer: is told the round and the clients that are asked to open a sum, before they are.
     """
 
     masks: Attempts
     mail: Mailbox
-    clock: RealClock
     vectors: Vectors
-    heaviest: float
-    nodes: Mapping[int, str]
-    send: Callable[..., None]
     offer: Callable[[int, frozenset[int]], None]
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
 
@@ -111,21 +93,21 @@ class MaskedSums:
         seconds of a question, answers as many, and all that is said after them as many, however often it is tried.
         """
         asked, named_before, why = ask, frozenset[int](), dict[int, str]()
-        now, end = self.clock.monotonic, math.inf
+        now, end = self.mail.clock.monotonic, math.inf
         for _ in range(TRIES):
             if now() >= end:
                 break
             here = self._in_enough(self._met(asked, min(now() + seconds, end)))
-            mask = self.masks.header(self.masks.name(), here, self.nodes)
+            mask = self.masks.header(self.masks.name(), here, self.mail.node_of)
             self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=mask)
             end = min(now() + seconds, end)
-            came = self.mail.came("ask", set(here.clients.tolist()))
+            came = self.mail.received("ask", set(here.clients.tolist()))
             stale = [client for client, heard in came.items() if heard.word == REFUSED + STALE]
             if self._forget_keys(stale):
                 why |= dict.fromkeys(stale, UNOPENED)
                 continue
             answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
-            alive = self._in_enough(_only(here, as_owners_want(set(answered), ask, came)))
+            alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, came)))
             clients = frozenset(alive.clients.tolist())
             if named_before and clients != named_before:
                 continue
@@ -134,8 +116,8 @@ class MaskedSums:
             asked, named_before = alive, clients
             named = {str(slot): clients for slot, clients in by_slot(alive).items()}
             self.offer(ask.version[0], clients)
-            self._ask_until(end, alive, {}, "unmask", mask=mask | {"alive": named})
-            shown = self.mail.came("unmask", clients)
+            self._ask_until(end, alive, {}, "unmask", mask=mask, alive=named)
+            shown = self.mail.received("unmask", clients)
             for client in clients:
                 self.mail.forget("unmask", client)
             why = {client: _shut(shown.get(client)) for client in sorted(clients - _opened_by(here, alive, shown))}
@@ -143,16 +125,18 @@ class MaskedSums:
                 return self._without_masks(ask, alive, came, shown)
         return Opened({}, frozenset(), why, self._unmet, frozenset(why) | self._unsigned)
 
-    def _without_masks(self, ask: Ask, alive: Ask, came: Mapping[int, Heard], shown: Mapping[int, Heard]) -> Opened:
+    def _without_masks(
+        self, ask: Ask, alive: Ask, came: Mapping[int, Received], shown: Mapping[int, Received]
+    ) -> Opened:
         """Take the masks off sums that all their clients open; one that cannot be, as a mask stays on, is none."""
         assert ask.forms is not None
         sums, why = dict[int, Tensor](), dict[int, str]()
         for slot, members in by_slot(alive).items():
             total = unmasked(
-                {client: came[client].sent["total"] for client in members},
-                {client: shown[client].sent for client in members},
+                {client: came[client].content["total"] for client in members},
+                {client: shown[client].content for client in members},
             )
-            fault = self.vectors.wire.fault(total, ask.forms[slot], len(members), self.heaviest)
+            fault = self.vectors.wire.fault(total, ask.forms[slot], len(members), self.mail.heaviest)
             if fault is None:
                 sums[slot] = total
             else:
@@ -166,22 +150,22 @@ class MaskedSums:
 
     def _forget_keys(self, clients: Iterable[int]) -> bool:
         """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
-        nodes = {self.nodes[client] for client in clients}
+        nodes = {self.mail.node_of[client] for client in clients}
         for node in nodes:
             self.masks.keys.pop(node, None)
         return bool(nodes)
 
     def _met(self, ask: Ask, until: float) -> Ask:
         """Return the question to those whose nodes have said their keys for masks; the others are asked for them."""
-        keys, nodes = self.masks.keys, [self.nodes[client] for client in ask.clients.tolist()]
+        keys, nodes = self.masks.keys, [self.mail.node_of[client] for client in ask.clients.tolist()]
         strangers = ask.of(torch.tensor([node not in keys for node in nodes], dtype=torch.bool))
         if len(strangers.clients):
             self._ask_until(until, strangers, {}, "keys")
-            for client, heard in self.mail.came("keys", set(strangers.clients.tolist())).items():
+            for client, heard in self.mail.received("keys", set(strangers.clients.tolist())).items():
                 if heard.word != ANSWERED:
                     self._unmet[client] = heard.word
-                elif self.masks.signed(self.nodes[client], heard.sent):
-                    keys[self.nodes[client]] = heard.sent
+                elif self.masks.signed(self.mail.node_of[client], heard.content):
+                    keys[self.mail.node_of[client]] = heard.content
                 else:
                     self._unmet[client] = UNSIGNED
             for client in strangers.clients.tolist():
@@ -190,21 +174,21 @@ class MaskedSums:
 
     def _in_enough(self, ask: Ask) -> Ask:
         """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""
-        enough = ask.of(self.vectors.enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
-        holders = ({each: self.nodes[each] for each in clients} for clients in by_slot(enough).values())
+        enough = ask.of(self.vectors.keep_enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
+        holders = ({each: self.mail.node_of[each] for each in clients} for clients in by_slot(enough).values())
         return _only(enough, {each for held in holders if hidden(held, self.vectors.wire.fewest) for each in held})
 
     def _ask_until(
         self, until: float, ask: Ask, payload: Payload, post: Post, first: int | None = None, **how: Any
     ) -> None:
         """Put a question and wait for its first answers, or all of them."""
-        seconds = max(until - self.clock.monotonic(), 0.0)
-        self.send(ask, payload, seconds, post, **how)
-        until = self.clock.monotonic() + seconds  # from when it went out: before, answers' schemas may be tried
+        seconds = max(until - self.mail.clock.monotonic(), 0.0)
+        self.mail.send(ask, payload, seconds, post, **how)
+        until = self.mail.clock.monotonic() + seconds  # from when it went out: before, answers' schemas may be tried
         self.mail.listen(post, ask.clients.tolist(), len(ask.clients) if first is None else first, until)
 
 
-def _opened_by(here: Ask, alive: Ask, shown: Mapping[int, Heard]) -> set[int]:
+def _opened_by(here: Ask, alive: Ask, shown: Mapping[int, Received]) -> set[int]:
     """Return those of the clients of some sums that gave all that opens theirs."""
     asked = by_slot(here)
     return {
@@ -212,7 +196,7 @@ def _opened_by(here: Ask, alive: Ask, shown: Mapping[int, Heard]) -> set[int]:
         for slot, members in by_slot(alive).items()
         for client in members
         if client in shown and shown[client].word == ANSWERED
-        if _opens(shown[client].sent, client, set(members), set(asked[slot]))
+        if _opens(shown[client].content, client, set(members), set(asked[slot]))
     }
 
 
@@ -221,7 +205,7 @@ def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> boo
     return set(shown.opens) == members - {client} and set(shown.links) == peers - members
 
 
-def _shut(heard: Heard | None) -> str:
+def _shut(heard: Received | None) -> str:
     """Return the word of the record for a client whose node did not open a sum, whatever it said instead."""
     said = "" if heard is None or heard.word == ANSWERED else f": {heard.word}"
     return f"{LOST}its node did not open the sum{said}"
@@ -230,23 +214,3 @@ def _shut(heard: Heard | None) -> str:
 def _only(ask: Ask, clients: set[int]) -> Ask:
     """Return the question to those of its clients that are in a set."""
     return ask.of(torch.tensor([client in clients for client in ask.clients.tolist()], dtype=torch.bool))
-
-
-def as_owners_want(answered: set[int], ask: Ask, came: Mapping[int, Heard]) -> set[int]:
-    """Return the clients in whose sum there are as many as their owners want, once others are left out for that."""
-    clients, slots = ask.clients.tolist(), [0] * len(ask.clients) if ask.slot is None else ask.slot.tolist()
-    slot = dict(zip(clients, slots, strict=True))
-    sums = {each: {(slot[each], *place) for place in [(), *_chosen(came[each].sent["total"])]} for each in answered}
-    left, before = set(answered), -1
-    while len(left) != before:
-        before, members = len(left), Counter(place for client in left for place in sums[client])
-        left = {client for client in left if min(members[place] for place in sums[client]) >= came[client].fewest}
-    return left
-
-
-def _chosen(total: Tree) -> Iterator[tuple[Any, ...]]:
-    """Yield where an answer says by itself which sums it is in; one that is masked does not say it."""
-    if isinstance(total, Slotted):
-        yield from ((k,) for k, part in total.parts.items() if part.weight > 0)
-    elif isinstance(total, dict):
-        yield from ((key, *place) for key, child in total.items() for place in _chosen(child))

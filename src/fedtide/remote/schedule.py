@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedtide.cohorts.sampling import draw_clients
 from fedtide.core.base import Moment
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.fields.types import zone_of
-
-
-class Who(Protocol):
-    """Which of the clients that are present take part."""
-
-    def reachable(self, present: Tensor, moment: Moment) -> Tensor:
-        """Return the clients that could answer now, sorted."""
-
-    def arrivals(self, m: int, present: Tensor, moment: Moment) -> Tensor:
-        """Draw `m` of them, sorted."""
-
-    def answers(self, clients: Tensor, moment: Moment, number: int) -> Tensor:
-        """Return the mask (clients,) of those that are sent question `number` of the round at all."""
+from fedtide.remote.messages import Carrier
 
 
 @dataclass(frozen=True)
@@ -71,23 +59,72 @@ class Rehearsed:
         return self.population.answers(clients, moment, number)
 
 
-class RealClock(Protocol):
-    """The clock of a run on real clients."""
+Who = Present | Rehearsed
+"""Which of the clients that are present take part."""
 
-    def monotonic(self) -> float:
-        """Return seconds on a clock that is never set, for deadlines."""
 
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+@dataclass(eq=False)
+class Attendance:
+    """Who of a roster is present in a round, and who of these may take part.
 
-    def begin(self, moment: Moment) -> float:
-        """Wait until a round may begin; return the time at which it does."""
+    Args:
+        carrier: the way to the nodes.
+        roster: ids of the clients of each node, by its name; in all 0 to n-1.
+        who: draws who takes part.
 
-    def elapsed(self, moment: Moment) -> float:
-        """Return the seconds from a moment until the round after it may begin."""
+    Attributes:
+        present: ids of the clients whose nodes are present, sorted.
+        willing: ids of those that are not left out.
+    """
 
-    def answered(self, seconds: float) -> float:
-        """Return what the record says of an answer that took so many seconds."""
+    carrier: Carrier
+    roster: Mapping[str, Sequence[int]]
+    who: Who
+
+    def __post_init__(self) -> None:
+        self.enroll()
+        self.present = self.willing = torch.empty(0, dtype=torch.int64)
+
+    def enroll(self) -> None:
+        """Read the roster, which may have grown.
+
+        Raises:
+            FedtideError: its ids are not 0 to n-1, each at one node.
+        """
+        ids = sorted(client for clients in self.roster.values() for client in clients)
+        if ids != list(range(len(ids))):
+            raise refused("roster", ids, "client ids from 0 on, each at one node")
+        self.node_of = {client: name for name, clients in self.roster.items() for client in clients}
+
+    def look(self) -> int:
+        """Note who is present now, and return how many clients that are."""
+        ids = sorted(client for name in self.carrier.present() for client in self.roster.get(name, ()))
+        self.present = self.willing = torch.tensor(ids, dtype=torch.int64)
+        return len(ids)
+
+    def leave_out(self, clients: set[int], fewest: int) -> None:
+        """Leave some clients out, if enough others are present."""
+        others = [client for client in self.present.tolist() if client not in clients]
+        if len(others) >= fewest:
+            self.willing = torch.tensor(others, dtype=torch.int64)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients in the roster."""
+        return len(self.node_of)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes that are present, sorted."""
+        return sorted({self.node_of[client] for client in self.present.tolist()})
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the clients: the name of the node, with a number if the node has several clients."""
+        return [
+            name if len(self.roster[name]) == 1 else f"{name}/{self.roster[name].index(client)}"
+            for client, name in sorted(self.node_of.items())
+        ]
 
 
 @dataclass(frozen=True)
@@ -162,3 +199,7 @@ class WallClock:
     def answered(self, seconds: float) -> float:
         """Return the seconds that it took."""
         return seconds
+
+
+RealClock = RoundClock | WallClock
+"""The clock of a run on real clients."""

@@ -131,7 +131,7 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         memory = MemoryStore(folder)
         host = host_of(run.experiment, run.method, run.seed, memory)
         clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
-        wire = None if host.wire is None else replace(host.wire, steps=())  # what is timed is not read
+        wire = replace(host.wire, clip=None)  # what is timed is not read
         starting = SimulatedFleet.of(host, LocalEngine(host), clock, wire=wire)
         first = begin(host.algorithm, starting, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))

@@ -43,8 +43,8 @@ from fedtide.learn.weights_file import weights_of
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
 from fedtide.transforms.transform import apply
-from fedtide.wire.clip import check, check_private
-from fedtide.wire.pipeline import Wire
+from fedtide.wire.clip import check_private
+from fedtide.wire.pipeline import FLOATING, Wire, check_wire
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -220,16 +220,16 @@ def host_of(
     return Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
 
 
-def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, registered: int) -> Wire | None:
-    """Build the wire of a method; None where sums are in floating point.
+def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, registered: int) -> Wire:
+    """Build the wire of a method; without `[wire]` its sums are in floating point.
 
     Raises:
         FedtideError: the method's sums cannot pass over it.
     """
     if experiment.wire is None:
-        return None
+        return FLOATING
     wire = experiment.wire.build()
-    check(wire, algorithm, cohort_size(method, registered), f"method '{method.name}'")
+    check_wire(wire, algorithm, cohort_size(method, registered), f"method '{method.name}'")
     return wire
 
 

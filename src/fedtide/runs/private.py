@@ -95,7 +95,7 @@ def server_wire(
     draw: Draw,
     ledger: Path | None = None,
     safe: Safe | None = None,
-) -> Wire | None:
+) -> Wire:
     """Return the wire as the server knows it: with noise, where there is privacy, and a ledger.
 
     Args:
@@ -106,8 +106,8 @@ def server_wire(
         ledger: file of the releases; None keeps them in this process.
         safe: keeps what was released, where clients are real.
     """
-    wire, privacy = host.wire, None if experiment.wire is None else experiment.wire.privacy
-    if wire is None or privacy is None:
-        return wire
+    privacy = None if experiment.wire is None else experiment.wire.privacy
+    if privacy is None:
+        return host.wire
     plan = plan_of(privacy, experiment, method, host)
-    return with_noise(wire, ledger_with(privacy, plan, ledger), draw, safe)
+    return with_noise(host.wire, ledger_with(privacy, plan, ledger), draw, safe)

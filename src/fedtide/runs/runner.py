@@ -158,7 +158,7 @@ class Run:
             number = told.step.moment.round
             record.append("rounds.jsonl", told.line)
             record.clients(told.clients)
-            for line in judge.fleet.told():
+            for line in judge.fleet.record_lines():
                 record.append(ASKS, line)
             if told.forgetting is not None:
                 record.append(FORGETTING, told.forgetting)

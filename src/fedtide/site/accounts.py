@@ -23,7 +23,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.fleets.local_engine import Host
 from fedtide.runs.private import ledger_with, plan_without_sampling
 from fedtide.site.site import Site
-from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private, clip_of
+from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
 from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, read
 from fedtide.wire.noise import SystemNoise
 from fedtide.wire.pipeline import Wire
@@ -59,10 +59,10 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-def private_wire(site: Site, host: Host) -> Wire | None:
+def private_wire(site: Site, host: Host) -> Wire:
     """Return the wire of a server of real clients, with noise of the system if the study has privacy."""
     ledger = ledger_for(site.experiment, host.algorithm, site.record / LEDGER)
-    if host.wire is None or ledger is None:
+    if ledger is None:
         return host.wire
     safe = open_safe(site)
     safe.check(ledger)
@@ -82,7 +82,7 @@ def recorded_sums(site: Site, host: Host) -> Recorded | None:
     Raises:
         FedtideError: the ledger has lines that the budget of the study does not cover.
     """
-    ledger, clip = ledger_for(site.experiment, host.algorithm), clip_of(host.wire)
+    ledger, clip = ledger_for(site.experiment, host.algorithm), host.wire.clip
     if ledger is None or clip is None:
         return None
     for line in read(site.record / LEDGER):
@@ -90,7 +90,7 @@ def recorded_sums(site: Site, host: Host) -> Recorded | None:
             raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{ledger.z:.6g}, by the study")
         ledger.add(line)
     safe = Safe(site.private / RELEASED, site.record / RELEASED)
-    return Recorded(Release(clip.bounds, ledger, _no_noise, adaptive=clip.adaptive), safe)
+    return Recorded(Release(clip, ledger, _no_noise), safe)
 
 
 def _no_noise(stream: str, number: int, size: int) -> Tensor:
@@ -216,7 +216,7 @@ class Budget:
         """Return the reason why the bounds of a question cannot be: by the ticket they have not come so far."""
         for slot in header.get("forms") or ():
             for name, bound in _bounds(header, slot).items():
-                most = self.clip.reached(name, number) if name in self.clip.adaptive else 0.0
+                most = self.clip.largest_bound(name, number) if name in self.clip.adaptive else 0.0
                 if bound > most * (1 + SLACK):
                     return f"it says a bound of {bound:g} for '{name}'; allowed: {most:.3g} at most, in round {number}"
         return None
@@ -247,7 +247,7 @@ def _bounds(header: Mapping[str, Any], slot: str) -> dict[str, float]:
 
 
 def describe_budget(
-    study: Ledger | None, wire: Wire | None, clients: tuple[int, ...], folder: Path, most: float | None
+    study: Ledger | None, wire: Wire, clients: tuple[int, ...], folder: Path, most: float | None
 ) -> Iterator[str]:
     """Say in lines what a study costs and has cost a node's clients.
 
@@ -269,7 +269,7 @@ def describe_budget(
         f"privacy: all {plan.rounds} rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a "
         f"client, which answers in {plan.times} of them at most{apart}"
     )
-    if (clip := clip_of(wire)) is not None:
+    if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}); score has none"
     for client in clients:
@@ -283,7 +283,7 @@ def describe_budget(
 
 def _cut(clip: Clip, name: str, rounds: int) -> str:
     """Name the length to which a value is cut."""
-    first, last = clip.cut(name, 0), clip.cut(name, rounds - 1)
+    first, last = clip.largest_cut(name, 0), clip.largest_cut(name, rounds - 1)
     return f"{name} {first:g}" + (f", which adapts and comes to {last:.3g} at most" if last > first else "")
 
 

@@ -366,7 +366,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         recorded = recorded_sums(site, host)
     else:
         host = host_of(run.experiment, run.method, run.seed, store)
-    wire = host.wire if recorded is None or host.wire is None else replace(host.wire, steps=[recorded])
+    wire = replace(host.wire, server=recorded)
     if place.exists():
         raise FedtideError(f"{place}: already exists, and is left as it is; allowed: --out with a new folder")
     folder.create(settings, place)

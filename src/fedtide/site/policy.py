@@ -42,8 +42,7 @@ from fedtide.report.measures import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import Budget
 from fedtide.site.machine import read_toml
-from fedtide.wire.clip import clip_of, within
-from fedtide.wire.pipeline import Wire
+from fedtide.wire.pipeline import FLOATING, Wire
 
 SCORE = "score"
 """Name of the question that judges what was sent on the clients' own rows."""
@@ -189,7 +188,7 @@ class Owner:
 
     def within(self, wire: Wire) -> Wire:
         """Return the wire with bounds that are no larger than the owner's."""
-        return within(wire, self.policy.clip)
+        return wire.within(self.policy.clip)
 
     def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
         """Return the reason why a question is not allowed, by its header and the digest of its payload."""
@@ -311,7 +310,7 @@ class Term:
 
 
 def terms_of(
-    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire | None = None
+    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire = FLOATING
 ) -> list[Term]:
     """Try a method with clients whose rows are made up; return a term for each question, and one for evaluations.
 
@@ -389,7 +388,7 @@ def _describe_numbers(tree: Tree) -> str:
 
 
 def describe_terms(
-    algorithm: Algorithm[Any], like: Shard, classes: int, policy: Policy, clients: int, wire: Wire | None = None
+    algorithm: Algorithm[Any], like: Shard, classes: int, policy: Policy, clients: int, wire: Wire = FLOATING
 ) -> list[str]:
     """Say in lines what a node asks, sends, shows and keeps in a study, and what its policy forbids.
 
@@ -406,9 +405,7 @@ def describe_terms(
     return [printable(line) for line in (*_describe_questions(*arguments), *_describe_refusals(*arguments))]
 
 
-def _describe_questions(
-    algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire | None
-) -> Iterator[str]:
+def _describe_questions(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire) -> Iterator[str]:
     *works, evaluation = terms
     asked = [term for term in works if term.down or term.up]
     for term in asked:
@@ -430,7 +427,7 @@ def _describe_questions(
         yield f"shows the server, for each client by itself: {shown.get(name, f'{name}, of which a trial saw nothing')}"
     if not shown and not algorithm.traits.reveals:
         yield f"shows the server, for each client by itself: the answer to {SCORE}, and no extra values of the method"
-    if wire is not None and wire.secure:
+    if wire.secure:
         yield (
             f"sums: masked; the server can open them for {max(wire.fewest, policy.fewest)} clients or more together; "
             f"answers to {SCORE} and shown values are not masked"
@@ -445,10 +442,8 @@ def _describe_questions(
     yield "never leaves: rows, labels and memory; answers tell of them, the more the fewer rows there are"
 
 
-def _describe_refusals(
-    algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire | None
-) -> Iterator[str]:
-    if policy.secure and not (wire is not None and wire.secure):
+def _describe_refusals(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire) -> Iterator[str]:
+    if policy.secure and not (wire.secure):
         yield f"will be refused: every question but {SCORE}, because your policy allows masked sums alone"
     for term in terms:
         if why := policy.objection(term.question, term.shown):
@@ -465,9 +460,9 @@ def _describe_refusals(
         yield f"will be refused: sums of fewer than {policy.fewest} clients, as the server counts them"
 
 
-def _cut(name: str, wire: Wire | None) -> str:
+def _cut(name: str, wire: Wire) -> str:
     """Say the length to which a value is cut, if it has a bound."""
-    clip = clip_of(wire)
+    clip = wire.clip
     if clip is None or name not in clip.bounds:
         return ""
-    return f", cut to a length of {clip.cut(name, 0):g}{' at first' if name in clip.adaptive else ''}"
+    return f", cut to a length of {clip.largest_cut(name, 0):g}{' at first' if name in clip.adaptive else ''}"

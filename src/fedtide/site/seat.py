@@ -31,8 +31,8 @@ from fedtide.site.node_process import LET_IN, LineSettings, node_command, write_
 from fedtide.site.policy import SCORE, Policy, describe_terms
 from fedtide.site.site import installed_versions
 from fedtide.site.tickets import Ticket
-from fedtide.wire.clip import within
 from fedtide.wire.masks import library
+from fedtide.wire.pipeline import FLOATING
 
 NO_RULES = Path("none")
 """Value of --policy that forgets the policy of a node."""
@@ -206,7 +206,7 @@ class Seat:
     def describe_study(self) -> Iterator[str]:
         """Say in lines what taking part means, found by a trial of the study."""
         study, algorithm, about, clients = self.ticket.experiment, self.algorithm, self.ticket.rows, self.ticket.clients
-        wire = None if study.wire is None else within(study.wire.build(), self.policy.clip)
+        wire = FLOATING if study.wire is None else study.wire.build().within(self.policy.clip)
         like = zero_row(about, self.rows.transforms)
         yield from describe_terms(algorithm, like, about.classes, self.policy, self.ticket.registered, wire)
         yield from describe_budget(ledger_for(study, algorithm), wire, clients, self.home / OWN, self.policy.epsilon)

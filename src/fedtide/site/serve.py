@@ -41,7 +41,7 @@ from fedtide.site.status import Connected, Status, describe_way_in
 from fedtide.wire.answer_schema import Schemas, made_up
 from fedtide.wire.ledger import LEDGER
 from fedtide.wire.masks import Bundle, library, verified
-from fedtide.wire.pipeline import Wire
+from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.release import simulated_noise
 
 WAITED = 20
@@ -368,7 +368,7 @@ def fleet_of(
     host: Host,
     who: Who,
     clock: RealClock,
-    wire: Wire | None = None,
+    wire: Wire = FLOATING,
     waits: Callable[[int], bool] = lambda present: False,
 ) -> RemoteFleet:
     """Return the nodes of a site as a fleet."""
@@ -388,7 +388,7 @@ def fleet_of(
         schemas=schemas,
         heaviest=deploy.heaviest,
         signed=partial(_is_signed, site),
-        vectors=None if wire is None else Vectors(wire, schemas),
+        vectors=Vectors(wire, schemas),
         waits=waits,
     )
 
@@ -447,7 +447,7 @@ def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: 
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
 
     def look() -> bool:
-        for ask in fleet.asks:
+        for ask in fleet.record.asks:
             for name, node in ask["nodes"].items():
                 for client, word in node["clients"].items():
                     if word not in ("answered", "abstained", "at work"):

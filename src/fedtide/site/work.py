@@ -16,7 +16,8 @@ from typing import Any
 
 from fedtide.core.memory import MemoryStore
 from fedtide.fleets.client import ClientRows
-from fedtide.remote.node import REFUSED, Node, NoRules, Rules
+from fedtide.remote.asks import REFUSED
+from fedtide.remote.node import Node, NoRules, Rules
 from fedtide.runs.build import host_of
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, ledger_for
@@ -25,8 +26,8 @@ from fedtide.site.node_process import Handle, answer_questions, write_log
 from fedtide.site.policy import Owner, Peers
 from fedtide.site.seat import RECORD, Seat
 from fedtide.site.site import Site
-from fedtide.wire.clip import clip_of
 from fedtide.wire.masks import Masker
+from fedtide.wire.pipeline import FLOATING
 
 REFUSALS, REFUSED_OF = 100, 100
 """Refused questions of a minute that are written down, with as many clients and names: more could fill the disk. A
@@ -58,12 +59,12 @@ def node_of(settings: Mapping[str, Any]) -> Node:
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
         algorithm, rows = seat.algorithm, seat.rows
         study = ledger_for(experiment, algorithm)
-        clip = None if experiment.wire is None else clip_of(experiment.wire.build())
+        clip = None if experiment.wire is None else experiment.wire.build().clip
         budget = None if study is None or clip is None else Budget(study, clip, home / OWN)
         rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, write_log, budget)
         name, key, clients = seat.ticket.node, seat.key, seat.ticket.clients
         trusts = Peers(home / "peers.json", lambda: owner.policy, write_log).trusts
-    wire = None if experiment.wire is None else experiment.wire.build()
+    wire = FLOATING if experiment.wire is None else experiment.wire.build()
     masker = None
     if wire is not None and wire.secure:
         masker = Masker(run, name, certificates.read_private_key(key), trusts, home / "opened")
@@ -134,11 +135,12 @@ class Watch:
             return
         skipped = sum(max(count - REFUSALS, 0) for then, count in self._refused.items() if then != minute)
         self._refused = {minute: self._refused.get(minute, 0) + refused}
+        reveal = header.get("reveal", [])
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "round": header["moment"]["round"],
             **{key: header[key] for key in ("kind", "question")},
-            "reveal": [name[:100] for name in header["reveal"][:REFUSED_OF]] if refused else header["reveal"],
+            "reveal": [name[:100] for name in reveal[:REFUSED_OF]] if refused else reveal,
             "members": header.get("members", 0),
             "clients": dict(list(words.items())[: REFUSED_OF if refused else None]),
             "received": received,
@@ -147,7 +149,7 @@ class Watch:
         if skipped:
             line["not noted"] = skipped
         if header["kind"] == "unmask" and not refused:
-            line["opened"] = header["mask"]["alive"]
+            line["opened"] = header["alive"]
         self.record.parent.mkdir(parents=True, exist_ok=True)
         with open(self.record, "ab+") as file:
             if file.tell():

@@ -26,17 +26,14 @@ Choices:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.vocabulary import SHOWN
-from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import BITS, ROOM, Form, Leaf
 
 ROUNDED = 2.0 ** -(BITS + 1)
@@ -70,119 +67,91 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Clip:
-    """The step of the wire that bounds what a client sends; the server has one that noises sums in its place.
+    """The step of the wire that bounds what a client sends.
 
     Args:
         bounds: C of each leaf, by its name; that of a total which is a single leaf is "total".
-        adaptive: of leaves whose bound is the first of several, how it adapts.
-        own: by leaf, how long its values may be by the client's owner, whatever the study says.
+        adaptive: how a bound adapts, of leaves whose bound is only the first of several.
+        own: by leaf, the largest length that the client's owner allows, whatever the study says.
     """
 
     bounds: Mapping[str, float]
     adaptive: Mapping[str, Adaptive] = field(default_factory=dict)
     own: Mapping[str, float] = field(default_factory=dict)
 
-    def formed(self, form: Form, number: int) -> Form:
-        """Return the form as it is: bounds that adapt are the server's to say."""
-        return form
+    def apply(self, vector: Tensor, form: Form) -> Tensor:
+        """Return a client's vector with every leaf within its bounds, and weights that add up to 1.
 
-    def sent(self, vector: Tensor, form: Form) -> Tensor:
-        """Return a client's vector within the bounds."""
-        return clipped(vector, form, self.bounds, self.adaptive, self.own)
+        Raises:
+            FedtideError: a leaf has no bound or too large a one, or a weight is negative.
+
+        >>> form = Form((Leaf("delta", 2), Leaf("models", 1, slots=2)), people=3)
+        >>> vector = torch.tensor([30.0, 40.0, 10.0, 6.0, 3.0, 2.0, 1.0])  # (3, 4) weighs 10; 2 and 2 weigh 3 and 1
+        >>> Clip({"delta": 2.5, "models": 9.0}).apply(vector, form)
+        tensor([1.5000, 2.0000, 1.0000, 1.5000, 0.7500, 0.5000, 0.2500])
+        """
+        clipped = vector.clone() if bool(vector.isfinite().all()) else torch.zeros_like(vector)
+        bounds, within = self.bounds_of(form), dict[str, bool]()
+        for name, table in form.tables(clipped).items():
+            values, weights = table[:, :-1], table[:, -1]
+            if name.endswith(WITHIN) and name in bounds:  # behind the leaf that it is of
+                table[0, 0], table[0, 1] = HALF if within[name.removesuffix(WITHIN)] else -HALF, 1.0
+                continue
+            weight = float(weights.sum())
+            if bool((weights < 0).any()):
+                raise FedtideError(
+                    f"{name or WHOLE}: found a negative weight, allowed: 0 or more, because the sum is private"
+                )
+            if weight > 0:
+                table *= (INSIDE if len(table) > 1 else 1.0) / weight
+            else:
+                values.zero_()
+            if not bool(table.isfinite().all()):  # the inverse of so small a weight is not
+                table.zero_()
+            if len(table) == 1:
+                weights.fill_(1.0)
+            most, length = _largest_length(name, values.numel(), form.people, bounds), float(values.norm())
+            within[name] = length <= most
+            most = min(most, self.own.get(name or WHOLE, math.inf))
+            if length > most:
+                values *= most / length
+        return clipped
 
     def fault(self, total: Tensor, form: Form, members: int) -> str | None:
-        """Return why the sum of what so many clients sent cannot be; None where it can."""
-        return beyond(total, form, members, self.bounds, self.adaptive)
+        """Return the reason why so many clients cannot have sent the sum (size,); None if they can."""
+        bounds = self.bounds_of(form)
+        for name, table in form.tables(total).items():
+            is_share = name.endswith(WITHIN) and name in bounds
+            most, length = members * (HALF if is_share else bound_of(name, bounds)), float(table[:, :-1].norm())
+            if length > most * (1 + SLACK):
+                return f"{name or WHOLE}: found length {length:g}, allowed: at most {most:g}"
+            weight = float(table[:, -1].sum())
+            if len(table) == 1 and weight != members:
+                return f"{name or WHOLE}: found weight {weight:g}, allowed: {members}, one of each client"
+            if weight > members * (1 + len(table) * ROUNDED):
+                return f"{name or WHOLE}: found weights {weight:g} in all, allowed: at most {members}"
+        return None
 
-    def cut(self, name: str, number: int) -> float:
+    def bounds_of(self, form: Form) -> dict[str, float]:
+        """Return the bounds of all leaves of a form, which says those that adapt."""
+        adapted = {
+            leaf.name: leaf.bound for leaf in form.leaves if leaf.bound and (leaf.name or WHOLE) in self.adaptive
+        }
+        current = {name or WHOLE: bound for name, bound in adapted.items()}
+        return {**self.bounds, **current, **{f"{name}{WITHIN}": 2 * HALF for name in adapted}}
+
+    def largest_cut(self, name: str, number: int) -> float:
         """Return the largest length to which a leaf can be cut in a round."""
-        return min(self.reached(name, number), self.own.get(name, math.inf))
+        return min(self.largest_bound(name, number), self.own.get(name, math.inf))
 
-    def reached(self, name: str, number: int) -> float:
-        """Return the largest bound of a leaf to which a study can have come by a round.
+    def largest_bound(self, name: str, number: int) -> float:
+        """Return the largest bound that a leaf can have in a round.
 
-        >>> round(Clip({"delta": 2.0}, {"delta": Adaptive(0.5, math.log(4))}).reached("delta", 3), 6)
+        >>> round(Clip({"delta": 2.0}, {"delta": Adaptive(0.5, math.log(4))}).largest_bound("delta", 3), 6)
         16.0
         """
         bound, how = bound_of(name, self.bounds), self.adaptive.get(name)
         return bound if how is None else bound * math.exp(min(how.rate * how.quantile * number, 700))
-
-    def received(self, total: Tensor, opening: Opening) -> Tensor:
-        """Raise: no sum is read without noise."""
-        raise RuntimeError("a server without noise: it needs fedtide.wire.release.Release in place of this step")
-
-
-def clip_of(wire: Wire | None) -> Clip | None:
-    """Return the step of a client's wire that bounds what it sends; None where sums are not private."""
-    steps = () if wire is None else wire.steps
-    return next((step for step in steps if isinstance(step, Clip)), None)
-
-
-def within(wire: Wire, own: Mapping[str, float]) -> Wire:
-    """Return a client's wire whose bounds are no larger than its owner's."""
-    return replace(wire, steps=[replace(step, own=own) if isinstance(step, Clip) else step for step in wire.steps])
-
-
-def clipped(
-    vector: Tensor,
-    form: Form,
-    bounds: Mapping[str, float],
-    adaptive: Collection[str] = (),
-    own: Mapping[str, float] = MappingProxyType({}),
-) -> Tensor:
-    """Return a client's vector with every leaf within its bound, and its own, and weights that add up to 1.
-
-    Raises:
-        FedtideError: a leaf has no bound or too large a one, or a weight is negative.
-
-    >>> from fedtide.wire.vector import Leaf
-    >>> form = Form((Leaf("delta", 2), Leaf("models", 1, slots=2)), people=3)
-    >>> vector = torch.tensor([30.0, 40.0, 10.0, 6.0, 3.0, 2.0, 1.0])  # (3, 4) of weight 10; 2 and 2 of weights 3 and 1
-    >>> clipped(vector, form, {"delta": 2.5, "models": 9.0})
-    tensor([1.5000, 2.0000, 1.0000, 1.5000, 0.7500, 0.5000, 0.2500])
-    """
-    sent = vector.clone() if bool(vector.isfinite().all()) else torch.zeros_like(vector)
-    bounds, within = bounds_in(form, bounds, adaptive), dict[str, bool]()
-    for name, table in form.tables(sent).items():
-        values, weights = table[:, :-1], table[:, -1]
-        if name.endswith(WITHIN) and name in bounds:  # behind the leaf that it is of
-            table[0, 0], table[0, 1] = HALF if within[name.removesuffix(WITHIN)] else -HALF, 1.0
-            continue
-        whole = float(weights.sum())
-        if bool((weights < 0).any()):
-            raise FedtideError(f"{name or WHOLE}: found a negative weight, allowed: 0 or more, as the sum is private")
-        if whole > 0:
-            table *= (INSIDE if len(table) > 1 else 1.0) / whole
-        else:
-            values.zero_()
-        if not bool(table.isfinite().all()):  # the inverse of so small a weight is not
-            table.zero_()
-        if len(table) == 1:
-            weights.fill_(1.0)
-        most, length = _most(name, values.numel(), form.people, bounds), float(values.norm())
-        within[name] = length <= most
-        most = min(most, own.get(name or WHOLE, math.inf))
-        if length > most:
-            values *= most / length
-    return sent
-
-
-def beyond(
-    total: Tensor, form: Form, members: int, bounds: Mapping[str, float], adaptive: Collection[str] = ()
-) -> str | None:
-    """Return why the sum (size,) of what so many clients sent cannot be of clipped vectors; None where it can."""
-    bounds = bounds_in(form, bounds, adaptive)
-    for name, table in form.tables(total).items():
-        said = name.endswith(WITHIN) and name in bounds
-        most, length = members * (HALF if said else bound_of(name, bounds)), float(table[:, :-1].norm())
-        if length > most * (1 + SLACK):
-            return f"{name or WHOLE}: found length {length:g}, allowed: at most {most:g}"
-        whole = float(table[:, -1].sum())
-        if len(table) == 1 and whole != members:
-            return f"{name or WHOLE}: found weight {whole:g}, allowed: {members}, one of each client"
-        if whole > members * (1 + len(table) * ROUNDED):
-            return f"{name or WHOLE}: found weights {whole:g} in all, allowed: at most {members}"
-    return None
 
 
 def with_bounds(form: Form, bounds: Mapping[str, float]) -> Form:
@@ -193,22 +162,15 @@ def with_bounds(form: Form, bounds: Mapping[str, float]) -> Form:
     )
 
 
-def bounds_in(form: Form, bounds: Mapping[str, float], adaptive: Collection[str]) -> dict[str, float]:
-    """Return all bounds of a form: those that it says, of leaves whose bound adapts, in place of those that stay."""
-    said = {leaf.name: leaf.bound for leaf in form.leaves if leaf.bound and (leaf.name or WHOLE) in adaptive}
-    first = {name or WHOLE: bound for name, bound in said.items()}
-    return {**bounds, **first, **{f"{name}{WITHIN}": 2 * HALF for name in said}}
-
-
 def check_form(form: Form, bounds: Mapping[str, float]) -> None:
     """Raise unless each leaf of a form has a bound that will do."""
     if missing := [leaf.name or WHOLE for leaf in form.leaves if (leaf.name or WHOLE) not in bounds]:
         raise _without(", ".join(f"'{name}'" for name in missing), bounds)
     for leaf in form.leaves:
-        _most(leaf.name, leaf.slots * leaf.size, form.people, bounds)
+        _largest_length(leaf.name, leaf.slots * leaf.size, form.people, bounds)
 
 
-def _most(name: str, numbers: int, people: int, bounds: Mapping[str, float]) -> float:
+def _largest_length(name: str, numbers: int, people: int, bounds: Mapping[str, float]) -> float:
     """Return how long the values of a leaf may be: its bound, less what fixed point rounds."""
     bound = bound_of(name, bounds)
     key = f"wire.privacy.clip.{name or WHOLE}"
@@ -256,31 +218,6 @@ def bound_of(name: str, bounds: Mapping[str, float]) -> float:
 def _without(missing: str, bounds: Mapping[str, float]) -> FedtideError:
     known = ", ".join(bounds)
     return FedtideError(f"wire.privacy.clip: no bound of {missing}, which clients send too; there are: {known}")
-
-
-def why_not(algorithm: Algorithm) -> str:
-    """Return why masks would hide nothing of an algorithm; "" where they do."""
-    seen = [SHOWN[name].words for name in algorithm.traits.reveals if name in SHOWN and SHOWN[name].kind == "update"]
-    return algorithm.traits.unmaskable or (f"its server sees of each client {seen[0]}" if seen else "")
-
-
-def check(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:
-    """Raise unless sums of an algorithm can pass over a wire.
-
-    Args:
-        wire: how sums pass.
-        algorithm: the algorithm.
-        cohort: how many clients it asks in a round.
-        where: of the method, for messages.
-
-    Raises:
-        FedtideError: masks would hide nothing, or no sum would ever be opened.
-    """
-    if why := wire.secure and why_not(algorithm):
-        raise refused("wire.secure", True, "a method whose server sees sums alone", f"{where}: {why}")
-    if algorithm.works and cohort < wire.fewest:
-        allowed = f"at most {cohort}, the clients that {where} asks in a round"
-        raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")
 
 
 def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -> None:

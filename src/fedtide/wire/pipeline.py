@@ -1,21 +1,27 @@
 """The wire: what clients do to a vector before it is rounded and masked, and what the server does to a sum it opened.
 
-A step is a pure function on vectors of one form, the same in simulation and deployment:
+    client: as_vector -> clip -> quantized -> masks
+    server: sum of masked -> opened -> release -> as_total
 
-    client: as_vector -> step.sent, each in order -> quantized -> masks
-    server: sum of masked -> opened -> step.received, each in order -> as_total
+Simulation and deployment take the same steps. All are pure functions of vectors of one form but the release, which
+`Wire.receive` alone calls: it writes the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
+from fedtide.core.base import Algorithm
+from fedtide.core.errors import refused
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
+from fedtide.fields.vocabulary import SHOWN
+from fedtide.wire.clip import Clip
+from fedtide.wire.ledger import Ledger, Safe
 from fedtide.wire.vector import ROOM, Form, as_total, as_vector, opened, quantized
 
 FEWEST = 3
@@ -44,20 +50,22 @@ class Opening:
     form: Form
 
 
-class Step(Protocol):
-    """A step of the wire. It draws from what it holds itself, never from torch's global generator."""
+class ServerStep(Protocol):
+    """The step of the server. It draws from what it holds itself, never from torch's global generator."""
 
-    def formed(self, form: Form, number: int) -> Form:
-        """Return the form of a sum of a round as the server asks for it."""
+    @property
+    def ledger(self) -> Ledger | None:
+        """The releases of clients so far, and who may be asked; None if nothing is released."""
 
-    def sent(self, vector: Tensor, form: Form) -> Tensor:
-        """Return what a client sends in place of its vector (size,), float64."""
+    @property
+    def safe(self) -> Safe | None:
+        """The releases that no checkpoint holds yet; None if they are not kept."""
 
-    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
-        """Return why the sum (size,), float64, of what so many clients sent cannot be; None where it can."""
+    def add_bounds(self, form: Form, number: int) -> Form:
+        """Return the form of a sum of a round with the bounds that adapt."""
 
-    def received(self, total: Tensor, opening: Opening) -> Tensor:
-        """Return what the algorithm is given in place of an opened sum (size,), float64."""
+    def release(self, total: Tensor, opening: Opening) -> Tensor:
+        """Return what the algorithm reads in place of an opened sum (size,), float64; the release is on the disk."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +74,40 @@ class Wire:
 
     Args:
         secure: whether vectors are masked on their way; a simulation adds them in the same fixed point.
-        fewest: clients below which no sum is opened.
-        steps: in the order of the client; the server takes them in the same order.
-        hides: whether a client that has nothing to say sends zeros, as if it had.
+        fewest: number of clients below which no sum is opened.
+        clip: bounds what clients send; None bounds nothing.
+        server: noises the opened sums of clipped vectors; clients have None.
+        fixed_point: whether sums are added in fixed point; False adds them in floating point, see `FLOATING`.
     """
 
     secure: bool = True
     fewest: int = FEWEST
-    steps: Sequence[Step] = ()
-    hides: bool = False
+    clip: Clip | None = None
+    server: ServerStep | None = None
+    fixed_point: bool = True
 
-    def formed(self, form: Form, number: int) -> Form:
+    @property
+    def hides(self) -> bool:
+        """Whether a client that has nothing to say sends zeros, as if it had."""
+        return self.clip is not None
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The releases of clients so far, and who may be asked; None without noise."""
+        return None if self.server is None else self.server.ledger
+
+    @property
+    def safe(self) -> Safe | None:
+        """The releases that no checkpoint holds yet; None if they are not kept."""
+        return None if self.server is None else self.server.safe
+
+    def within(self, own: Mapping[str, float]) -> Wire:
+        """Return a client's wire whose bounds are no larger than the owner's bounds."""
+        return self if self.clip is None else replace(self, clip=replace(self.clip, own=own))
+
+    def add_bounds(self, form: Form, number: int) -> Form:
         """Return the form of a sum of a round as the server asks for it."""
-        for step in self.steps:
-            form = step.formed(form, number)
-        return form
+        return form if self.server is None else self.server.add_bounds(form, number)
 
     def send(self, form: Form, total: Tree) -> Tensor:
         """Return what a client sends, in fixed point.
@@ -89,18 +116,16 @@ class Wire:
             FedtideError: the total is of another form, or (`TooLarge`) one of its numbers does not fit.
         """
         vector = as_vector(form, total)
-        for step in self.steps:
-            vector = step.sent(vector, form)
-        return quantized(vector, form.people)
+        return quantized(vector if self.clip is None else self.clip.apply(vector, form), form.people)
 
     def fault(self, total: Tensor, form: Form, members: int, heaviest: float) -> str | None:
         """Return why a sum in fixed point of what clients sent cannot be; None where it can.
 
-        Args:
-            total: the sum, of a single client what it sent.
-            form: of the sum.
-            members: how many clients are in it.
-            heaviest: largest weight that a client may give to a value.
+                Args:
+                    total: the sum, of a single client what it sent.
+                    form: of the sum.
+                    members: how many clients are in it.
+                    heaviest: largest weight that a client may give to a value.
 
         >>> import torch
         >>> from fedtide.wire.vector import Leaf
@@ -115,11 +140,45 @@ class Wire:
             for weight in table[:, -1].aminmax():
                 if not 0 <= float(weight) <= heaviest * members + SLACK:
                     return f"{name or 'total'}: found weight {float(weight):g}, allowed: 0 to {heaviest * members:g}"
-        return next((why for step in self.steps if (why := step.fault(vector, form, members))), None)
+        return None if self.clip is None else self.clip.fault(vector, form, members)
 
     def receive(self, total: Tensor, opening: Opening, like: Tree, optional: frozenset[str] = frozenset()) -> Tree:
-        """Return a sum in fixed point as the algorithm reads it; `like` and `optional` as of `as_total`."""
+        """Return a sum in fixed point as the algorithm reads it; `like` and `optional` as of `as_total`.
+
+        The server's step has an effect: its line in the ledger is on the disk before the sum is returned.
+        """
         vector = opened(total)
-        for step in self.steps:
-            vector = step.received(vector, opening)
+        if self.server is not None:
+            vector = self.server.release(vector, opening)
+        elif self.clip is not None:
+            raise RuntimeError("a private sum is read only with the noise of the server (fedtide.wire.release)")
         return as_total(opening.form, vector, like, optional)
+
+
+FLOATING = Wire(secure=False, fewest=1, fixed_point=False)
+"""The wire that does nothing: sums are added in floating point, as answers come."""
+
+
+def why_not(algorithm: Algorithm) -> str:
+    """Return why masks would hide nothing of an algorithm; "" where they do."""
+    seen = [SHOWN[name].words for name in algorithm.traits.reveals if name in SHOWN and SHOWN[name].kind == "update"]
+    return algorithm.traits.unmaskable or (f"its server sees of each client {seen[0]}" if seen else "")
+
+
+def check_wire(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:
+    """Raise unless sums of an algorithm can pass over a wire.
+
+    Args:
+        wire: how sums pass.
+        algorithm: the algorithm.
+        cohort: how many clients it asks in a round.
+        where: of the method, for messages.
+
+    Raises:
+        FedtideError: masks would hide nothing, or no sum would ever be opened.
+    """
+    if why := wire.secure and why_not(algorithm):
+        raise refused("wire.secure", True, "a method whose server sees sums alone", f"{where}: {why}")
+    if algorithm.works and cohort < wire.fewest:
+        allowed = f"at most {cohort}, the clients that {where} asks in a round"
+        raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.wire.accounting import Vector, coefficients, correlated, inverse
-from fedtide.wire.clip import HALF, WHOLE, WITHIN, Adaptive, Clip, adapted, beyond, bounds_in, clipped, with_bounds
+from fedtide.wire.clip import HALF, WHOLE, WITHIN, Clip, adapted, with_bounds
 from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest
 from fedtide.wire.noise import deviations, groups_of, noised
 from fedtide.wire.pipeline import Opening, Wire
@@ -36,24 +37,9 @@ def simulated_noise(seed: int) -> Draw:
 
 
 def with_noise(wire: Wire, ledger: Ledger, draw: Draw, safe: Safe | None = None) -> Wire:
-    """Return the wire as the server knows it: what clients clip it noises."""
-    steps = [
-        Release(step.bounds, ledger, draw, safe, step.adaptive) if isinstance(step, Clip) else step
-        for step in wire.steps
-    ]
-    return replace(wire, steps=steps)
-
-
-def ledger_of(wire: Wire | None) -> Ledger | None:
-    """Return the ledger of a server's wire; None where it adds no noise."""
-    release = release_of(wire)
-    return None if release is None else release.ledger
-
-
-def release_of(wire: Wire | None) -> Release | None:
-    """Return the step that noises sums; None where there is none."""
-    steps = () if wire is None else wire.steps
-    return next((step for step in steps if isinstance(step, Release)), None)
+    """Return a private wire as the server knows it: what clients clip, the server noises."""
+    assert wire.clip is not None
+    return replace(wire, server=Release(wire.clip, ledger, draw, safe))
 
 
 def stream_of(question: str, ask: int, slot: int | None) -> str:
@@ -66,51 +52,39 @@ class Release:
     """The server's step in place of the clients' `Clip`: noise on an opened sum, once.
 
     Args:
-        bounds: C of each leaf.
+        clip: the clients' step.
         ledger: of the run, with its plan and noise multiplier.
         draw: fresh noise.
         safe: keeps what was released until a checkpoint counts on it; None where a round that is played once more comes
             to the same sum, as in a simulation.
-        adaptive: of leaves whose bound is the first of several, how it adapts.
     """
 
-    bounds: Mapping[str, float]
+    clip: Clip
     ledger: Ledger
     draw: Draw
     safe: Safe | None = None
-    adaptive: Mapping[str, Adaptive] = field(default_factory=dict)
     _past: dict[str, tuple[int, deque[Vector]]] = field(default_factory=dict, init=False, repr=False)
 
-    def sent(self, vector: Tensor, form: Form) -> Tensor:
-        """Return a client's vector within the bounds."""
-        return clipped(vector, form, self.bounds, self.adaptive)
-
-    def formed(self, form: Form, number: int) -> Form:
+    def add_bounds(self, form: Form, number: int) -> Form:
         """Return a form with the bounds of a round that adapt: what was released before decides them."""
-        if not self.adaptive:
+        if not self.clip.adaptive:
             return form
-        names = [leaf.name or WHOLE for leaf in form.leaves]
         most = ROOM / max(form.people, 1) / 2
-        return with_bounds(
-            form, {name: min(self._bound(name, number), most) for name in self.adaptive if name in names}
-        )
+        names = [leaf.name or WHOLE for leaf in form.leaves if (leaf.name or WHOLE) in self.clip.adaptive]
+        return with_bounds(form, {name: min(self._bound(name, number), most) for name in names})
 
     def _bound(self, name: str, number: int) -> float:
         """Return the bound of a leaf in a round, from the last round before it in which clients sent one."""
         before = [line for line in self.ledger.lines if line.round < number and name in line.within]
         if not before:
-            return self.bounds[name]
+            return self.clip.bounds[name]
         last = max(line.round for line in before)
         lines = [line for line in before if line.round == last]
         share = sum(line.within[name] * len(line.clients) for line in lines) / sum(len(line.clients) for line in lines)
-        how = self.adaptive[name]
+        how = self.clip.adaptive[name]
         return max(adapted(lines[-1].bounds[name], share, how.quantile, how.rate), LEAST)
 
-    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
-        """Return why the sum of what so many clients sent cannot be; None where it can."""
-        return beyond(total, form, members, self.bounds, self.adaptive)
-
-    def received(self, total: Tensor, opening: Opening) -> Tensor:
+    def release(self, total: Tensor, opening: Opening) -> Tensor:
         """Return a sum with noise; its line is on the disk by then.
 
         Raises:
@@ -120,7 +94,7 @@ class Release:
         if number < 0:
             raise FedtideError(f"wire.privacy: '{opening.question}' is asked before round 0, allowed: rounds from 0 on")
         noise = self._noise(opening, number, len(total))
-        bounds = bounds_in(opening.form, self.bounds, self.adaptive)
+        bounds = self.clip.bounds_of(opening.form)
         released = noised(total, opening.form, bounds, self.ledger.z, noise)
         tables = opening.form.tables(released)
         line = Line(
@@ -202,34 +176,28 @@ class Recorded:
     """The server's step in a replay of a private run.
 
     Args:
-        release: the step as it was, with all lines of its ledger.
-        safe: has what was released.
+        step: the step as it was, with all lines of its ledger.
+        sums: has what was released.
         found: the noise of each release so far; it has a meaning where clients have the rows that they had.
     """
 
-    release: Release
-    safe: Safe
+    step: Release
+    sums: Safe
     found: list[Noise] = field(default_factory=list, init=False)
+    ledger: ClassVar[None] = None
+    safe: ClassVar[None] = None
 
-    def formed(self, form: Form, number: int) -> Form:
+    def add_bounds(self, form: Form, number: int) -> Form:
         """Return the form of a sum of a round, as it was asked for."""
-        return self.release.formed(form, number)
+        return self.step.add_bounds(form, number)
 
-    def sent(self, vector: Tensor, form: Form) -> Tensor:
-        """Return a client's vector within the bounds."""
-        return self.release.sent(vector, form)
-
-    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
-        """Return None: clients of a replay send what they have to."""
-        return None
-
-    def received(self, total: Tensor, opening: Opening) -> Tensor:
+    def release(self, total: Tensor, opening: Opening) -> Tensor:
         """Return the sum that was released.
 
         Raises:
             FedtideError: there is no such release, of these clients, or its sum is gone.
         """
-        place, ledger = (*opening.version, opening.slot), self.release.ledger
+        place, ledger = (*opening.version, opening.slot), self.step.ledger
         line = next((each for each in ledger.of(opening.version[0]) if each.place == place), None)
         if line is None or (line.question, line.clients) != (opening.question, opening.clients):
             said = "nothing" if line is None else f"'{line.question}' of clients {line.clients}"
@@ -237,17 +205,17 @@ class Recorded:
                 f"{LEDGER}: round {place[0]}, question {place[1]}: found {said}, "
                 f"allowed: '{opening.question}' of clients {opening.clients}, who answered it"
             )
-        released = self.safe.found(line)
+        released = self.sums.found(line)
         if released is None or len(released) != len(total):
             but = "without it no round after it can be played again"
-            raise FedtideError(f"{self.safe.record}: the sum released in round {line.round} is gone or damaged; {but}")
+            raise FedtideError(f"{self.sums.record}: the sum released in round {line.round} is gone or damaged; {but}")
         self._look(line, released, total, opening)
         return released
 
     def _look(self, line: Line, released: Tensor, total: Tensor, opening: Opening) -> None:
         """Note the noise of a release, of all values that can be read."""
-        step, form, bands = self.release, opening.form, self.release.ledger.plan.bands
-        scale = deviations(groups_of(form, bounds_in(form, step.bounds, step.adaptive)), line.z)
+        form, bands = opening.form, self.step.ledger.plan.bands
+        scale = deviations(groups_of(form, self.step.clip.bounds_of(form)), line.z)
         banded = math.sqrt(float((inverse(bands, line.round + 1) ** 2).sum()))
         noise = _noise(form.tables(released), form.tables(total), scale)
         if len(noise):

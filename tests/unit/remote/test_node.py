@@ -16,11 +16,11 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.fleets.ask import Ask
 from fedtide.remote import node_memory
-from fedtide.remote.answers import Heard
-from fedtide.remote.node import ANSWERED, NoRules
+from fedtide.remote.answers import Received, keep_wanted
+from fedtide.remote.asks import ANSWERED
+from fedtide.remote.node import NoRules
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.offline import NearCarrier, memory_at, near_fleet
-from fedtide.remote.opening import as_owners_want
 from fedtide.site.policy import MODELS, Owner
 from helpers.carriers import host, told
 
@@ -70,7 +70,7 @@ class Noting(NearCarrier):
 def asked(tmp_path):
     """A node that has done its work in a round of SCAFFOLD and was judged, the questions, and what works are done."""
     made, fleet, done = fleet_of("scaffold", tmp_path)
-    fleet.carrier = fleet._mail.carrier = carrier = Noting(fleet.carrier.nodes)
+    fleet.carrier = fleet.attendance.carrier = fleet._mail.carrier = carrier = Noting(fleet.carrier.nodes)
     (step,) = first_rounds(made, fleet, 1)
     payload, slot = made.algorithm.serve(step.state, fleet.clients)
     fleet.score(payload, fleet.clients, slot=slot)
@@ -182,15 +182,15 @@ def test_a_cluster_that_clients_choose_is_a_sum_too():
     """Of five clients three chose the first cluster and two the second; what weighs nothing is in no sum."""
     ask = Ask("train", "train", Moment(0, 6), torch.arange(5))
 
-    def heard(first: float, second: float, fewest: int = 3) -> Heard:
+    def heard(first: float, second: float, fewest: int = 3) -> Received:
         parts = {k: Weighted(torch.ones(2), weight) for k, weight in enumerate((first, second))}
         total = {"models": Slotted(parts, 2), "loss": Weighted(1.0, 4.0)}
-        return Heard(ANSWERED, {"total": total}, False, ask, 0.0, fewest)
+        return Received(ANSWERED, {"total": total}, False, ask, 0.0, fewest)
 
     came = {**{client: heard(20.0, 0.0) for client in (0, 1, 4)}, 2: heard(0.0, 20.0), 3: heard(0.0, 20.0, fewest=2)}
-    assert as_owners_want(set(came), ask, came) == {0, 1, 4}
+    assert keep_wanted(set(came), ask, came) == {0, 1, 4}
     came[2] = heard(0.0, 20.0, fewest=1)
-    assert as_owners_want(set(came), ask, came) == {0, 1, 2, 3, 4}
+    assert keep_wanted(set(came), ask, came) == {0, 1, 2, 3, 4}
 
 
 def test_an_owner_who_is_left_out_may_leave_too_few_for_another(tmp_path):

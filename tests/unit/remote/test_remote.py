@@ -110,7 +110,7 @@ def test_a_folder_that_is_lost_is_said_and_the_others_go_on(tmp_path):
     fleet = near_fleet(made, 4, tmp_path)
     first = rounds(made, fleet, until=2)
     shutil.rmtree(tmp_path / "node-1")
-    fleet.told()
+    fleet.record_lines()
     step = rounds(made, fleet, Start(first[-1].state, 2, 2.0), until=3)[0]
     (line,) = told(fleet)
     lost = line["asks"][0]["nodes"]["node-1"]["clients"]
@@ -212,7 +212,7 @@ def test_a_node_may_refuse(tmp_path):
 
     class Hides(NoRules):
         def refuses(self, header, model):
-            return "its owner reveals nothing" if header["reveal"] else None
+            return "its owner reveals nothing" if header.get("reveal") else None
 
     fleet = near_fleet(made, 4, tmp_path, with_node(rules=Hides()))
     rounds(made, fleet, until=1)
@@ -230,7 +230,7 @@ def test_questions_of_another_run_or_protocol_are_refused(tmp_path):
     made = host("fedavg")
     fleet = near_fleet(made, 2, tmp_path, run="a")
     rounds(made, fleet, until=1)
-    (word,) = {word for node in fleet.asks[0]["nodes"].values() for word in node["clients"].values()}
+    (word,) = {word for node in fleet.record.asks[0]["nodes"].values() for word in node["clients"].values()}
     assert word == "refused: it takes part in run , and the question is of run a"
 
 
@@ -243,8 +243,8 @@ def test_an_error_of_a_node_says_nothing_of_its_data(tmp_path):
     other = replace(made.algorithm, works={"train": broken})
     fleet = near_fleet(made, 2, tmp_path, with_node(algorithm=other, log=said.append))
     rounds(made, fleet, until=1)
-    assert "17" not in str(fleet.asks)
-    assert "ValueError at the node, whose log says more" in str(fleet.asks)
+    assert "17" not in str(fleet.record.asks)
+    assert "ValueError at the node, whose log says more" in str(fleet.record.asks)
     assert "patient 17 is ill" in said[0]
 
 
@@ -277,11 +277,11 @@ def test_a_node_that_is_admitted_later_has_clients_from_the_next_round_on(name, 
     made = host(name, {"cohort": {"kind": "everyone"}})
     fleet = near_fleet(made, 4, tmp_path, who=Present(0))
     whole = fleet.roster
-    fleet.roster = dict(list(whole.items())[:3])
+    fleet.attendance.roster = dict(list(whole.items())[:3])
     steps = play(made.algorithm, fleet, begin(made.algorithm, fleet, seed=0, rounds=ROUNDS), seed=0, rounds=ROUNDS)
     deployed = [next(steps) for _ in range(2)]
     assert len(fleet.queries[-1].answered) == 6
-    fleet.roster = whole
+    fleet.attendance.roster = whole
     deployed += steps
     assert len(fleet.queries[-1].answered) == 8
     again = replace(made, memory=MemoryStore(None))
@@ -472,5 +472,5 @@ def test_no_round_begins_before_enough_clients_are_there(tmp_path):
     fleet = near_fleet(made, 2, tmp_path, Late, fewest=8, patience=60.0, clock=clock, waits=told.append)
     fleet.begin(Moment(0, 1))
     assert time() >= 3600
-    assert fleet.present.tolist() == list(range(8))
+    assert fleet.attendance.present.tolist() == list(range(8))
     assert (told[0], told[-1]) == (4, 8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.remote.messages import WorkHeader
 from fedtide.runs.build import host_of
 from fedtide.runs.private import plan_of
 from fedtide.site import site_commands
@@ -28,10 +28,9 @@ from fedtide.site.seat import Seat
 from fedtide.site.site import Site, admit
 from fedtide.site.status import describe_status
 from fedtide.wire.accounting import Plan, epsilon_of
-from fedtide.wire.clip import Adaptive, Clip, adapted, within
+from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.ledger import LEDGER, Ledger, Line, read
 from fedtide.wire.masks import Masker, library
-from fedtide.wire.release import release_of
 from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
 from helpers.near_sites import host_at, nodes_of, played, site_of, words
@@ -138,11 +137,11 @@ def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_name
 
     nodes["oslo"] = Shut()
     fleet = played(site, nodes, rounds=1)
-    said = {name: set(line["clients"].values()) for name, line in fleet.asks[0]["nodes"].items()}
+    said = {name: set(line["clients"].values()) for name, line in fleet.record.asks[0]["nodes"].items()}
     assert said["oslo"] == {"lost: its node did not open the sum: refused: no"}
     assert all("too few answered, or some vanished" in word for name in honest for word in said[name])
     assert fleet.ledger.eligible(fleet.clients, 1).tolist() == [False] * 3
-    started = release_of(private_wire(site, host_at(site))).ledger
+    started = private_wire(site, host_at(site)).ledger
     assert started.eligible(fleet.clients, 1).tolist() == [False] * 3
     again = played(site, nodes, rounds=3)
     assert [line.round for line in read(site.record / LEDGER)] == [2]
@@ -274,15 +273,15 @@ def test_an_owners_bounds_are_no_larger(tmp_path):
     node = nodes_of(tmp_path, site, lambda name: "clip = { delta = 0.25, other = 1.0 }\n")["berlin"].node
     form = Form((Leaf("delta", 2), Leaf("loss", 1)), people=3)
     vector = torch.tensor([3.0, 4.0, 1.0, 9.0, 1.0], dtype=torch.float64)
-    for wire, length in ((node.rules.within(node.wire), 0.25), (within(node.wire, {}), 1.0)):
-        sent = wire.steps[0].sent(vector, form)
+    for wire, length in ((node.rules.within(node.wire), 0.25), (node.wire.within({}), 1.0)):
+        sent = wire.clip.apply(vector, form)
         assert (float(sent[:2].norm()), float(sent[3])) == pytest.approx((length, 5.0))
 
 
 def test_a_private_study_shows_nothing_whatever_the_server_asks(private):
     folder, site, _ = private
     node = nodes_of(folder, site, lambda name: "")["berlin"].node
-    asked: Mapping[str, Any] = type("Asked", (), {"kind": "ask", "reveal": ["utility"]})
+    asked = WorkHeader.model_construct(kind="ask", reveal=["utility"])
     assert node._objection_to_sum(asked) == (
         "its study is private, and shows nothing of a client by itself, such as 'utility'"
     )
@@ -339,7 +338,7 @@ def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path
     site = private_site(tmp_path)
 
     def release() -> Any:
-        return release_of(private_wire(site, host_at(site)))
+        return private_wire(site, host_at(site)).server
 
     first = release()
     made = [first.draw("train/0/None", number, 4) for number in range(3)]

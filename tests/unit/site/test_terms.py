@@ -57,7 +57,7 @@ def test_masked_sums():
 def test_bounds_of_what_is_sent():
     experiment = toy("fedavg")
     algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
-    lines = describe_terms(algorithm, LIKE, 3, Policy(), 3, Wire(steps=(Clip({"delta": 0.5, "loss": 2.0}),)))
+    lines = describe_terms(algorithm, LIKE, 3, Policy(), 3, Wire(clip=Clip({"delta": 0.5, "loss": 2.0})))
     said = "delta (43 numbers in 4 arrays, cut to a length of 0.5), loss (1 number, cut to a length of 2)"
     assert lines[0].endswith(said)
 

@@ -34,7 +34,7 @@ def total(value, slot, weight=1.0):
 
 
 FORM = form_of(total(0.0, 0), OTHERS + 1)
-CLIENTS = Wire(steps=(Clip(BOUNDS),))
+CLIENTS = Wire(clip=Clip(BOUNDS))
 CANARY = opened(CLIENTS.send(FORM, total(1e5, 1, weight=77.0)))
 """What the client sends that the guess is about: as much as it may, in a slot that no other chooses."""
 ZEROS = opened(CLIENTS.send(FORM, {}))
@@ -47,14 +47,14 @@ def rounds_of(plan):
 
 def played(plan, z, draw, member):
     """All sums (rounds, numbers) of a run in which the client answers in its rounds, or sends zeros."""
-    server = Release(BOUNDS, Ledger(plan, z, DELTA), draw)
+    server = Release(Clip(BOUNDS), Ledger(plan, z, DELTA), draw)
     seen = []
     for number in range(plan.rounds):
         clients = tuple(10 + OTHERS * number + client for client in range(OTHERS))
         there = number in rounds_of(plan)
         opening = Opening("train", (number, 0), None, (0, *clients) if there else clients, FORM)
         sent = REST + (CANARY if member else ZEROS) if there else REST
-        seen.append(server.received(sent, opening))
+        seen.append(server.release(sent, opening))
     return torch.stack(seen).numpy()
 
 

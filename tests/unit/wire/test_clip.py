@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.wire.clip import HALF, Adaptive, adapted, beyond, clipped, with_bounds
+from fedtide.wire.clip import HALF, Adaptive, Clip, adapted, with_bounds
 from fedtide.wire.noise import Group, deviations, groups_of, noised
 from fedtide.wire.vector import Form, Leaf, as_total, as_vector, form_of, opened, quantized
 
@@ -53,7 +53,7 @@ FORM = Form((Leaf("delta", 3), Leaf("models", 2, slots=4), Leaf("loss", 1)), peo
 
 @given(totals())
 def test_clipped_as_by_hand_and_never_beyond_a_bound(total):
-    sent = clipped(as_vector(FORM, total), FORM, BOUNDS)
+    sent = Clip(BOUNDS).apply(as_vector(FORM, total), FORM)
     tables = FORM.tables(sent)
     for name, parts in naive(total, BOUNDS).items():
         expected = torch.zeros_like(tables[name])
@@ -72,7 +72,7 @@ def test_a_client_by_hand():
         "models": Slotted({1: Weighted(torch.tensor([3.0, 0.0]), 1), 3: Weighted(torch.tensor([0.0, 4.0]), 3)}, 4),
         "loss": Weighted(0.5, 2.0),
     }
-    tables = FORM.tables(clipped(as_vector(FORM, total), FORM, BOUNDS))
+    tables = FORM.tables(Clip(BOUNDS).apply(as_vector(FORM, total), FORM))
     assert tables["delta"].tolist() == [pytest.approx([0.0, 0.6, 0.8, 1.0])]
     f = 2 / math.hypot(0.75, 3.0)
     assert tables["models"].tolist() == [
@@ -84,7 +84,7 @@ def test_a_client_by_hand():
 def test_a_mean_of_short_updates_is_their_mean():
     total = {"delta": Weighted(torch.tensor([0.3, 0.4]), 17.0)}
     form = form_of(total, 3)
-    sent = sum(clipped(as_vector(form, total), form, {"delta": 1.0}) for _ in range(3))
+    sent = sum(Clip({"delta": 1.0}).apply(as_vector(form, total), form) for _ in range(3))
     made = as_total(form, sent, total)["delta"]
     assert made.weight == 3.0
     torch.testing.assert_close(made.value, torch.tensor([0.9, 1.2], dtype=torch.float64))
@@ -93,10 +93,10 @@ def test_a_mean_of_short_updates_is_their_mean():
 def test_who_has_no_numbers_sends_zeros_and_counts():
     form = Form((Leaf("delta", 2),), 1)
     for bad in (math.nan, math.inf, 0.0):
-        sent = clipped(torch.tensor([bad, 0.0, 0.0 if bad == 0 else 1.0]), form, {"delta": 1.0})
+        sent = Clip({"delta": 1.0}).apply(torch.tensor([bad, 0.0, 0.0 if bad == 0 else 1.0]), form)
         assert sent.tolist() == [0.0, 0.0, 1.0]
     with pytest.raises(FedtideError, match=r"wire.privacy.clip.delta: found 1000000000.0, allowed: below 5.37e\+08"):
-        clipped(torch.ones(3), form, {"delta": 1e9})
+        Clip({"delta": 1e9}).apply(torch.ones(3), form)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -104,17 +104,17 @@ def test_who_has_a_weight_without_an_inverse_sends_zeros_and_counts(slots):
     form = Form((Leaf("models", 1, slots=slots),), 3)
     vector = torch.tensor([1e-309, 1e-310, 0.0, 0.0][: form.size], dtype=torch.float64)
     assert (
-        quantized(clipped(vector, form, {"models": 1.0}), 3).tolist()
+        quantized(Clip({"models": 1.0}).apply(vector, form), 3).tolist()
         == [0, 2**34 if slots == 1 else 0, 0, 0][: form.size]
     )
 
 
 def test_every_leaf_needs_a_bound():
     with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
-        clipped(torch.zeros(FORM.size), FORM, {"delta": 1.0, "models": 1.0})
-    assert clipped(torch.ones(2).double(), Form((Leaf("", 1),), 1), {"total": 0.5})[0] < 0.5
+        Clip({"delta": 1.0, "models": 1.0}).apply(torch.zeros(FORM.size), FORM)
+    assert Clip({"total": 0.5}).apply(torch.ones(2).double(), Form((Leaf("", 1),), 1))[0] < 0.5
     with pytest.raises(FedtideError, match="negative weight"):
-        clipped(torch.tensor([1.0, 1.0, -1.0]), Form((Leaf("delta", 2),), 1), {"delta": 1.0})
+        Clip({"delta": 1.0}).apply(torch.tensor([1.0, 1.0, -1.0]), Form((Leaf("delta", 2),), 1))
 
 
 def test_a_bound_finds_its_quantile():
@@ -175,7 +175,7 @@ def test_one_client_moves_a_release_by_one_over_z(total):
     """The distance between sums with and without a client, in deviations of their noise."""
     z = 2.5
     scale = deviations(groups_of(FORM, BOUNDS), z)
-    sent = opened(quantized(clipped(as_vector(FORM, total), FORM, BOUNDS), 10))
+    sent = opened(quantized(Clip(BOUNDS).apply(as_vector(FORM, total), FORM), 10))
     squared = 0.0
     for name, table in FORM.tables(sent).items():
         squared += float((table[:, :-1] / scale[name]).square().sum())
@@ -188,6 +188,6 @@ def test_one_client_moves_a_release_by_one_over_z(total):
 def test_a_client_says_once_whether_it_was_within(said, fits):
     adaptive = {"delta": Adaptive(0.5, 0.2)}
     form = with_bounds(Form((Leaf("delta", 2),), 10), {"delta": 1.0})
-    sent = clipped(torch.zeros(form.size, dtype=torch.float64), form, {"delta": 1.0}, adaptive)
+    sent = Clip({"delta": 1.0}, adaptive).apply(torch.zeros(form.size, dtype=torch.float64), form)
     form.tables(sent)["delta?"][0, 0] = said
-    assert (beyond(sent, form, 1, {"delta": 1.0}, adaptive) is None) == fits
+    assert (Clip({"delta": 1.0}, adaptive).fault(sent, form, 1) is None) == fits

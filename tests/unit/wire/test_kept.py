@@ -175,13 +175,13 @@ def test_with_noise_of_the_system_a_killed_round_has_the_sum_that_was_released(t
     experiment, read_by_algorithm = experiment_of("fedavg", noise="plain"), defaultdict(set)
     from fedtide.fleets import totals as vectors
 
-    as_total, released = vectors.Vectors.again, []
+    as_total, released = vectors.Vectors.read_released, []
 
     def again(self: Any, ask: Any, payload: Any, sums: Any) -> Any:
         released.append((ask.version, {slot: vector.clone() for slot, vector in sums.items()}))
         return as_total(self, ask, payload, sums)
 
-    monkeypatch.setattr(vectors.Vectors, "again", again)
+    monkeypatch.setattr(vectors.Vectors, "read_released", again)
     kept = Safe.keep
 
     def keep(self: Any, line: Any, vector: Any) -> None:
@@ -260,7 +260,7 @@ def test_a_released_sum_is_taken_again_only_for_its_own_question_and_clients(tmp
         fleet = near_fleet(host, 3, tmp_path / "nodes", wire=wire, patience=5.0)
         fleet.begin(replace(fleet.moment, round=0, rounds=3))
         reply = fleet.ask("train", clients, host.algorithm.init(fleet, Rng(0)).weights)
-        return reply, {word for line in fleet.asks[0]["nodes"].values() for word in line["clients"].values()}
+        return reply, {word for line in fleet.record.asks[0]["nodes"].values() for word in line["clients"].values()}
 
     first, _ = asked(torch.arange(5))
     again, said = asked(torch.arange(5))

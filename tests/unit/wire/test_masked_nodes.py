@@ -19,9 +19,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
+from fedtide.remote.asks import REFUSED
 from fedtide.remote.masked import masked, objection
-from fedtide.remote.messages import KeyHeader, Response, question_of
-from fedtide.remote.node import REFUSED
+from fedtide.remote.messages import KeyHeader, Response, read_question
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
 from fedtide.remote.schedule import Present, RoundClock
@@ -99,9 +99,9 @@ def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tm
     reply = asked(host, fleet, torch.arange(6))
     assert reply.total is None
     assert set(trained.values()) == {1}
-    lists = [each.header["mask"]["alive"]["0"] for each in fleet.carrier.asked if each.header["kind"] == "unmask"]
+    lists = [each.header["alive"]["0"] for each in fleet.carrier.asked if each.header["kind"] == "unmask"]
     assert all(each == list(range(6)) for each in lists)
-    told = {name: line["clients"] for name, line in fleet.asks[0]["nodes"].items()}
+    told = {name: line["clients"] for name, line in fleet.record.asks[0]["nodes"].items()}
     assert told["node-2"] == {"2": "lost: its node did not open the sum: lost: lost"}
     assert told["node-1"] == {"1": "lost: its sum was not opened: too few answered, or some vanished meanwhile"}
 
@@ -109,7 +109,7 @@ def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tm
 @pytest.mark.parametrize("kind", ["unmask", "ask"])
 def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
     host, fleet, _ = fleet_of(tmp_path)
-    fleet.who, node = Present(0), fleet.carrier.nodes["node-2"]
+    fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-2"]
 
     def handle(header: Any, payload: bytes) -> Any:
         if header["kind"] == kind and fleet.moment.round == 0:
@@ -131,11 +131,11 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
 
 def test_a_node_whose_key_for_masks_is_not_signed_costs_no_sum_and_is_left_out(tmp_path):
     host, fleet, trained = fleet_of(tmp_path)
-    fleet.who, fleet._masks.signed = Present(0), lambda node, key: node != "node-2"
+    fleet.attendance.who, fleet._masks.signed = Present(0), lambda node, key: node != "node-2"
     reply = asked(host, fleet, fleet.reachable)
     assert reply.total is not None
     assert reply.clients.tolist() == sorted(trained) == [client for client in fleet.clients.tolist() if client != 2]
-    word = fleet.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
     assert word == "refused: its key for masks is not signed by its registered key"
     fleet.begin(replace(fleet.moment, round=1))
     assert 2 not in fleet.reachable.tolist()
@@ -144,12 +144,12 @@ def test_a_node_whose_key_for_masks_is_not_signed_costs_no_sum_and_is_left_out(t
 def test_a_node_that_never_opens_costs_fewer_and_fewer_rounds(tmp_path):
     """It is named each time, and left out for twice as long: of ten rounds it costs three, and not every second one."""
     host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: kind == "unmask" and node == "node-2")
-    fleet.who, lost = Present(0), []
+    fleet.attendance.who, lost = Present(0), []
     for number in range(10):
         fleet.begin(replace(fleet.moment, round=number))
         if asked(host, fleet, fleet.reachable).total is None:
             lost.append(number)
-            word = fleet.asks[0]["nodes"]["node-2"]["clients"]["2"]
+            word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
             assert word == "lost: its node did not open the sum: lost: lost"
     assert lost == [0, 2, 5]
 
@@ -211,7 +211,7 @@ def test_fewer_than_fewest_are_never_opened(tmp_path):
     assert reply.total is None
     assert not len(reply.clients)
     assert fleet.carrier.times["unmask", "node-0"] == 0
-    words = fleet.asks[0]["nodes"]["node-0"]["clients"]
+    words = fleet.record.asks[0]["nodes"]["node-0"]["clients"]
     assert words == {"0": "lost: its sum was not opened: too few answered, or some vanished meanwhile"}
 
 
@@ -244,9 +244,9 @@ def question(fleet: Any, kind: str) -> Any:
         ("ask", {"mask.peers": {"0": {"0": "node-0"} | dict.fromkeys("12", "node-1")}}, masks.ALONE),
         ("ask", {"mask.peers": {}}, "the server does not say who else is asked"),
         ("ask", {"mask.keys": {}}, "the server does not say who else is asked"),
-        ("unmask", {"mask.alive": {"0": [0, 1, 2]}}, "a question is opened for one list of clients"),
-        ("unmask", {"mask.alive": {"0": [0]}}, "found 1, allowed: 3 clients or more"),
-        ("unmask", {"mask.alive": {"0": [1, 2, 3]}}, "allowed: clients that were asked, 0 among them"),
+        ("unmask", {"alive": {"0": [0, 1, 2]}}, "a question is opened for one list of clients"),
+        ("unmask", {"alive": {"0": [0]}}, "found 1, allowed: 3 clients or more"),
+        ("unmask", {"alive": {"0": [1, 2, 3]}}, "allowed: clients that were asked, 0 among them"),
         ("unmask", {"mask.attempt": "another"}, "its key for masks is another than the server knows"),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_question_under_another_number_is_not_opened_for_another_list(tmp_path
     payload = codec.to_bytes({0: received}) if "slot" in change else sent.payload
     header["mask"]["attempt"] = then["mask"]["attempt"] = "other"
     assert node.handle(header, payload)[0]["clients"]["0"] == "answered"
-    then["mask"]["alive"] = {"0": [0, 1, 3]}
+    then["alive"] = {"0": [0, 1, 3]}
     assert "for one list" in node.handle(then, after.payload)[0]["clients"]["0"]
 
 
@@ -359,8 +359,7 @@ def lying_fleet(home: Path, wire: dict[str, Any], lie: Any) -> tuple[Any, Any]:
     fleet = near_fleet(host, 8, home, Meddling, server_wire(study, study.method[0], host, simulated_noise(0)))
     fleet.begin(replace(fleet.moment, round=0, rounds=3))
     node = fleet.carrier.nodes["node-2"]
-    steps = [SimpleNamespace(sent=lie)]
-    fleet.carrier.nodes["node-2"] = replace(node, wire=replace(node.wire, steps=steps))
+    fleet.carrier.nodes["node-2"] = replace(node, wire=replace(node.wire, clip=SimpleNamespace(apply=lie)))
     return host, fleet
 
 
@@ -386,7 +385,7 @@ def test_an_answer_in_fixed_point_is_looked_at_before_it_is_added(tmp_path, priv
     host, fleet = lying_fleet(tmp_path, wire, lie)
     reply = asked(host, fleet, torch.arange(6))
     assert reply.clients.tolist() == ([0, 1, 2, 3, 4, 5] if word is None else [0, 1, 3, 4, 5])
-    said = fleet.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    said = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
     assert said == "answered" if word is None else said.startswith(REFUSED)
     assert word is None or word in said
 
@@ -408,7 +407,7 @@ def test_a_masked_private_sum_has_the_weight_of_its_clients_or_is_none(tmp_path)
         )
         reply = asked(host, fleet, torch.arange(6))
         assert (reply.total is None) == (why is not None)
-        said = {word for line in fleet.asks[0]["nodes"].values() for word in line["clients"].values()}
+        said = {word for line in fleet.record.asks[0]["nodes"].values() for word in line["clients"].values()}
         assert said == ({"answered"} if why is None else {next(iter(said))})
         assert why is None or f"lost: its sum cannot be, by what one of its nodes sent: {why}" in next(iter(said))
 
@@ -417,7 +416,7 @@ def about(header: Any) -> str:
     """What the masks of a question are for."""
     kept = []
     spy = SimpleNamespace(masked=lambda *given: kept.append(given[-1].key))
-    masked(spy, question_of({**header, "clients": [0]}), {}, {0: {"total": torch.zeros(1)}})
+    masked(spy, read_question({**header, "clients": [0]}), {}, {0: {"total": torch.zeros(1)}})
     return kept[0]
 
 
@@ -477,7 +476,13 @@ def test_no_secret_lies_in_a_log_a_record_a_checkpoint_or_a_file(tmp_path, monke
     codec.to_file(tmp_path / "state.safetensors", run.state)
     found = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     words = "".join(
-        [str(fleet.told()), *logged, repr(nodes), repr(fleet), *(repr(each.header) for each in fleet.carrier.came)]
+        [
+            str(fleet.record_lines()),
+            *logged,
+            repr(nodes),
+            repr(fleet),
+            *(repr(each.header) for each in fleet.carrier.came),
+        ]
     )
     for each in secret:
         assert each not in found

@@ -19,7 +19,6 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
-from fedtide.fleets.totals import Vectors
 from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws import private as every_private
 from fedtide.laws.case import Broken, Case, InAnyOrder
@@ -35,7 +34,7 @@ from fedtide.wire.clip import Clip, check_private
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.noise import noised as noise_once
-from fedtide.wire.release import ledger_of, simulated_noise
+from fedtide.wire.release import simulated_noise
 
 PRIVATE = {
     "fedavg": ("delta", "loss"),
@@ -264,7 +263,7 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
         played(private("fedavg", options=oort))
     experiment = private("fedavg")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    assert ledger_of(server_wire(experiment, experiment.method[0], host, simulated_noise(0))) is not None
+    assert server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger is not None
     with pytest.raises(FedtideError, match=r"^model: found 'running statistics or .*; allowed: a model without"):
         check_private(Clip({}), host.algorithm, True, "method 'toy'")
     with pytest.raises(FedtideError, match=r"^model: found 'running statistics or frozen parameters', but noise"):
@@ -318,10 +317,9 @@ def test_what_is_summed_before_round_0_is_refused_before_anything_is_written():
 def test_clients_have_no_noise_and_a_server_without_it_reads_nothing():
     experiment = private("fedavg")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    assert ledger_of(host.wire) is None
-    vectors = Vectors.of(host.wire, host.algorithm, host.population.few())
-    with pytest.raises(RuntimeError, match="a server without noise"):
-        vectors.wire.steps[0].received(torch.zeros(1), None)
+    assert host.wire.ledger is None
+    with pytest.raises(RuntimeError, match="a private sum is read only with the noise of the server"):
+        host.wire.receive(torch.zeros(1), None, None)
 
 
 def test_epsilon_or_noise():

@@ -11,6 +11,7 @@ import torch
 from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.wire.accounting import Plan, coefficients, epsilon_of
+from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger, Line, read
 from fedtide.wire.noise import deviations, groups_of, noised
 from fedtide.wire.pipeline import Opening
@@ -36,11 +37,11 @@ def line(number, clients=(0,), ask=0, question="train", sha256="a", slot=None):
 
 def releases(step, numbers, clients=lambda number: (number % 3, 5 + number % 3)):
     zeros = torch.full((FORM.size,), 1e6, dtype=torch.float64)
-    return {number: step.received(zeros, opening(number, clients(number))) - zeros for number in numbers}
+    return {number: step.release(zeros, opening(number, clients(number))) - zeros for number in numbers}
 
 
 def test_noise_of_all_rounds_is_c_inverse_times_fresh_noise():
-    made = releases(Release(BOUNDS, Ledger(PLAN, 2.0, 1e-5), simulated_noise(7)), range(8))
+    made = releases(Release(Clip(BOUNDS), Ledger(PLAN, 2.0, 1e-5), simulated_noise(7)), range(8))
     fresh = [simulated_noise(7)("train/0/None", t, FORM.size).numpy() for t in range(8)]
     c = np.zeros((8, 8))
     for j, coefficient in enumerate(coefficients(3)):
@@ -61,7 +62,7 @@ def test_a_run_that_goes_on_has_the_same_bits_and_writes_nothing_twice(tmp_path,
     plan, path = Plan(10, 3, 3, bands), tmp_path / "ledger.jsonl"
 
     def step():
-        return Release(BOUNDS, Ledger(plan, 2.0, 1e-5, path), simulated_noise(0))
+        return Release(Clip(BOUNDS), Ledger(plan, 2.0, 1e-5, path), simulated_noise(0))
 
     whole = releases(step(), range(9))
     text = path.read_text()
@@ -85,34 +86,34 @@ def test_a_release_lies_on_the_grid_of_sums_whatever_the_noise():
 
 def test_two_sums_never_have_the_same_noise():
     draw = simulated_noise(0)
-    step = Release(BOUNDS, Ledger(Plan(9, 9, releases=9), 1.0, 1e-5), draw)
+    step = Release(Clip(BOUNDS), Ledger(Plan(9, 9, releases=9), 1.0, 1e-5), draw)
     seen = []
     for number in (0, 1):
         asks = [(0, "train", None, (0,)), (1, "train", None, (1,)), (2, "other", None, (0,))]
         for ask, question, slot, clients in [*asks, (3, "slots", 0, (0,)), (3, "slots", 1, (1,))]:
             zeros = torch.zeros(FORM.size, dtype=torch.float64)
-            seen.append(step.received(zeros, opening(number, clients, ask, question, slot))[0].item())
+            seen.append(step.release(zeros, opening(number, clients, ask, question, slot))[0].item())
     assert len(set(seen)) == len(seen) == 10
 
 
 def test_a_round_before_the_first_and_another_form_are_refused():
-    step = Release(BOUNDS, Ledger(PLAN, 1.0, 1e-5), simulated_noise(0))
+    step = Release(Clip(BOUNDS), Ledger(PLAN, 1.0, 1e-5), simulated_noise(0))
     with pytest.raises(FedtideError, match=r"'train' is asked before round 0"):
-        step.received(torch.zeros(FORM.size, dtype=torch.float64), opening(-1))
+        step.release(torch.zeros(FORM.size, dtype=torch.float64), opening(-1))
     releases(step, range(2))
     other = form_of({"delta": Weighted(torch.zeros(4), 1.0)}, 5)
     with pytest.raises(FedtideError, match=r'changed their form in round 2.*allowed: "plain"'):
-        step.received(torch.zeros(other.size, dtype=torch.float64), opening(2, (9,), form=other))
+        step.release(torch.zeros(other.size, dtype=torch.float64), opening(2, (9,), form=other))
 
 
 def test_a_line_is_on_the_disk_before_its_sum_is_released(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(PLAN, 1.0, 1e-5, path)
-    releases(Release(BOUNDS, ledger, simulated_noise(0)), range(2))
+    releases(Release(Clip(BOUNDS), ledger, simulated_noise(0)), range(2))
     assert [each.round for each in read(path)] == [0, 1]
     assert read(path) == ledger.lines
     (tmp_path / "folder").mkdir()
-    broken = Release(BOUNDS, Ledger(PLAN, 1.0, 1e-5), simulated_noise(0))
+    broken = Release(Clip(BOUNDS), Ledger(PLAN, 1.0, 1e-5), simulated_noise(0))
     broken.ledger.path = tmp_path / "folder"
     with pytest.raises(OSError, match="folder"):
         releases(broken, [0])
