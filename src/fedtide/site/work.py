@@ -66,7 +66,7 @@ def node_of(settings: Mapping[str, Any]) -> Node:
         trusts = Peers(home / "peers.json", lambda: owner.policy, write_log).trusts
     wire = FLOATING if experiment.wire is None else experiment.wire.build()
     masker = None
-    if wire is not None and wire.secure:
+    if wire.secure:
         masker = Masker(run, name, certificates.read_private_key(key), trusts, home / "opened")
     return Node(
         algorithm,
