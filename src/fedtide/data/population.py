@@ -19,7 +19,7 @@ from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import AvailabilityPlan
 from fedtide.data.shift.how import Reading, RowTransform
-from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
+from fedtide.data.shift.what import Dated, Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.draw.prose import html_table
@@ -93,13 +93,13 @@ class Population:
         self._how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
         self._what.check(self._view)
-        if self._by_rows and not self._ahead:
+        if self._by_rows and not self.apart:
             kind = getattr(self.shift.what, "kind", type(self.shift.what).__name__)
             raise refused("shift.who.kind", "data", "what = 'calendar', or who = 'always'", f"what is '{kind}'")
 
     def check(self, rounds: int) -> None:
         """Raise if the shift does not fit a number of rounds, as far as this is known in advance."""
-        if self.shift.clock == "rounds" or self._ahead:
+        if self.shift.clock == "rounds" or self.apart:
             self.plan.check(rounds)
         if self.shift.clock == "rounds":
             self.row_transform.events(float(rounds), 0.0)  # counts the events and raises if there are too many
@@ -137,17 +137,18 @@ class Population:
 
     # A user's own kinds need not inherit from ours.
     @property
-    def _ahead(self) -> bool:
-        return getattr(self._what, "ahead", False)
-
-    @property
     def apart(self) -> bool:
-        """Whether clients never decide by rows that they are judged on: those are still to come."""
-        return self._ahead
+        """True if clients never decide by rows that they are judged on, because these rows are still to come."""
+        return getattr(self._what, "ahead", False)
 
     @property
     def _by_rows(self) -> bool:
         return getattr(self._who, "by_rows", False)
+
+    @cached_property
+    def _dated(self) -> Dated | None:
+        """Plan of rows that arrive at real times; None if rows do not arrive."""
+        return cast(Dated, self.plan) if self.apart else None
 
     @cached_property
     def plan(self) -> Plan:
@@ -180,7 +181,7 @@ class Population:
         # Arrivals of another run are replayed unchanged; clients without rows are removed from them later.
         there = None if self._who.recorded else self.there(moment)
         awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
-        fresh = self.plan.fresh(moment) if self._by_rows else None
+        fresh = self._dated.fresh(moment) if self._dated and self._by_rows else None
         known = [each for each in (there, awake, fresh) if each is not None]
         if not known:
             return self._members
@@ -189,11 +190,11 @@ class Population:
 
     def window(self, moment: Moment) -> Window | None:
         """Return the window of wall-clock time of a round; None where rounds have none."""
-        return self.plan.window(moment) if self._ahead else None
+        return None if self._dated is None else self._dated.window(moment)
 
     def clock(self, number: int) -> float | None:
         """Return the time at which a round begins on the clock of the run; None where this is up to the devices."""
-        return self.plan.clock(number) if self._ahead else None
+        return None if self._dated is None else self._dated.clock(number)
 
     def wait(self, moment: Moment) -> float:
         """Return the seconds until a client is awake, on the clock of seconds; 0 where one is."""
@@ -285,7 +286,7 @@ class Population:
         Where these rows are to come, clients that have some are judged, though they may have nothing yet to train on.
         """
         counted = self.counts(clients, part, moment) > 0
-        there = None if self._ahead else self.there(moment)  # what is to come is judged, whoever has nothing yet
+        there = None if self.apart else self.there(moment)  # what is to come is judged, whoever has nothing yet
         if there is not None:
             seen = clients < self.registered
             counted &= ~seen | there[torch.where(seen, clients, 0)]
@@ -356,7 +357,7 @@ class Population:
         (`Target.best_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
-        before = self.plan.known(moment) if self._ahead and part != "train" else None
+        before = self._dated.arrived(moment) if self._dated and part != "train" else None
         if self.rows.steps is not None or not len(rows) or (before is not None and not len(before[0])):
             return None
 

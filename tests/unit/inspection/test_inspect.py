@@ -58,7 +58,7 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith(
-        "label: score (2 classes, guessed, as no column is called so); client: station_id (20 values); time: when (20"
+        "label: score (2 classes, guessed: no column has a label-like name); client: station_id (20 values); time: when (20"
     )
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
 
@@ -161,7 +161,7 @@ def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
     texts = np.array([f"note {number}" for number in range(40)])
     found = read({"label": texts, "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
     assert found.columns["label"] == "kind"
-    assert found.said[2] == "left out: label (called a label, but its texts hardly come again: text)"
+    assert found.said[2] == "left out: label (named like a label, but almost every value is unique: text)"
 
 
 def test_a_label_that_is_always_the_same_is_refused_and_not_replaced():
@@ -417,7 +417,7 @@ def test_a_column_that_is_called_like_a_time_and_cannot_be_read_is_said_to_be_on
     columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
     dates = [f"{1 + row % 28:02}/01/2024" for row in range(60)]
     said = read({**columns, "when": dates, "remark": dates}).said[-1]
-    why = "text; called like a time, but '01/01/2024' is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
+    why = "text; named like a time, but '01/01/2024' is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
     assert said == f"left out: when ({why}) and remark (text)"
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date, datetime, time
 from functools import cached_property
 from itertools import compress, pairwise
 from pathlib import Path
@@ -485,21 +485,21 @@ class Column:
         """True for dates, or texts that are dates."""
         if self.values.dtype.kind == "M":
             return True
-        some = self.values[~self.missing][:20]
-        return bool(len(some)) and self.numbers is None and all(_is_date(value) for value in some)
+        return self.numbers is None and not self.missing.all() and not self.undated
 
     @property
     def undated(self) -> str:
-        """The first cell that is no date; "" where the first ones are."""
-        return next((str(value) for value in self.values[~self.missing][:20] if not _is_date(value)), "")
+        """The first cell that is no date, among the first 20; "" if all are."""
+        return next((str(value) for value in self.values[~self.missing][:20] if _date_of(value) is None), "")
 
     @property
     def days(self) -> bool:
         """True for dates without a time of the day."""
-        some = self.values[~self.missing]
+        cells = self.values[~self.missing]
         if self.values.dtype.kind == "M":
-            return bool((some == some.astype("datetime64[D]")).all())
-        return self.dated and all(_midnight(value) for value in some[:: max(len(some) // 50, 1)])
+            return bool((cells == cells.astype("datetime64[D]")).all())
+        dates = map(_date_of, cells[:: max(len(cells) // 50, 1)])
+        return self.dated and all(at is not None and at.time() == time() for at in dates)
 
 
 def _is_number(value: Any) -> bool:
@@ -509,22 +509,16 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _midnight(value: Any) -> bool:
-    if isinstance(value, date) and not isinstance(value, datetime):
-        return True
-    return (
-        value if isinstance(value, datetime) else datetime.fromisoformat(str(value).strip())
-    ).time() == datetime.min.time()
-
-
-def _is_date(value: Any) -> bool:
+def _date_of(value: Any) -> datetime | None:
+    """Return a date, or a text that is one; None for others."""
+    if isinstance(value, datetime):
+        return value
     if isinstance(value, date):
-        return True
+        return datetime.combine(value, time())
     try:
-        datetime.fromisoformat(str(value).strip())
+        return datetime.fromisoformat(str(value).strip())
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def columns_of(frame: Any, where: str) -> dict[str, Column]:

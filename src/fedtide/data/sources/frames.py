@@ -231,22 +231,18 @@ def stack(data: Any, *, features: str | None = None, label: str | None = None, c
         keys = _keys(name, [str(key) for key in first], features, label, client)
     elif not (isinstance(first, tuple | list) and len(first) == 2):
         raise refused(f"{name}: item 0", type(first).__name__, ALLOWED)
-    x: np.ndarray | None = None
-    others = list[list[Any]](list[Any]() for _ in keys[1:])
+    x, others = [], [list[Any]() for _ in keys[1:]]
     for row in range(len(data)):
         item = first if not row else data[row]
-        made = _features(item[keys[0]])
-        if x is None:
-            x = np.empty((len(data), *made.shape), made.dtype)
-        if made.shape != x.shape[1:]:
-            raise refused(f"{name}: item {row}: shape", made.shape, f"{x.shape[1:]}, as of the first")
-        x[row] = made
-        for held, key in zip(others, keys[1:], strict=True):
+        x.append(_features(item[keys[0]]))
+        if x[row].shape != x[0].shape:
+            raise refused(f"{name}: item {row}: shape", x[row].shape, f"{x[0].shape}, as of the first")
+        for column, key in zip(others, keys[1:], strict=True):
             value = np.asarray(item[key])
             if value.ndim:
                 raise refused(f"{name}: item {row}: shape of {key!r}", value.shape, "one value")
-            held.append(value.item())
-    return from_arrays(name, x, *others)
+            column.append(value.item())
+    return from_arrays(name, np.stack(x).astype(x[0].dtype), *others)
 
 
 def _keys(name: str, keys: list[str], features: str | None, label: str | None, client: str | None) -> tuple[str, ...]:

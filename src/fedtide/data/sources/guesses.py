@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
@@ -35,14 +35,15 @@ CALENDAR = frozenset((
     "year", "yr", "month", "mnth", "mo", "day", "weekday", "dow", "hour",
     "hr", "minute", "second", "week", "season", "holiday", "workingday", "weekend", "quarter",
 ))  # fmt: skip
-"""Words in the names of columns that say no more than the time does."""
+"""Words in the names of columns that repeat the time."""
 DATE = ("year", "month", "day", "hour", "minute", "second")
 ORDERS = "index instant no nr row rownum number id unnamed"
 """Words in the names of columns."""
-GUESSED = ", guessed, as no column is called so"
-"""What is said of a label that is but the last column that may be one."""
+GUESSED = ", guessed: no column has a label-like name"
+"""Remark on a label that is only the last column that may be one."""
 ASKED = "as asked"
-"""Why a column is left out that a person leaves out."""
+"""Why a column is left out if a person asks for that."""
+ROLES = ("time", "client", "domain", "label", "features", "without")
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Roles:
     """Columns as a person names them; None is guessed, "" for none.
 
     time: a column, or those of a date, divided by commas. features: divided by commas. zone: the time zone in which
-    hours and days are counted; times that name no zone are taken as they are. without: columns that are left out,
-    divided by commas. option: what stands before the name of a role in messages.
+    hours and days are counted; times without a zone are taken as they are. without: columns that are left out, divided
+    by commas. option: prefix of the name of a role in messages.
     """
 
     label: str | None = None
@@ -68,8 +69,8 @@ class Roles:
 class Assigned:
     """Columns by role.
 
-    left: other columns, and why they are no features. guessed: whether no column is called a label, and it is the last
-    one that may be one.
+    left: other columns, and why they are no features. guessed: whether no column has a label-like name, so that the
+    label is the last column that may be one.
     """
 
     label: str
@@ -84,87 +85,87 @@ class Assigned:
 def assign(
     name: str, columns: Mapping[str, Column], roles: Roles, *, categories: bool = False, first: int = 0
 ) -> Assigned:
-    """Find out which column is what.
+    """Assign a role to each column.
 
     Args:
-        name: that of the table, for messages.
-        columns: all there are.
-        roles: what a person says of them.
-        categories: whether texts that come again are features, too.
+        name: name of the table, for messages.
+        columns: all columns.
+        roles: the columns that a person names.
+        categories: whether texts that repeat are features, too.
         first: number of the first row, for messages.
 
     Raises:
-        FedtideError: a column is not there, has two parts, or none looks like a label.
+        FedtideError: a named column does not exist or has two roles, or no column looks like a label.
     """
-    option = roles.option
-    given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label,
-             "features": roles.features, "without": roles.without}  # fmt: skip
-    named = {role: _named(name, columns, said, f"{option}{role}") for role, said in given.items() if said is not None}
+
+    def option(role: str) -> str:
+        return f"{name}: {roles.option}{role}"
+
+    named = {role: _named(columns, text, option(role)) for role in ROLES if (text := getattr(roles, role)) is not None}
     if named.get("label") == ():
-        raise refused(f"{name}: {option}label", roles.label, "the name of a column")
+        raise refused(option("label"), roles.label, "the name of a column")
     for one, other in combinations(named, 2):
         both = [column for column in named[other] if column in named[one]]
         if both and (one, other) != ("time", "features"):  # an hour is both
-            raise refused(f"{name}: {option}{other}", both[0], "another column", f"{option}{one} names it, too")
-
+            raise refused(option(other), both[0], "another column", f"{roles.option}{one} names it, too")
     without = named.pop("without", ())
     columns = {column: cells for column, cells in columns.items() if column not in without}
+    found: dict[str, tuple[str, ...]] = {role: named.get(role, ()) for role in ROLES[:-1]}
 
-    def free(*parts: Sequence[str]) -> dict[str, Column]:
-        return {column: columns[column] for column in columns if not any(column in part for part in parts)}
+    def free(*assigned: str) -> dict[str, Column]:
+        taken = {column for role in assigned for column in found[role]}
+        return {column: cells for column, cells in columns.items() if column not in taken}
 
-    when, client, domain, label, features = (
-        named.get(role, ()) for role in ("time", "client", "domain", "label", "features")
-    )
     if "time" not in named:
-        when = guess_time(free(client, domain, label))
-    if roles.zone is not None and not when:
-        raise refused(
-            f"{name}: {option}zone", roles.zone, f"with a column of the time ({option}time)", "no column looks like one"
-        )
+        found["time"] = guess_time(free("client", "domain", "label"))
+    if roles.zone is not None and not found["time"]:
+        allowed = f"with a column of the time ({roles.option}time)"
+        raise refused(option("zone"), roles.zone, allowed, "no column looks like one")
     if "client" not in named:
-        client = guess_client(free(when, domain, label, features))
+        found["client"] = guess_client(free("time", "domain", "label", "features"))
     if "domain" not in named:
-        domain = guess_domain(free(when, client, label, features))
-    label = label or guess_label(free(when, client, domain, features))
-    constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
-    if constant and "label" not in named:
-        raise refused(
-            f"{name}: {option}label", constant[0], "a column with two different values or more", "this has one"
-        )
-    if len(label) != 1:
-        allowed = f"{option}label with one of {', '.join(columns)}"
-        raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
-    left: dict[str, str] = {}
-    if "features" not in named:
-        features, left = guess_features(free(when, client, domain, label), categories=categories, first=first)
-        # Hours and months of a time in several columns tell something of the label, too.
-        features += tuple(column for column in when[1:] if column.strip().lower() in (*HOURS.split(), "month"))
+        found["domain"] = guess_domain(free("time", "client", "label", "features"))
     if "label" not in named:
-        called_so = LABELS.split()
-        left = {c: _no_label(columns[c], why) if c.strip().lower() in called_so else why for c, why in left.items()}
+        found["label"] = guess_label(free("time", "client", "domain", "features"))
+        constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
+        if constant:
+            raise refused(option("label"), constant[0], "a column with two different values or more", "this has one")
+    if len(found["label"]) != 1:
+        allowed = f"{roles.option}label with one of {', '.join(columns)}"
+        raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
+    time, label, left = found["time"], found["label"], dict[str, str]()
+    if "features" not in named:
+        features, left = guess_features(free("time", "client", "domain", "label"), categories=categories, first=first)
+        # Hours and months of a time in several columns tell something of the label, too.
+        hours = tuple(column for column in time[1:] if column.strip().lower() in (*HOURS.split(), "month"))
+        found["features"] = features + hours
+    if "label" not in named:
+        for column in left:
+            if column.strip().lower() in LABELS.split() and columns[column].distinct >= 2:
+                left[column] = f"named like a label, but almost every value is unique: {left[column]}"
     left |= dict.fromkeys(without, ASKED)
-    for feature in features:
+    for feature in found["features"]:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
-            why = "" if columns[feature].stray is None else _text(feature, columns[feature], first)
-            raise refused(f"{name}: {option}features", feature, f"columns of {kind}", why)
-    for part in when[1:] if len(when) == 2 else when if len(when) > 2 else ():
+            why = "" if columns[feature].stray is None else _explain_text(feature, columns[feature], first)
+            raise refused(option("features"), feature, f"columns of {kind}", why)
+    for part in time[1:] if len(time) == 2 else time if len(time) > 2 else ():
         if columns[part].numbers is None:
-            raise refused(f"{name}: {option}time", part, "numbers for the parts of a date")
+            raise refused(option("time"), part, "numbers for the parts of a date")
     guessed = "label" not in named and not called(label, LABELS)
-    return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left, guessed)
+    client, domain = (next(iter(found[role]), None) for role in ("client", "domain"))
+    return Assigned(label[0], client, domain, time, found["features"], left, guessed)
 
 
-def spelled_columns(said: Any) -> str | None:
+def spelled_columns(names: Any) -> str | None:
     """Return columns as text, several divided by commas; None stays: names in a data frame may be numbers.
 
     >>> spelled_columns(4), spelled_columns(["year", "month"])
     ('4', 'year,month')
     """
-    if said is None or isinstance(said, str):
-        return said
-    return ",".join(map(str, said)) if isinstance(said, Iterable) else str(said)
+    if names is None or isinstance(names, str):
+        return names
+    return ",".join(map(str, names)) if isinstance(names, Iterable) else str(names)
 
 
 def words_of(name: str) -> list[str]:
@@ -176,13 +177,13 @@ def words_of(name: str) -> list[str]:
     return re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
-def called(names: Iterable[str], known: str) -> list[str]:
-    """Return the names that are one of the known words, then those with one of them among their words.
+def called(names: Iterable[str], vocabulary: str) -> list[str]:
+    """Return the names that are a word of a vocabulary, then those that contain one.
 
     >>> called(["shop_id", "user", "basket"], "user shop")
     ['user', 'shop_id']
     """
-    words, names = known.split(), list(names)
+    words, names = vocabulary.split(), list(names)
     exact = [name for word in words for name in names if name.strip().lower() == word]
     return [*exact, *(name for name in names if name not in exact and set(words_of(name)) & set(words))]
 
@@ -248,7 +249,7 @@ def guess_features(
         elif column.distinct < 2:
             left[name] = "always the same"
         elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else _text(name, column, first)
+            left[name] = "dates" if column.dated else _explain_text(name, column, first)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
         elif column.whole and "id" in words_of(name):
@@ -258,33 +259,26 @@ def guess_features(
     return tuple(name for name in columns if name not in left), left
 
 
-def _text(name: str, column: Column, first: int) -> str:
+def _explain_text(name: str, column: Column, first: int) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
     if column.stray is None:
         cell = column.undated
         if called([name], TIMES) and any(map(str.isdigit, cell)):
-            return f"text; called like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
+            return f"text; named like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
         return "text"
     numbers, row = column.stray
-    cell = shown(str(column.cell(row)))
-    known = int((~column.missing).sum())
-    return f"{numbers:,} of {known:,} are numbers, row {first + row} is {cell}: correct it or write NA"
+    cell, count = shown(str(column.cell(row))), int((~column.missing).sum())
+    return f"{numbers:,} of {count:,} are numbers, row {first + row} is {cell}: correct it or write NA"
 
 
-def _no_label(column: Column, why: str) -> str:
-    """Say why a column that is called a label is none."""
-    if column.distinct < 2:
-        return why
-    return f"called a label, but its texts hardly come again: {why}"
-
-
-def _named(table: str, columns: Iterable[str], given: str, option: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in given.split(",") if part.strip()) if given not in columns else (given,)
+def _named(columns: Iterable[str], text: str, option: str) -> tuple[str, ...]:
+    """Return the columns that a person names; `option` begins messages."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip()) if text not in columns else (text,)
     for name in names:
         if name not in columns:
-            raise FedtideError(f"{table}: {option}: no column '{name}'; {nearest(name, list(columns))}")
+            raise FedtideError(f"{option}: no column '{name}'; {nearest(name, list(columns))}")
     if option.endswith(("client", "label", "domain")) and len(names) > 1:
-        raise refused(f"{table}: {option}", given, "one column")
+        raise refused(option, text, "one column")
     return tuple(dict.fromkeys(names))
 
 

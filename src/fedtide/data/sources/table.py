@@ -17,7 +17,7 @@ from pydantic import Field
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Fit, Rows, earliest, known_rows, with_learned
-from fedtide.data.sources.arrays import check_filled, from_arrays
+from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
 from fedtide.data.sources.cells import (
     DECIMAL_COMMA,
     Cells,
@@ -30,10 +30,86 @@ from fedtide.data.sources.cells import (
     read_cells,
     read_names,
 )
-from fedtide.data.sources.encoding import Encoder
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.when import all_seconds, dates, spanned
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
+
+MOST_CATEGORIES = 100
+"""Categories that a column may have: each becomes a feature."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What columns become features by, as found in the rows that are known when training begins.
+
+    names: of the columns, in the order of their features. means: of the columns of numbers, for missing ones.
+    categories: of the columns of texts, in the order of their features. center, spread: by which numbers are
+    standardized, None where they are left as they are.
+    """
+
+    names: tuple[str, ...]
+    means: np.ndarray
+    categories: Mapping[str, tuple[str, ...]]
+    center: np.ndarray | None = None
+    spread: np.ndarray | None = None
+
+    @staticmethod
+    def of(
+        name: str,
+        names: Sequence[str],
+        numbers: np.ndarray,
+        texts: Mapping[str, Sequence[str]],
+        rows: np.ndarray,
+        *,
+        scaled: bool,
+    ) -> Encoder:
+        """Find means and categories in the rows at some positions, and the center and spread of numbers if `scaled`.
+
+        Raises:
+            FedtideError: a column has nothing there, or too many categories.
+        """
+        means, categories = np.zeros(numbers.shape[1]), {}
+        measures = [column for column in names if column not in texts]
+        for place, column in enumerate(measures):
+            values = numbers[rows, place]
+            values = values[~np.isnan(values)]
+            if not len(values):
+                raise FedtideError(f"{name}: {column}: no number in the {len(rows)} rows known when training begins")
+            means[place] = values.mean()
+        for column, cells in texts.items():
+            categories[column] = tuple(sorted({cell for cell in map(cells.__getitem__, rows) if not lacks(cell)}))
+            if not categories[column]:
+                raise FedtideError(f"{name}: {column}: no category in the {len(rows)} rows known when training begins")
+            if (count := len(categories[column])) > MOST_CATEGORIES:
+                allowed = f"{MOST_CATEGORIES} at most, as each becomes a feature"
+                raise refused(f"{name}: {column}", f"{count} categories", allowed)
+        encoder = Encoder(tuple(names), means, categories)
+        if not scaled:
+            return encoder
+        center, spread = center_and_spread(encoder._filled(numbers)[rows].astype(np.float64))
+        return replace(encoder, center=center, spread=spread)
+
+    def __call__(self, numbers: np.ndarray, texts: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """Return features (rows, width); a category that is missing or unknown is none of those there are."""
+        x = self._filled(numbers)
+        if self.center is not None:
+            x = ((x - self.center) / self.spread).astype(np.float32)
+        if not self.categories:
+            return x
+        parts, measures = [], iter(x.T)
+        for name in self.names:
+            if name not in self.categories:
+                parts.append(next(measures)[:, None])
+                continue
+            place = {text: at for at, text in enumerate(self.categories[name])}
+            at = np.array([place.get(text, -1) for text in texts[name]])
+            parts.append((at[:, None] == np.arange(len(place))).astype(np.float32))
+        return np.concatenate(parts, 1)
+
+    def _filled(self, numbers: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused later
+            return np.where(np.isnan(numbers), self.means, numbers).astype(np.float32)
+
 
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
 """A label that is a whole number from 0."""
@@ -84,8 +160,7 @@ class Columns:
         """
         if known is None:
             known = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
-        made = Encoder.of(name, self.names, self.numbers, self.texts, known)
-        return made.standardizing(self.numbers, known) if scaled else made
+        return Encoder.of(name, self.names, self.numbers, self.texts, known, scaled=scaled)
 
     def said(self, name: str) -> tuple[str, ...]:
         """Return what people are told: how many rows there are, and from when to when."""

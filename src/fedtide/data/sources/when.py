@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as arrow
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.data.sources.cells import is_number, numbers_of
 
 UNITS = ((1e17, 1e9, "nanoseconds"), (1e14, 1e6, "microseconds"), (1e11, 1e3, "milliseconds"))
@@ -81,7 +81,7 @@ def seconds(where: str, value: str) -> float:
     >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5"), seconds("a.csv", "1700000000000")
     (0.0, 12.5, 1700000000.0)
     """
-    return float(_each([value], lambda row: where)[0][0])
+    return float(_parse_each([value], lambda row: where)[0][0])
 
 
 def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
@@ -92,16 +92,16 @@ def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.n
     try:
         cells = arrow.array(texts, arrow.string())
     except UnicodeEncodeError:  # half of a character of two
-        return _each(texts, where)
+        return _parse_each(texts, where)
     numbers, _ = numbers_of(cells)
     if not np.isnan(numbers).any():
         return since_1970(numbers)
     try:
         dates = cells.cast(arrow.timestamp("us")).cast(arrow.int64()).to_numpy()
     except arrow.ArrowInvalid:
-        return _each(texts, where)
+        return _parse_each(texts, where)
     exact = dates.min() >= YEAR_1 and np.abs(dates).max() < 2**53
-    return (dates / 1e6, "") if exact else _each(texts, where)
+    return (dates / 1e6, "") if exact else _parse_each(texts, where)
 
 
 def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, str]:
@@ -115,73 +115,50 @@ def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndar
     if values.dtype.kind in "biuf":
         return since_1970(values.astype(np.float64))
     cells = values.ravel().tolist()
-    return all_seconds(cells, where) if all(isinstance(cell, str) for cell in cells) else _each(cells, where)
+    return all_seconds(cells, where) if all(isinstance(cell, str) for cell in cells) else _parse_each(cells, where)
 
 
 def dates(columns: Sequence[Sequence[str]], where: Callable[[int], str]) -> np.ndarray:
     """Return seconds since 1970 of dates in several columns: year, month, day, and optionally hour, minute, second."""
-    return _each(list(zip(*columns, strict=True)), where)[0]
+    return _parse_each(list(zip(*columns, strict=True)), where)[0]
 
 
-def _each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
-    known: dict[Any, float] = {}
-    zoned: dict[Any, bool] = {}
+def _parse_each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
+    """Return times as seconds since 1970, each parsed on its own, and the unit of numbers."""
+    times: dict[Any, float] = {}
+    zones: dict[Any, bool | None] = {}
     for row, cell in enumerate(cells):
-        if cell not in known:
+        if cell not in times:
             try:
-                known[cell] = _seconds(cell)
-                if _is_date(cell):
-                    zoned[cell] = _in_zone(cell)
+                times[cell], zones[cell] = _parse(cell)
             except (TypeError, ValueError, OverflowError):
-                raise _refused(where(row), cell) from None
-    if len({*zoned.values()}) > 1:
-        _refuse_mixed(cells, zoned, where)
-    found = np.array([known[cell] for cell in cells], np.float64)
-    return (found, "") if any(map(_is_date, known)) else since_1970(found)
+                shown = " ".join(cell) if isinstance(cell, tuple) else cell
+                allowed = "seconds or ISO 8601" if shown is cell else "year, month, day, hour, minute, second"
+                raise refused(_name_time(where(row)), shown, allowed) from None
+    if {True, False} <= {*zones.values()}:
+        zoned, bare = ([row for row, cell in enumerate(cells) if zones[cell] is zone] for zone in (True, False))
+        row = min(zoned, bare, key=len)[0]
+        but = f"a time zone is named in {len(zoned):,} and not in {len(bare):,}"
+        raise refused(_name_time(where(row)), str(cells[row]), "a zone in every time, or in none", but)
+    seconds = np.array([times[cell] for cell in cells], np.float64)
+    return since_1970(seconds) if {*zones.values()} <= {None} else (seconds, "")
 
 
-def _is_date(cell: Any) -> bool:
-    return isinstance(cell, tuple | date) or (isinstance(cell, str) and not is_number(cell))
-
-
-def _in_zone(cell: Any) -> bool:
-    """Tell whether a date says in which time zone it is."""
-    at = datetime.fromisoformat(cell) if isinstance(cell, str) else cell
-    return isinstance(at, datetime) and at.tzinfo is not None
-
-
-def _refuse_mixed(cells: Sequence[Any], zoned: Mapping[Any, bool], where: Callable[[int], str]) -> NoReturn:
-    """Raise for the first of the fewer times, where some name a time zone and others do not."""
-    dated = [row for row, cell in enumerate(cells) if cell in zoned]
-    rows = [[row for row in dated if zoned[cells[row]] is own] for own in (True, False)]
-    named, bare = map(len, rows)
-    but = f"a time zone is named in {named:,} and not in {bare:,}"
-    row = min(rows, key=len)[0]
-    raise refused(_at(where(row)), str(cells[row]), "a zone in every time, or in none", but)
-
-
-def _refused(where: str, cell: Any) -> FedtideError:
-    if isinstance(cell, tuple):
-        return refused(_at(where), " ".join(cell), "year, month, day, hour, minute, second")
-    return refused(_at(where), cell, "seconds or ISO 8601")
-
-
-def _at(where: str) -> str:
-    """Say that it is a time, where the column's name does not."""
-    return where if where.endswith(": time") else f"{where}: time"
-
-
-def _seconds(cell: Any) -> float:
+def _parse(cell: Any) -> tuple[float, bool | None]:
+    """Return a time as seconds since 1970, and whether it names a time zone; None for a number."""
     if cell is None or cell != cell:  # what pandas has for a missing time differs from itself
-        return math.nan
-    if isinstance(cell, str):
-        cell = float(cell) if is_number(cell) else datetime.fromisoformat(cell)
-    elif isinstance(cell, tuple):
-        year, month, day, *rest = (int(text if text.isascii() and "_" not in text else "") for text in cell)
-        hour, minute, second = [*rest, 0, 0, 0][:3]
-        cell = datetime(year, month, day, hour, minute, second)
+        return math.nan, None
+    if isinstance(cell, tuple):
+        cell = datetime(*[int(text if text.isascii() and "_" not in text else "") for text in cell])  # type: ignore[arg-type]
+    elif isinstance(cell, str) and not is_number(cell):
+        cell = datetime.fromisoformat(cell)
     elif isinstance(cell, date) and not isinstance(cell, datetime):
         cell = datetime.combine(cell, time())
     if isinstance(cell, datetime):
-        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
-    return float(cell)
+        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp(), cell.tzinfo is not None
+    return float(cell), None
+
+
+def _name_time(where: str) -> str:
+    """Return the place of a cell, with the word "time" if the name of the column lacks it."""
+    return where if where.endswith(": time") else f"{where}: time"

@@ -11,7 +11,7 @@ from fedtide.data.shift.what.calendar import Calendar
 from fedtide.data.shift.what.change_points import ChangePoints
 from fedtide.data.shift.what.cluster_drift import ClusterDrift
 from fedtide.data.shift.what.mixture import DomainMixture, Static
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Python, Rhythm, Window
+from fedtide.data.shift.what.plan import Dated, Holding, Plan, PopulationView, Python, Rhythm, Window
 from fedtide.data.shift.what.stream import Stream
 
 What = Annotated[
@@ -19,6 +19,6 @@ What = Annotated[
 ]
 
 __all__ = [
-    "Calendar", "ChangePoints", "ClusterDrift", "DomainMixture", "Holding", "Plan", "PopulationView", "Rhythm",
+    "Calendar", "ChangePoints", "ClusterDrift", "Dated", "DomainMixture", "Holding", "Plan", "PopulationView", "Rhythm",
     "Static", "Stream", "What", "Window",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown
 from fedtide.data.ragged import Ragged
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Window
+from fedtide.data.shift.what.plan import Dated, Holding, PopulationView, Window
 from fedtide.fields.types import Duration, Zone, explained, ingredient, kept_if, seconds_of, zone_of
 
 COME = "come"
@@ -165,7 +165,7 @@ class Calendar(Holding):
 
 
 @dataclass(frozen=True)
-class CalendarPlan(Plan):
+class CalendarPlan(Dated):
     """Times of the rows of each client, and the beginnings of the windows."""
 
     view: PopulationView
@@ -264,8 +264,8 @@ class CalendarPlan(Plan):
         begin, end = (self.edge(moment.round + step) - self._delay for step in (0, 1))
         return torch.from_numpy(self._within(COME, begin, end)[: self.view.registered] > 0)
 
-    def known(self, moment: Moment) -> tuple[Tensor, Tensor]:
-        """Return all rows that have come with their labels, held or not, and their owners."""
+    def arrived(self, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return all rows that have arrived with their labels, also those that are no longer held, and their owners."""
         rows, time, owner = self._sorted[COME]
         come = torch.from_numpy(time < self.edge(moment.round + 1) - self._delay)
         return rows[come], torch.from_numpy(owner)[come]

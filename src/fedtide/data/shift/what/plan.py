@@ -146,22 +146,6 @@ class Plan(Protocol):
         """Return the mask (registered,) of the clients that hold training rows; None where all always do."""
         return None
 
-    def fresh(self, moment: Moment) -> Tensor | None:
-        """Return the mask (registered,) of the clients that have new rows in a round; None where rows do not come."""
-        return None
-
-    def known(self, moment: Moment) -> tuple[Tensor, Tensor] | None:
-        """Return all rows that have come with their labels, and their owners; None where rows do not come."""
-        return None
-
-    def window(self, moment: Moment) -> Window | None:
-        """Return the window of a round; None where rounds are not of wall-clock time."""
-        return None
-
-    def clock(self, number: int) -> float | None:
-        """Return the time at which a round begins, in seconds on the clock of the run; None leaves it to devices."""
-        return None
-
     def group(self, moment: Moment) -> Tensor | None:
         """Return the true group of each client (clients,); None if it is the population's."""
         return None
@@ -182,6 +166,26 @@ class Plan(Protocol):
         """Tell whether a client holds other rows than at `before`, in any part."""
         then, now = ([self.hold(client, part, at) for part in self.view.parts] for at in (before, moment))
         return any(not torch.equal(a, b) for a, b in zip(then, now, strict=True))
+
+
+class Dated(Plan, Protocol):
+    """Rows that arrive at real times: a round is a window of wall-clock time, and rows of the next one are the test."""
+
+    @abstractmethod
+    def fresh(self, moment: Moment) -> Tensor:
+        """Return the mask (registered,) of the clients that have new rows in a round."""
+
+    @abstractmethod
+    def arrived(self, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return all rows that have arrived with their labels, and their owners."""
+
+    @abstractmethod
+    def window(self, moment: Moment) -> Window:
+        """Return the window of a round."""
+
+    @abstractmethod
+    def clock(self, number: int) -> float:
+        """Return the time at which a round begins, in seconds on the clock of the run."""
 
 
 @dataclass(frozen=True)
