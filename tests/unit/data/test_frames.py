@@ -57,8 +57,8 @@ def test_rows_are_the_same_bits_from_a_frame_and_a_file(tmp_path, library, capsy
     times = "2026-03-01 00:15 to 2026-03-10 15:15"
     assert capsys.readouterr().err.splitlines() == [
         "table: 40 rows",
-        "label: bought (2 classes, guessed: no column has a label-like name); client: shop_id (4 values); domain: none; "
-        f"time: when ({times}); "
+        "label: bought (2 classes, guessed: no column has a label-like name); client: shop_id (4 values); "
+        f"domain: none; time: when ({times}); "
         "features: basket and wind (categories)",
         "left out: No (numbers the rows) and country (always the same)",
     ]

@@ -15,9 +15,9 @@ from PIL import Image
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import Domains, Images
-from fedtide.data.sources.images import pixels as read_pixels
 from fedtide.runs.digest import digest_of
 from helpers.idx_files import idx_bytes
+from helpers.images import count_decoded
 
 Pixels = dict[str, np.ndarray]
 
@@ -174,8 +174,7 @@ def test_a_cache_is_made_once_and_anew_if_the_pictures_are_others(tmp_path, kind
     plain = load(written(pixels))
     assert not (tmp_path / "kept").exists()
     first = load(tmp_path / "pets", cache=str(cache))
-    read = []
-    monkeypatch.setattr("fedtide.data.sources.images.pixels", lambda *given: read.append(given) or read_pixels(*given))
+    read = count_decoded(monkeypatch)
     second = load(tmp_path / "pets", cache=str(cache))
     assert read == []
     for rows in (first, second):

@@ -21,6 +21,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
 from fedtide.data.sources import Domains, Manifest, images
 from fedtide.runs.digest import digest_of
+from helpers.images import count_decoded
 
 PAGE = Path(__file__).parents[3] / "docs" / "fielding-data.md"
 
@@ -157,8 +158,7 @@ def test_without_clients_there_is_no_natural_partition(tmp_path):
 
 
 def test_a_cache_is_made_once_and_anew_if_something_is_another(tmp_path, monkeypatch):
-    read, original = [], images.pixels
-    monkeypatch.setattr(images, "pixels", lambda *given: read.append(given) or original(*given))
+    read = count_decoded(monkeypatch)
     cache = tmp_path / "kept" / "pixels.npz"
     path = table(tmp_path, HEADER, *ROWS)
     plain = load(path)

@@ -58,7 +58,7 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith(
-        "label: score (2 classes, guessed: no column has a label-like name); client: station_id (20 values); time: when (20"
+        "label: score (2 classes, guessed: no column has a label-like name); client: station_id (20 values); time:"
     )
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
 

@@ -1,12 +1,13 @@
-"""Image files: in a folder for each class, or listed by a table."""
+"""Image files (JPEG, PNG and all other formats of Pillow): in a folder for each class, or listed by a table."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -26,39 +27,39 @@ from fedtide.fields.types import Count, ingredient
 
 Arrays = Mapping[str, np.ndarray]
 
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+NEEDED = ("path", "label")
+COLUMNS = (*NEEDED, "client", "time", "domain", "split")
 
-def pillow(kind: str) -> Any:
-    """Return Pillow's Image module, which a source of this kind needs."""
+
+def decode(
+    kind: str, files: Iterable[tuple[str, bytes]], channels: int, size: int | None = None
+) -> Iterator[np.ndarray]:
+    """Yield the pixels (channels, height, width) of image files of equal size.
+
+    Args:
+        kind: kind of the source, for messages.
+        files: the place of each file, for messages, and its bytes.
+        channels: 3 for color, 1 for gray.
+        size: height and width to resize to; None keeps the size of the images.
+    """
     try:
         from PIL import Image
     except ImportError:
         raise FedtideError(f"data.source.kind: '{kind}' needs Pillow; pip install \"fedtide[data]\"") from None
-    return Image
-
-
-def pixels(where: str, image: Any, data: bytes, channels: int, size: int | None = None) -> np.ndarray:
-    """Read the pixels (channels, height, width) of one image file.
-
-    Args:
-        where: the file, for the error message.
-        image: the result of `pillow`.
-        data: bytes of the file.
-        channels: 3 for color, 1 for gray.
-        size: height and width to resize to; None keeps the size of the image.
-    """
-    with reading(where, "a picture", image.DecompressionBombError), image.open(io.BytesIO(data)) as opened:
-        picture = opened.convert("L" if channels == 1 else "RGB")
-        if size is not None and picture.size != (size, size):
-            picture = picture.resize((size, size), image.Resampling.BILINEAR)
-        found = np.asarray(picture)
-    return found[None] if channels == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
-
-
-def same_size(where: str, found: np.ndarray, first: np.ndarray) -> None:
-    """Raise if the size of an image differs from that of the first."""
-    if found.shape != first.shape:
-        size, wanted = (f"{p.shape[2]} x {p.shape[1]}" for p in (found, first))
-        raise refused(f"{where}: pixels", size, f"{wanted}, as the first picture")
+    first = None
+    for where, data in files:
+        with reading(where, "a picture", Image.DecompressionBombError), Image.open(io.BytesIO(data)) as file:
+            image = file.convert("L" if channels == 1 else "RGB")
+            if size is not None and image.size != (size, size):
+                image = image.resize((size, size), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image)
+        pixels = pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        first = pixels if first is None else first
+        if pixels.shape != first.shape:
+            found, wanted = (f"{picture.shape[2]} x {picture.shape[1]}" for picture in (pixels, first))
+            raise refused(f"{where}: pixels", found, f"{wanted}, as the first picture")
+        yield pixels
 
 
 class Cached(Loading):
@@ -70,22 +71,22 @@ class Cached(Loading):
         """Return the source without its cache."""
         return replace(self, cache=None)  # type: ignore[type-var]
 
-    def kept(self, key: Callable[[], str], names: tuple[str, ...], read: Callable[[], Arrays]) -> Arrays:
-        """Return the arrays cached under a key; otherwise those that `read` makes, which are then cached.
+    def read_cached(self, key: Callable[[], str], names: tuple[str, ...], read: Callable[[], Arrays]) -> Arrays:
+        """Return the arrays cached under a key; otherwise read them and cache them.
 
         Args:
             key: function to an identifier of the arrays; the file is replaced if it has another one.
             names: names of the arrays.
-            read: the function that makes them.
+            read: the function that reads them.
         """
         if self.cache is None:
             return read()
         cache, wanted = Path(self.cache).expanduser(), key()
         if cache.exists():
             what = "a cache: delete it"
-            with reading(f"data.source.cache: {cache}", what), open(cache, "rb") as file, np.load(file) as found:
-                if str(found["key"]) == wanted:
-                    return {name: found[name] for name in names}
+            with reading(f"data.source.cache: {cache}", what), open(cache, "rb") as file, np.load(file) as stored:
+                if str(stored["key"]) == wanted:
+                    return {name: stored[name] for name in names}
         arrays = read()
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
@@ -94,9 +95,6 @@ class Cached(Loading):
         except OSError as error:
             raise FedtideError(f"data.source.cache: cannot write {cache} ({error})") from None
         return arrays
-
-
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 @ingredient
@@ -126,10 +124,10 @@ class Images(Cached):
         """Read the images, or their pixels from the cache."""
         path = find(self.path, directory)
         names = ("x", "y", "held_out")
-        kept = self.kept(lambda: f"{_fingerprint(path)} {self.channels}", names, lambda: self._read(path))
-        x, y, held_out = (kept[name] for name in names)
+        arrays = self.read_cached(lambda: f"{_hash_images(path)} {self.channels}", names, lambda: self._read(path))
+        x, y, held_out = (arrays[name] for name in names)
         if self.order is not None:
-            place = self._places(path, y, held_out, directory)
+            place = self._places(self.order, path, y, held_out, directory)
             x, y, held_out = x[place], y[place], held_out[place]
         return Rows(
             path.name,
@@ -139,57 +137,59 @@ class Images(Cached):
             held_out=torch.from_numpy(held_out) if held_out.any() else None,
         )
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
     def _read(self, path: Path) -> Arrays:
         """Return pixels (rows, channels, height, width), labels and the mask of test rows; training rows come first."""
-        image = pillow(self.kind)
-        found: list[tuple[bool, str, str, np.ndarray]] = []
-        for name, data in _files(path):
-            parts = PurePosixPath(name).parts
-            if len(parts) < 2:
-                raise refused(f"{path}: picture", name, "<class>/<picture>")
-            picture = pixels(f"{path}: {name}", image, data, self.channels)
-            if found:
-                same_size(f"{path}: {name}", picture, found[0][3])
-            found.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1], picture))
-        if not any(not for_testing for for_testing, *_ in found):
+        images: list[tuple[bool, str, str]] = []
+
+        def files() -> Iterator[tuple[str, bytes]]:
+            for name, data in _files(path):
+                parts = PurePosixPath(name).parts
+                if len(parts) < 2:
+                    raise refused(f"{path}: picture", name, "<class>/<picture>")
+                images.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1]))
+                yield f"{path}: {name}", data
+
+        pixels = list(decode(self.kind, files(), self.channels))
+        if all(held_out for held_out, *_ in images):
             allowed = f"one or more ({', '.join(ENDINGS)}), in a folder for each class"
             raise refused(f"{path}: pictures to train on", 0, allowed)
-        found.sort(key=lambda picture: picture[:3])
-        classes = {name: k for k, name in enumerate(sorted({label for _, label, *_ in found}))}
+        order = sorted(range(len(images)), key=images.__getitem__)
+        classes = {name: k for k, name in enumerate(sorted({label for _, label, _ in images}))}
         return {
-            "x": np.stack([picture for *_, picture in found]),
-            "y": np.array([classes[label] for _, label, *_ in found], dtype=np.int64),
-            "held_out": np.array([for_testing for for_testing, *_ in found]),
+            "x": np.stack([pixels[k] for k in order]),
+            "y": np.array([classes[images[k][1]] for k in order], dtype=np.int64),
+            "held_out": np.array([images[k][0] for k in order]),
         }
 
-    # -- another order ------------------------------------------------------------------------------------------------
-
-    def _places(self, path: Path, y: np.ndarray, held_out: np.ndarray, directory: Path | None) -> np.ndarray:
+    def _places(
+        self, order: tuple[str, str], path: Path, y: np.ndarray, held_out: np.ndarray, directory: Path | None
+    ) -> np.ndarray:
         """Return for each row of the wanted order its current position."""
-        assert self.order is not None
         places = []
-        for name, part in zip(self.order, (False, True), strict=True):
-            own = np.flatnonzero(held_out == part)
+        for name, part in zip(order, (False, True), strict=True):
+            rows = np.flatnonzero(held_out == part)
             file = find(name, directory)
             wanted = read_idx(file).astype(np.int64)
-            if wanted.ndim != 1 or not np.array_equal(np.sort(wanted), np.sort(y[own])):
+            if wanted.ndim != 1 or not np.array_equal(np.sort(wanted), np.sort(y[rows])):
                 allowed = f"as many labels of each class as {path} has pictures to {'test' if part else 'train'}"
                 raise FedtideError(f"data.source.order: {file}: found other labels, allowed: {allowed}")
             # Both are sorted by class with a stable sort, which matches the k-th rows of each class.
-            place = np.empty_like(own)
-            place[np.argsort(wanted, kind="stable")] = own[np.argsort(y[own], kind="stable")]
+            place = np.empty_like(rows)
+            place[np.argsort(wanted, kind="stable")] = rows[np.argsort(y[rows], kind="stable")]
             places.append(place)
         return np.concatenate(places)
+
+
+def _images_in(folder: Path) -> list[tuple[str, Path]]:
+    """Return the image files below a folder, sorted, each with the name below it."""
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in ENDINGS]
+    return [(file.relative_to(folder).as_posix(), file) for file in files if file.is_file()]
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name below `path` and the bytes of each image."""
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.suffix.lower() in ENDINGS and file.is_file():
-                yield file.relative_to(path).as_posix(), file.read_bytes()
+        yield from ((name, file.read_bytes()) for name, file in _images_in(path))
         return
     with reading(path, "a tar archive"), opened(path) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
         for member in archive:
@@ -204,21 +204,15 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
             raise tarfile.ReadError("it has no end")
 
 
-def _fingerprint(path: Path) -> str:
+def _hash_images(path: Path) -> str:
     """Return a hash that detects other images: of the bytes of an archive, or of names and sizes in a folder."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.suffix.lower() in ENDINGS:
-                found.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
+        digest.update("".join(f"{name} {file.stat().st_size}\n" for name, file in _images_in(path)).encode())
     else:
         with open(path, "rb") as archive:
-            hashlib.file_digest(archive, lambda: found)
-    return found.hexdigest()
-
-
-NEEDED = ("path", "label")
-COLUMNS = (*NEEDED, "client", "time", "domain", "split")
+            hashlib.file_digest(archive, lambda: digest)
+    return digest.hexdigest()
 
 
 @ingredient
@@ -248,9 +242,9 @@ class Manifest(Cached):
         """Read the table, and the images or their pixels from the cache."""
         path = find(self.path, directory)
         header = read_names(path)
-        for column in header:
-            if column not in COLUMNS:
-                raise unknown(f"{path}: row 1", column, COLUMNS)
+        for name in header:
+            if name not in COLUMNS:
+                raise unknown(f"{path}: row 1", name, COLUMNS)
         cells = read_cells(path, [], [*dict.fromkeys([*NEEDED, *header])])
         columns, where = cells.texts, cells.where
         labels = labels_of(columns["label"], where)
@@ -260,33 +254,33 @@ class Manifest(Cached):
         time = all_seconds(columns["time"], where)[0] if "time" in columns else None
         held_out = _held_out(path, columns["split"], where) if "split" in columns else None
         files = _listed_files(path, columns["path"], where)
-        key = lambda: f"{_table_fingerprint(path, files)} {self.channels} {self.size}"  # noqa: E731
-        x = self.kept(key, ("x",), lambda: {"x": self._read(files)})["x"]
+        key = lambda: f"{_hash_listed(path, files)} {self.channels} {self.size}"  # noqa: E731
+        x = self.read_cached(key, ("x",), lambda: {"x": self._read(files)})["x"]
         return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
         """Read the pixels (rows, channels, height, width) of all images."""
-        image = pillow(self.kind)
-        x: np.ndarray | None = None
-        for k, (where, file) in enumerate(files):
-            try:
-                data = file.read_bytes()
-            except OSError as error:
-                raise FedtideError(f"{where}: cannot be read ({error.strerror})") from None
-            picture = pixels(where, image, data, self.channels, self.size)
-            if x is None:
-                x = _room(len(files), picture.shape)
-            same_size(where, picture, x[0] if k else picture)
-            x[k] = picture
-        assert x is not None, "a table has rows"
+
+        def contents() -> Iterator[tuple[str, bytes]]:
+            for where, file in files:
+                try:
+                    yield where, file.read_bytes()
+                except OSError as error:
+                    raise FedtideError(f"{where}: cannot be read ({error.strerror})") from None
+
+        pictures = decode(self.kind, contents(), self.channels, self.size)
+        first = next(pictures)
+        x = _allocate(len(files), first.shape)
+        for row, picture in enumerate(chain([first], pictures)):
+            x[row] = picture
         return x
 
 
 def _held_out(path: Path, column: list[str], where: Where) -> np.ndarray | None:
-    """Return the mask of the test rows; None where there are none."""
-    for place, cell in enumerate(column):
+    """Return the mask of the test rows; None if there are none."""
+    for row, cell in enumerate(column):
         if cell not in ("train", "test"):
-            raise refused(f"{where(place)}: split", cell, "train, test")
+            raise refused(f"{where(row)}: split", cell, "train, test")
     held_out = np.array([cell == "test" for cell in column])
     if held_out.all():
         raise FedtideError(f"{path}: no pictures to train on: every split is 'test'")
@@ -296,32 +290,29 @@ def _held_out(path: Path, column: list[str], where: Where) -> np.ndarray | None:
 def _listed_files(path: Path, column: list[str], where: Where) -> list[tuple[str, Path]]:
     """Return the image files, each with the beginning of its error message."""
     names_of("path", column, where)
-    files = [(f"{where(place)}: {cell}", path.parent / cell) for place, cell in enumerate(column)]
-    for named, file in files:
-        if not _there(file):
-            raise FedtideError(f"{named}: no such picture file; paths are relative to the folder of the table")
+    files = [(f"{where(row)}: {cell}", path.parent / cell) for row, cell in enumerate(column)]
+    for place, file in files:
+        try:
+            missing = not file.is_file()
+        except OSError:  # a name that is too long, or a folder without permission
+            missing = True
+        if missing:
+            raise FedtideError(f"{place}: no such picture file; paths are relative to the folder of the table")
     return files
 
 
-def _there(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError:  # a name that is too long, or a folder without permission
-        return False
-
-
-def _room(rows: int, shape: tuple[int, ...]) -> np.ndarray:
+def _allocate(rows: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return memory for all pictures; raise if there is too little."""
     try:
         return np.empty((rows, *shape), np.uint8)
     except (MemoryError, ValueError):
         size = rows * int(np.prod(shape)) / 2**30
-        made = f"{rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than there is"
-        raise FedtideError(f"data.source.size: {made}; allowed: a smaller size") from None
+        line = f"{rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than there is"
+        raise FedtideError(f"data.source.size: {line}; allowed: a smaller size") from None
 
 
-def _table_fingerprint(path: Path, files: list[tuple[str, Path]]) -> str:
+def _hash_listed(path: Path, files: list[tuple[str, Path]]) -> str:
     """Return a hash that detects other images: of the bytes of the table and the sizes of its files."""
-    found = hashlib.blake2b(path.read_bytes(), digest_size=16)
-    for _, file in files:
-        found.update(f"{file.stat().st_size}\n".encode())
-    return found.hexdigest()
+    digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
+    digest.update("".join(f"{file.stat().st_size}\n" for _, file in files).encode())
+    return digest.hexdigest()
