@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability, AvailabilityPlan, Timetable, read_timetable
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
-from fedtide.runs.runner import judge_of
 from helpers.examples import examples
 from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
 
@@ -249,32 +247,7 @@ def test_who_was_awake_in_rounds_can_be_replayed(tmp_path):
     assert (run.folder / "rounds.jsonl").read_bytes() == (again.folder / "rounds.jsonl").read_bytes()
 
 
-def test_methods_meet_the_same_arrivals(tmp_path):
-    experiment = study(A, SCAFFOLD, shift={"who": {**awake_in(tmp_path, 6.0)}})
-    cohorts = []
-    for method in experiment.method:
-        fleet = judge_of(experiment, method, 0, MemoryStore(None)).fleet
-        fleet.begin(Moment(3, 6, 3.0))
-        cohorts.append(fleet.arrivals(3).tolist())
-    assert cohorts[0] == cohorts[1]
-
-
 # -- files and digests -------------------------------------------------------------------------------------------------
-
-
-def test_a_run_is_not_continued_with_another_file(tmp_path):
-    """Every file beside the source's that a configuration names is part of what a checkpoint belongs to."""
-    experiment = study(A, shift={"who": awake_in(tmp_path)})
-    run = run_of(experiment, tmp_path / "run")
-    list(run.play(lambda: True))
-    trace(tmp_path, "0,0,3", "1,1,9")
-    with pytest.raises(FedtideError, match="this checkpoint belongs to another configuration"):
-        list(run.play())
-    awake_in(tmp_path)
-    list(run.play())
-    (tmp_path / "awake.csv").unlink()
-    with pytest.raises(FedtideError, match=r"shift.who.path: no such file or folder: .*awake.csv"):
-        list(run.play())
 
 
 @pytest.mark.parametrize("name", ["changes.csv", "shares.csv", "latency.json", "lines.csv", "saved", "replay"])
@@ -301,9 +274,3 @@ def test_the_content_of_a_file_is_part_of_the_digest(tmp_path, name):
     missing = study(A, shift={"what": {"kind": "change-points", "when": f"file:{path}"}})
     with pytest.raises(FedtideError, match="no such file"):
         digest_of(missing, missing.method[0], 0)
-
-
-def test_settings_are_kept(tmp_path):
-    who = trace(tmp_path, "0,0,3", period=5.0, match="drawn")
-    assert replace(who, match="client").period == 5.0
-    assert study(A, shift={"who": "availability:some.csv"}).shift.who == Availability(path="some.csv")

@@ -19,7 +19,6 @@ from fedtide.data.partition import (
     IID,
     ByGroup,
     Dirichlet,
-    DirichletClass,
     LabelShards,
     Majority,
     Pachinko,
@@ -87,12 +86,6 @@ def test_the_same_partition_for_each_group_is_the_same_population():
             assert torch.equal(plain.parts[part].start, twice.parts[part].start)
 
 
-def test_the_order_in_which_groups_are_written_changes_nothing():
-    there = ByGroup(of=dict(reversed(two().of.items())))
-    a, b = (build(rows(), partition, ByDomain()) for partition in (two(), there))
-    assert torch.equal(a.parts["train"].rows, b.parts["train"].rows)
-
-
 def test_unseen_clients_are_divided_equally_and_dealt_as_their_group():
     population = build(rows(test=30), two(), ByDomain(), held_out_clients=HeldOutClients(clients=4, samples=10))
     assert population.group[population.held_out_clients].tolist() == [0, 0, 1, 1]
@@ -106,22 +99,6 @@ def test_a_test_set_is_dealt_within_its_group():
         mine = population.parts["test"][client]
         assert set(population.rows.domain[mine].tolist()) <= {int(client >= 3)}
     assert population.counts(population.clients, "test").sum() == 60
-
-
-def test_groups_by_labels_have_partitions_too():
-    groups = ByLabels(labels=((4, 5), (0, 1, 2, 3)), names=("day", "night"))
-    night = Pachinko(clients=7, samples=20, groups=((0, 1), (2, 3)))
-    population = build(rows(), two(IID(clients=2), night), groups, WHOLE)
-    assert population.group_names == ("day", "night")
-    assert population.counts(population.clients, "train").tolist() == [70] * 2 + [20] * 7
-
-
-def test_clients_without_rows_are_allowed_where_a_group_allows_them():
-    many = DirichletClass(clients=60, alpha=0.01, min_samples=0)
-    population = build(rows(), two(night=many), ByDomain(), WHOLE)
-    assert (population.counts(population.clients, "train") == 0).any()
-    assert two(night=many).min_samples == 0
-    assert two().min_samples == 1
 
 
 @pytest.mark.parametrize(("partition", "groups", "said"), [
@@ -138,14 +115,6 @@ def test_what_does_not_fit_is_one_line(partition, groups, said):
     with pytest.raises(FedtideError, match=said) as caught:
         build(rows(), partition, groups)
     assert "\n" not in str(caught.value)
-
-
-def test_sequences_can_be_dealt_by_no_labels():
-    words = torch.ones(40, 5, dtype=torch.int64)
-    text = Rows("words", words, words, 4, torch.arange(40) % 2, ("day", "night"), padding=0)
-    assert build(text, two(IID(2), IID(3)), ByDomain()).registered == 5
-    with pytest.raises(FedtideError, match=r"data.partition.of.night.kind: found 'dirichlet', but .*allowed: iid$"):
-        build(text, two(), ByDomain())
 
 
 @pytest.mark.parametrize("kind", ["natural", "resample", "rotation", "saved", "by-group"])

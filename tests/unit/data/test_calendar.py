@@ -10,7 +10,6 @@ import torch
 
 from fedtide import Task, algorithms, simulate
 from fedtide.config import read
-from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
 from fedtide.data.groups import Split
@@ -94,12 +93,6 @@ def test_what_does_not_fit_is_one_clear_line(make, said):
 def test_as_many_rounds_as_have_a_next_window_are_played():
     people(Calendar(begin="1970-01-02")).check(8)
     assert people(Calendar(begin="1970-01-02"), clock="seconds").plan.windows == 9
-
-
-def test_a_run_counts_time_from_the_midnight_before_its_first_window():
-    population = people(Calendar(window="6h", begin="1970-01-02T12:00"))
-    assert [population.clock(number) for number in (0, 1, 2, 6)] == [DAY / 2, DAY * 0.75, DAY, 2 * DAY]
-    assert people(Calendar(), who=Data()).window(Moment(0, 8)).begin == "1970-01-02T00:00:00+00:00"
 
 
 STUDY = """
@@ -229,12 +222,6 @@ def test_a_client_that_has_nothing_yet_is_judged_on_what_it_will_have():
     )
     assert result.lines[1]["window"]["came"] == 1
     assert result.lines[1]["scores"]["train_clients"]["rows"] == 8 + 4
-
-
-def test_a_beginning_after_what_was_learned_will_do():
-    source = with_learned(rows(), torch.arange(24))
-    assert people(Calendar(begin="1970-01-01T23:01"), source).plan.windows == 9
-    assert people(Calendar(), source).window(Moment(0, 8)).begin == "1970-01-02T00:00:00+00:00"
 
 
 @pytest.mark.parametrize("calendar", [True, False])

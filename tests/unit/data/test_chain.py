@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,12 +67,3 @@ def test_what_a_run_keeps_of_its_shift_does_not_grow_with_events(shift):
 def test_events_of_a_drift_are_numbered_in_the_order_of_their_times(events, every):
     trace = ClusterDriftPlan(ClusterDrift(groups=2, labels=1, every=every, events=tuple(events)), None)
     assert [trace._when(n) for n in range(1, trace.number(20.0) + 1)] == trace._events(20.0)
-
-
-def test_a_drift_that_is_looked_at_backwards_is_the_same():
-    experiment = study(A, data={"groups": {"by": "none"}}, shift={"who": "always"})
-    shift = Shift(what=ClusterDrift(groups=2, labels=1, every=1))
-    forth, back = (population_of(experiment, replace(shift), 0) for _ in range(2))
-    groups = {number: forth.group_at(Moment(number, 40)) for number in range(40)}
-    for number in reversed(range(40)):
-        assert torch.equal(back.group_at(Moment(number, 40)), groups[number])

@@ -59,14 +59,6 @@ def test_sources_with_the_same_word_share_their_labels(labels, first, classes):
     ]
 
 
-def test_words_of_ones_own_are_the_short_spellings():
-    plain = Gaussians(samples=12, classes=3, domains=1)
-    for short, labels in (("shared", ("x", "x")), ("disjoint", ("x", "y"))):
-        rows = [Domains(("a", "b"), (plain, plain), said).load(None, 0) for said in (short, labels)]
-        assert torch.equal(rows[0].y, rows[1].y)
-        assert rows[0].classes == rows[1].classes
-
-
 @pytest.mark.parametrize(
     ("labels", "line"),
     [
@@ -92,20 +84,6 @@ def test_one_domain_of_the_characters_is_the_same_rows_as_of_both(labels, classe
         assert torch.equal(one.held_out, same.held_out)
         assert torch.equal(one.y, same.y - (10 if k and labels == "disjoint" else 0))
         assert one.y.unique().tolist() == list(range(count))
-
-
-def test_the_domains_of_the_characters_beside_another_source(tmp_path):
-    np.savez(tmp_path / "clothes.npz", x=np.zeros((6, 1, 28, 28), np.uint8), y=np.arange(6) % 2)
-    sources = (DayNightCharacters("disjoint", "day"), DayNightCharacters("disjoint", "night"), NPZ("clothes.npz"))
-    rows = Domains(("digits", "letters", "clothes"), sources, ("characters", "characters", "clothes")).load(tmp_path, 0)
-    assert rows.classes == 26 + 2
-    assert [rows.y[rows.domain == k].unique().tolist() for k in range(3)] == [[*range(10)], [*range(26)], [26, 27]]
-    assert Domains(("digits", "letters", "clothes"), sources).load(tmp_path, 0).classes == 10 + 26 + 2
-
-
-def test_domains_without_test_sets_hold_nothing_out():
-    plain = Gaussians(samples=4, domains=1)
-    assert Domains(("a", "b"), (plain, plain)).load(None, 0).held_out is None
 
 
 def test_domains_of_other_shapes_are_one_line():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -98,13 +98,6 @@ def test_a_parquet_file_is_read_as_a_csv_file_is(tmp_path):
 def test_dates_of_any_kind_are_seconds(library, times):
     rows = table(frame_of(library, {"a": [1.0, 2.0], "when": times, "label": [0, 1]}), time="when", quiet=True)
     assert rows.time.tolist() == [1772366400.0, 1772452800.0]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_days_are_midnight(library):
-    days = [date(2026, 3, 1), date(2026, 3, 2)]
-    rows = table(frame_of(library, {"a": [1.0, 2.0], "when": days, "label": [0, 1]}), quiet=True)
-    assert rows.time.tolist() == [1772323200.0, 1772409600.0]
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources import Domains, Images
+from fedtide.data.sources import Images
 from fedtide.runs.digest import digest_of
 from helpers.idx_files import idx_bytes
 from helpers.images import count_decoded
@@ -91,14 +91,6 @@ def test_pictures_come_back_by_class_and_name_training_rows_first(tmp_path, kind
     assert (rows.classes, rows.shape, rows.name) == (2, (3, 6, 5), "pets")
 
 
-def test_without_parts_nothing_is_held_out(tmp_path):
-    pixels = drawn("cat/1.png", "dog/1.png", "dog/2.png")
-    rows = load(folder(tmp_path / "pets", pixels))
-    assert rows.held_out is None
-    assert rows.y.tolist() == [0, 1, 1]
-    assert np.array_equal(rows.x.numpy(), planes(*pixels.values()))
-
-
 def test_pictures_become_gray_or_colored(tmp_path):
     pixels = drawn("cat/1.png", "dog/1.png")
     path = folder(tmp_path / "pets", pixels)
@@ -110,19 +102,6 @@ def test_pictures_become_gray_or_colored(tmp_path):
     mixed = load(path)
     assert mixed.shape == (3, 6, 5)
     assert torch.equal(mixed.x[0, 0], mixed.x[0, 2])
-
-
-def test_jpeg_is_read_as_pillow_does(tmp_path):
-    pixels = drawn("cat/1.jpg", "dog/1.JPG".lower())
-    rows = load(folder(tmp_path / "pets", pixels))
-    for x, name in zip(rows.x.numpy(), pixels, strict=True):
-        assert np.array_equal(x, np.asarray(Image.open(tmp_path / "pets" / name)).transpose(2, 0, 1))
-
-
-def test_it_may_be_one_of_two_domains(tmp_path):
-    path = str(folder(tmp_path / "pets", drawn("cat/1.png", "dog/1.png")))
-    rows = Domains(("day", "night"), (Images(path), Images(path))).load(None, 0)
-    assert (len(rows), rows.classes) == (4, 4)
 
 
 # -- another order -----------------------------------------------------------------------------------------------------
@@ -185,16 +164,6 @@ def test_a_cache_is_made_once_and_anew_if_the_pictures_are_others(tmp_path, kind
     assert (len(load(more, cache=str(cache))), load(more, cache=str(cache)).classes, len(read)) == (7, 3, 7)
     assert (load(more, cache=str(cache), channels=1).shape, len(read)) == ((1, 6, 5), 14)
     assert [p.name for p in cache.parent.iterdir()] == ["pets.npz"]
-
-
-def test_a_cache_keeps_the_pictures_of_one_order(tmp_path):
-    """The order is applied to what was kept."""
-    path, cache = archive(tmp_path / "pets", drawn(*NAMES)), str(tmp_path / "pets.npz")
-    order = ordered(tmp_path, [1, 0, 0, 1], [1, 0])
-    plain = load(path, order=order)
-    for _ in range(2):
-        assert torch.equal(load(path, order=order, cache=cache).x, plain.x)
-    assert torch.equal(load(path, cache=cache).x, load(path).x)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an npz", None], ids=["empty", "other", "another npz"])

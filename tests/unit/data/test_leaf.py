@@ -73,23 +73,11 @@ def test_files_called_test_in_a_folder_called_train_are_to_train_on(tmp_path):
     assert load(tmp_path / "set").held_out is None
 
 
-def test_several_files_of_a_part_are_read_one_after_the_other(tmp_path):
-    write(tmp_path / "set" / "train" / "0.json", leaf({"ann": BOB}))
-    write(tmp_path / "set" / "train" / "1.json", leaf({"bob": BOB, "ann": ANN}))
-    rows = load(tmp_path / "set")
-    assert (rows.y.tolist(), rows.client.tolist(), rows.client_names) == ([1, 1, 2, 0], [0, 1, 0, 0], ("ann", "bob"))
-
-
 def test_rows_may_have_a_shape_and_classes_that_nobody_holds(tmp_path):
     path = write(tmp_path / "all.json", leaf({"ann": ANN}, hierarchies=["x"]))
     rows = load(path, shape=(1, 2, 2), classes=62)
     assert (rows.shape, rows.classes) == ((1, 2, 2), 62)
     assert rows.x[0].tolist() == [[[0.0, 0.5], [1.0, 0.25]]]
-
-
-def test_a_user_without_rows_is_left_out(tmp_path):
-    rows = load(write(tmp_path / "all.json", leaf({"ann": {"x": [], "y": []}, "bob": BOB})))
-    assert rows.client_names == ("bob",)
 
 
 def test_users_are_the_natural_clients_and_their_test_rows_their_own(tmp_path):
@@ -153,34 +141,21 @@ def test_another_file_is_one_line(tmp_path, content):
     ("content", "line"),
     [
         ([1, 2], "no 'users'; allowed: a file of LEAF, with users, num_samples and user_data"),
-        ({"num_samples": [], "user_data": {}}, "no 'users'"),
         ({"users": [], "user_data": {}}, "no 'num_samples'"),
         ({"users": [], "num_samples": [], "user_data": []}, "no 'user_data'"),
         (leaf({"ann": ANN}, users=["ann", "bob"]), "number of num_samples: found 1, allowed: 2, as there are users"),
         (leaf({"ann": ANN}, users=["bob"]), "user 'bob': no lists x and y in user_data"),
-        (leaf({"ann": ANN}, users=["ann", "ann"], num_samples=[2, 2]), "user 'ann': no lists x and y in user_data"),
         (leaf({"ann": ANN}, users=[["ann"]]), "users: found ['ann'], allowed: names"),
-        (leaf({"ann": ANN}, user_data={"ann": [1]}), "user 'ann': no lists x and y in user_data"),
         (leaf({"ann": {"x": ANN["x"], "y": 1}}, num_samples=[1], users=["ann"]), "user 'ann': no lists x and y"),
         (leaf({"ann": ANN}, num_samples=[3]), "user 'ann': rows in x and y: found (2, 2), allowed: 3, as"),
         (leaf({"ann": {**ANN, "x": ANN["x"][:1]}}), "user 'ann': rows in x and y: found (1, 2), allowed: 2"),
-        (leaf({"ann": {**ANN, "x": []}}), "user 'ann': rows in x and y: found (0, 2)"),
         (leaf({"ann": {**ANN, "x": [[1.0], [1.0, 2.0]]}}), "user 'ann': allowed: in x lists of equally many numbers"),
-        (leaf({"ann": {**ANN, "x": ["some", "words"]}}), "user 'ann': allowed: in x lists of equally many numbers"),
         (leaf({"ann": {**ANN, "x": [1.0, 2.0]}}), "user 'ann': shapes of x and y: found ((2,), (2,)), allowed"),
         (leaf({"ann": {**ANN, "y": [[1], [2]]}}), "user 'ann': shapes of x and y: found ((2, 4), (2, 1)), allowed"),
         (leaf({"ann": {**ANN, "y": [0, 0.5]}}), "user 'ann', row 1: label: found 0.5, allowed: whole numbers from 0"),
-        (leaf({"ann": {**ANN, "y": [0, -1]}}), "user 'ann', row 1: label: found -1.0, allowed: whole numbers from 0"),
-        (
-            leaf({"ann": {**ANN, "y": [0, 1e30]}}),
-            "user 'ann', row 1: label: found 1e+30, allowed: whole numbers",
-        ),
-        (
-            leaf({"ann": {**ANN, "y": [0, 1_000_000]}}),
-            "user 'ann', row 1: label: found 1000000, but 2 rows",
-        ),
+        (leaf({"ann": {**ANN, "y": [0, 1e30]}}), "user 'ann', row 1: label: found 1e+30, allowed: whole numbers"),
+        (leaf({"ann": {**ANN, "y": [0, 1_000_000]}}), "user 'ann', row 1: label: found 1000000, but 2 rows"),
         (leaf({"ann": {**ANN, "x": [[0.0] * 4, [math.nan] * 4]}}), "user 'ann', row 1: a feature is NaN or infinite"),
-        (leaf({"ann": {**ANN, "x": [[1e300] * 4, [0.0] * 4]}}), "user 'ann', row 0: a feature is NaN or infinite"),
         (
             leaf({"ann": ANN, "bob": {"x": [[1.0]], "y": [0]}}),
             "user 'bob': number of features: found 1, allowed: 4, as in the first",

@@ -19,8 +19,7 @@ from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
-from fedtide.data.sources import Domains, Manifest, images
-from fedtide.runs.digest import digest_of
+from fedtide.data.sources import Manifest, images
 from helpers.images import count_decoded
 
 PAGE = Path(__file__).parents[3] / "docs" / "fielding-data.md"
@@ -75,18 +74,6 @@ def test_every_column_comes_back_in_the_order_of_the_table(tmp_path):
     assert rows.name == "manifest.csv"
 
 
-def test_path_and_label_are_enough(tmp_path):
-    saved(tmp_path / "x.png", drawn(0))
-    saved(tmp_path / "y.png", drawn(1))
-    rows = load(table(tmp_path, "label,path", "2,x.png", "0,y.png", pictures=False))
-    assert (rows.y.tolist(), rows.classes) == ([2, 0], 3)
-    assert rows.client is rows.time is rows.held_out is rows.domain is None
-
-
-def test_nothing_is_held_out_where_every_split_is_train(tmp_path):
-    assert load(table(tmp_path, "path,label,split", "x.png,0,train", "y.png,1,train")).held_out is None
-
-
 def test_a_table_may_be_gzipped_and_paths_absolute(tmp_path):
     saved(tmp_path / "far" / "x.png", drawn(0))
     path = tmp_path / "near" / "manifest.csv.gz"
@@ -106,19 +93,6 @@ def test_pictures_of_all_shapes_are_resized(tmp_path):
     expected = [Image.fromarray(drawn(h, h, w)).resize((8, 8), Image.Resampling.BILINEAR) for h, w in sides]
     assert np.array_equal(rows.x.numpy(), planes(*map(np.asarray, expected)))
     assert np.array_equal(rows.x.numpy()[2], drawn(8, 8, 8).transpose(2, 0, 1))
-
-
-def test_pictures_become_gray_or_colored(tmp_path):
-    path = table(tmp_path, "path,label", "x.png,0", "y.jpg,1")
-    Image.fromarray(drawn(0)).convert("L").save(tmp_path / "x.png")
-    assert load(path, channels=1).shape == (1, 6, 5)
-    rows = load(path)
-    assert torch.equal(rows.x[0, 0], rows.x[0, 2])
-
-
-def test_it_may_be_one_of_two_domains(tmp_path):
-    path = str(table(tmp_path, "path,label", "x.png,0", "y.png,1"))
-    assert Domains(("day", "night"), (Manifest(path), Manifest(path, size=None))).load(None, 0).classes == 4
 
 
 # -- clients and times -------------------------------------------------------------------------------------------------
@@ -145,15 +119,6 @@ def test_natural_clients_hold_their_pictures_and_times(tmp_path):
             torch.testing.assert_close(x, torch.from_numpy(planes(drawn(k))[0]) / 255)
 
 
-def test_without_clients_there_is_no_natural_partition(tmp_path):
-    path = table(tmp_path, "path,label", "x.png,0", "y.png,1")
-    with pytest.raises(
-        FedtideError,
-        match=r"^data.partition.kind: found 'natural', but manifest.csv names no clients; .*$",
-    ):
-        population(path, partition="natural")
-
-
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
@@ -177,27 +142,6 @@ def test_a_cache_is_made_once_and_anew_if_something_is_another(tmp_path, monkeyp
     table(tmp_path, HEADER, *ROWS[:2])
     assert (len(load(path, cache=str(cache), size=4)), len(read)) == (2, 11)
     assert [p.name for p in cache.parent.iterdir()] == ["pixels.npz"]
-
-
-@pytest.mark.parametrize("content", [b"", b"not an npz", None], ids=["empty", "other", "another npz"])
-def test_a_damaged_cache_is_one_line(tmp_path, content):
-    path, cache = table(tmp_path, HEADER, *ROWS), tmp_path / "pixels.npz"
-    if content is None:
-        np.savez(cache, x=np.zeros(3))
-    else:
-        cache.write_bytes(content)
-    with pytest.raises(FedtideError, match=rf"^data.source.cache: {cache}: damaged or not a cache: delete it"):
-        load(path, cache=str(cache))
-
-
-def test_where_a_cache_lies_is_no_part_of_what_numbers_depend_on():
-    def digest(**named):
-        data = {"source": {"kind": "manifest", "path": "p", **named}, "partition": {"kind": "iid", "clients": 2}}
-        experiment = from_dict({"data": data, "method": [{"algorithm": "fedavg"}]})
-        return digest_of(experiment, experiment.method[0], 0)
-
-    assert digest() == digest(cache="somewhere.npz")
-    assert len({digest(), digest(size=8), digest(channels=1)}) == 3
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
@@ -274,14 +218,6 @@ def test_pictures_that_do_not_fit_into_memory_are_one_line(monkeypatch, tmp_path
     line = r"^data.source.size: 2 pictures of 5 x 6 take 0 GiB, more than there is; allowed: a smaller size$"
     with pytest.raises(FedtideError, match=line):
         load(path)
-
-
-def test_without_pillow_the_error_names_the_extra(tmp_path, monkeypatch):
-    path = table(tmp_path, "path,label", "x.png,0")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(FedtideError) as raised:
-        load(path)
-    assert str(raised.value) == "data.source.kind: 'manifest' needs Pillow; pip install \"fedtide[data]\""
 
 
 # -- the scripts of the page -------------------------------------------------------------------------------------------

@@ -236,26 +236,6 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
     assert [line["trained"][0] for line in read_rounds(tmp_path / "toy" / "0")] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("absent", "method 'toy'.cohort.function: cannot import 'mine:absent'"),
-    ("nothing", "method 'toy'.cohort.function: 'mine:nothing' returned int without 'asks', allowed: an object with"),
-])  # fmt: skip
-def test_a_cohort_that_is_none_is_one_line(name, said):
-    base = resolved(toy("fedavg", rounds=3))
-    base["method"][0]["cohort"] = f"python:mine:{name}"
-    with pytest.raises(FedtideError) as error:
-        preflight(from_dict(base))
-    assert str(error.value).startswith(said)
-
-
-def test_a_cohort_of_ones_own_that_selects_strangers_is_refused(tmp_path):
-    base = resolved(toy("fedavg", rounds=3))
-    base["method"][0]["cohort"] = "python:mine:strangers"
-    experiment = from_dict(base)
-    with pytest.raises(FedtideError, match=r"cohort\.function: found \[999\], allowed: ids of the clients"):
-        list(Run(experiment, experiment.method[0], 0, tmp_path / "toy" / "0").play())
-
-
 def test_reading_a_configuration_runs_no_code_of_the_user():
     assert named(shift__what="python:absent:weekdays").shift.words([], [], 10)
 

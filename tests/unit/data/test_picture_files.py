@@ -56,12 +56,6 @@ def test_idx_files_come_back_as_written(tmp_path, zipped):
     assert rows.classes == 3
 
 
-def test_idx_without_a_test_set_holds_nothing_out(tmp_path):
-    rows = load(write_idx_folder(tmp_path / "toys", test=0))
-    assert len(rows) == 12
-    assert rows.held_out is None
-
-
 def test_labels_that_count_from_one_are_counted_from_zero(tmp_path):
     for name, first_label in (("toys", 1), ("emnist-letters", None)):
         rows = load(write_idx_folder(tmp_path / name, first=1), first_label=first_label)
@@ -188,14 +182,6 @@ def test_a_changed_byte_of_a_zipped_idx_file_is_found(tmp_path):
         assert (isinstance(came, str) and came == "one line") or np.array_equal(came, pictures(3))
 
 
-def test_a_wrong_gzip_checksum_is_one_line(tmp_path):
-    whole = bytearray(gzip.compress(idx_bytes(pictures(3))))
-    whole[-6] ^= 1
-    (tmp_path / "crc").write_bytes(whole)
-    with pytest.raises(FedtideError, match=r"crc: damaged or not a whole IDX file \(CRC"):
-        read_idx(tmp_path / "crc")
-
-
 @pytest.mark.parametrize(
     "magic", [b"\0\0\x07\x01", b"\1\0\x08\x01", b"PNG\r", b"\0"], ids=["type", "zeros", "png", "1"]
 )
@@ -205,25 +191,10 @@ def test_a_wrong_magic_number_is_one_line(tmp_path, magic):
         read_idx(tmp_path / "magic")
 
 
-def test_an_empty_or_missing_idx_file_is_one_line(tmp_path):
-    (tmp_path / "empty").touch()
-    with pytest.raises(FedtideError, match="magic number: found '', allowed"):
-        read_idx(tmp_path / "empty")
-    with pytest.raises(FedtideError, match="No such file"):
-        read_idx(tmp_path / "gone")
-
-
 def test_as_many_labels_as_pictures_are_needed(tmp_path):
     folder = write_idx_folder(tmp_path / "toys")
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(11, np.uint8))))
     with pytest.raises(FedtideError, match=r"train-labels-idx1-ubyte.gz: 11 labels for 12 pictures in train-images"):
-        load(folder)
-
-
-def test_a_test_set_of_other_pictures_is_one_line(tmp_path):
-    folder = write_idx_folder(tmp_path / "toys")
-    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(pictures(5, side=3))))
-    with pytest.raises(FedtideError):
         load(folder)
 
 

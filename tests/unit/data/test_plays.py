@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtide.core.base import Moment
-from fedtide.data.build import build
-from fedtide.data.groups import ByDomain, Split
-from fedtide.data.partition import Natural
 from fedtide.data.sources import PlayRoles
-from fedtide.runs.preflight import preflight
-from helpers.studies import A, study
-from helpers.toys import played
 
 FILE = Path(str(files("fedtide.data").joinpath("bundled/plays.jsonl.gz")))
 
@@ -54,12 +47,6 @@ def test_comedies_are_day_and_tragedies_and_histories_night(lines):
     assert {"henryv", "richardiii"} < of["history"]
 
 
-def test_every_role_has_enough_to_say(lines):
-    sizes = [sum(map(len, x["speeches"])) for x in lines]
-    assert min(sizes) > 1_000
-    assert max(sizes) <= 4_000
-
-
 def test_roles_are_clients_and_the_most_frequent_words_come_first(rows):
     assert (rows.name, rows.shape, rows.steps, rows.classes) == ("play-roles", (20,), 20, 1023)
     assert (rows.domain_names, len(rows.client_names), rows.padding) == (("day", "night"), 248, 0)
@@ -72,44 +59,6 @@ def test_roles_are_clients_and_the_most_frequent_words_come_first(rows):
     assert (counts[23:-1] >= counts[24:]).all()
     known = counts[23:].sum() / (train > 2).sum()
     assert 0.75 < known < 0.9  # a thousand words make most of what is said
-
-
-def test_no_number_of_unknown_words_is_more_frequent_than_the_most_frequent_word(rows):
-    """Or a model would predict it wherever it knows nothing better, and never be right."""
-    counts = torch.bincount(rows.y[~rows.held_out].flatten(), minlength=1023)
-    assert counts[3:23].max() < counts[23]
-
-
-def test_the_first_words_of_hamlet(rows):
-    """ "[Aside] A little more than kin, and less than kind": "than" stands in it twice."""
-    mine = rows.y[(rows.client == rows.client_names.index("hamlet/HAMLET")) & ~rows.held_out]
-    first = mine[0].tolist()
-    assert first[4] == first[8] > 22
-    assert first[-1] == 0
-
-
-def test_a_population_has_roles_of_both_domains(rows):
-    population = build(rows, Natural(min_samples=10), ByDomain(), Split(val=0.0))
-    assert population.registered > 240
-    assert (torch.bincount(population.group) > 115).all()
-    assert (population.counts(population.clients, "test") > 0).all()
-    shard = population.shard(0, Moment(0, 1))
-    assert torch.equal(shard.mask, shard.y != 0)
-
-
-def test_its_options_reach_the_reading():
-    small = PlayRoles(vocabulary=50, length=7, oov_buckets=2, max_samples=3).load(None, 0)
-    assert (small.classes, small.shape, small.unscored) == (55, (7,), (2, 3, 4))
-    assert int(torch.bincount(small.client[~small.held_out]).max()) == 3
-
-
-def test_an_experiment_names_it_by_its_kind():
-    data = {"source": "play-roles", "partition": "natural", "split": {"val": 0.0}, "held_out_clients": {"clients": 0}}
-    prior = {"kind": "cosine", "period": 4}
-    method = {**A, "algorithm": "fedtem", "branch_layer": "projection", "prior": prior}
-    experiment = study(method, data=data, model={"kind": "lstm", "embedding": 4, "hidden": 5}, rounds=1)
-    preflight(experiment)
-    assert played(experiment).steps
 
 
 @pytest.mark.shared

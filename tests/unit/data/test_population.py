@@ -86,12 +86,6 @@ def test_held_rows_are_sorted_and_the_clients_own(name):
             assert set(rows) <= set(population.parts[part][client].tolist())
 
 
-@pytest.mark.parametrize("name", POPULATIONS)
-def test_every_registered_client_has_training_rows(name):
-    population = POPULATIONS[name]()
-    assert (population.counts(population.clients, "train") > 0).all()
-
-
 def test_a_shard_is_the_rows_that_are_held():
     population = replace(build(toy(), IID(clients=7)), rows=replace(toy(), time=torch.arange(400).double() * 10))
     for part in PARTS:
@@ -123,11 +117,6 @@ def test_rows_do_not_change_what_the_source_holds():
     assert population.rows.x[:, 0].tolist() == list(range(400))
 
 
-def test_no_clients_domain_no_rows():
-    rows, owner = build(toy(), IID(clients=4)).pooled(torch.empty(0, dtype=torch.int64), MOMENT, "test")
-    assert (len(rows), len(owner)) == (0, 0)
-
-
 # -- who --------------------------------------------------------------------------------------------------------------
 
 
@@ -136,15 +125,6 @@ def test_ids_go_group_by_group_and_unseen_ones_last():
     assert population.group.tolist() == [0] * 10 + [1] * 10 + [0] * 3 + [1] * 3
     assert population.clients.tolist() == list(range(20))
     assert population.held_out_clients.tolist() == list(range(20, 26))
-
-
-def test_arrivals_are_sorted_registered_clients():
-    population = day_night(held_out_clients=HeldOutClients(6))
-    for r in range(32):
-        arrived = population.arrivals(7, Moment(r, 32)).tolist()
-        assert arrived == sorted(set(arrived))
-        assert len(arrived) == 7
-        assert max(arrived) < 20
 
 
 def test_arrivals_depend_on_seed_and_round_alone():
@@ -199,10 +179,6 @@ def test_the_dropout_share_of_the_asked_never_answers(who):
     assert not torch.equal(answered[0], answered[2])
     again = population.answers(clients.flip(0), Moment(0, 60), 0)
     assert torch.equal(again.flip(0), answered[0])
-
-
-def test_without_dropout_everybody_answers():
-    assert day_night().answers(torch.arange(20), MOMENT, 0).all()
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -270,36 +246,15 @@ def test_a_client_holds_what_three_domains_give_in_a_round():
 SETTINGS = {"who": Who, "what": What, "how": How, "shift": Shift}
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("who", {"kind": "periodic", "period": 0}),
-        ("who", {"kind": "periodic", "period": -8}),
-        ("who", {"kind": "periodic", "period": float("inf")}),
-        ("who", {"kind": "periodic", "exponent": 0}),
-        ("who", {"kind": "periodic", "phase": float("nan")}),
-        ("who", {"kind": "periodic", "phase": float("inf")}),
-        ("who", {"kind": "periodic", "curve": "sine"}),
-        ("who", {"kind": "periodic", "perod": 8}),
-        ("who", {"kind": "periodic", "dropout_rate": 1.0}),
-        ("who", {"kind": "always", "dropout_rate": -0.1}),
-        ("what", {"kind": "domain-mixture", "cycles": 0}),
-        ("what", {"kind": "domain-mixture", "samples": 0}),
-        ("what", {"kind": "domain-mixture", "jitter": -1}),
-        ("what", {"kind": "domain-mixture", "test": "none"}),
-        ("how", {"kind": "rotation", "angles": [45]}),
-        ("shift", {"clock": "minutes"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("setting", "value"), [
+    ("who", {"kind": "periodic", "period": 0}), ("who", {"kind": "periodic", "phase": float("nan")}),
+    ("who", {"kind": "periodic", "curve": "sine"}), ("who", {"kind": "periodic", "perod": 8}),
+    ("who", {"kind": "periodic", "dropout_rate": 1.0}), ("what", {"kind": "domain-mixture", "jitter": -1}),
+    ("how", {"kind": "rotation", "angles": [45]}), ("shift", {"clock": "minutes"}),
+], ids=str)  # fmt: skip
 def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ValidationError):
         TypeAdapter(SETTINGS[setting]).validate_python(value)
-
-
-def test_a_shift_can_be_spelt_by_name():
-    shift = TypeAdapter(Shift).validate_python({"who": "periodic", "what": "static", "how": "identity"})
-    assert shift == Shift(who=Periodic())
 
 
 # -- clients as index arrays ------------------------------------------------------------------------------------------

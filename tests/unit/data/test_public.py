@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
-from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -113,13 +113,6 @@ def test_public_rows_follow_the_seed_of_the_dealing_and_more_begin_with_fewer():
     assert set(shown(20)) < set(shown(21))
 
 
-def test_without_public_rows_everything_is_dealt_as_before():
-    none, some = build(toy(), IID(8)), build(toy(), IID(8), public_samples=0)
-    assert len(none.public) == 0
-    assert torch.equal(none.parts["train"].rows, some.parts["train"].rows)
-    assert none.public_features().shape == (0, 1, 4, 4)
-
-
 def test_public_features_are_as_a_model_sees_them_before_any_shift():
     steps = (CenterCrop(2), Normalize((0.5,), (0.25,)))
     population = build(toy(), Rotation(4, angles=(90, 180)), public_samples=15, transforms=steps)
@@ -131,12 +124,6 @@ def test_public_features_are_as_a_model_sees_them_before_any_shift():
     assert torch.allclose(x, ((bytes_ / 255 - 0.5) / 0.25)[:, None, None, None].expand(15, 1, 2, 2))
     plain = build(toy(), IID(4), public_samples=15, transforms=steps)
     assert torch.equal(plain.public_features(), plain.fetch(plain.public, 0, Moment(0, 1))[0])
-
-
-def test_public_sequences_are_rows_of_numbers():
-    rows = Rows("text", torch.ones(60, 5, dtype=torch.int64), torch.ones(60, 5, dtype=torch.int64), 3, padding=0)
-    population = build(rows, IID(4), public_samples=7)
-    assert torch.equal(population.public_features(), rows.x[:7])
 
 
 @pytest.mark.parametrize(("public", "most"), [(400, 400), (1000, 400), (-1, 400)])
@@ -165,13 +152,6 @@ def test_public_rows_that_clients_would_need_are_named(partition, groups, line):
         build(toy(), partition, groups, public_samples=395)
 
 
-def test_other_complaints_do_not_speak_of_public_rows():
-    rows = replace(toy(), held_out=(toy().domain == 0) & (toy().y == 0))
-    with pytest.raises(FedtideError, match="some groups have test rows") as error:
-        build(rows, IID(4), ByDomain(), public_samples=5)
-    assert "data.public_samples" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["iid", "natural", "rotation"])
 def test_a_saved_population_keeps_its_public_rows(tmp_path, name):
     partition, groups = DEALS[name]
@@ -184,14 +164,3 @@ def test_a_saved_population_keeps_its_public_rows(tmp_path, name):
     assert len(build(toy(), Saved(path)).public) == 0
     with pytest.raises(FedtideError, match=r"data.public_samples: found 26, allowed: 0, or as many as in .*, 25"):
         build(toy(), Saved(path), public_samples=26)
-
-
-def test_a_saved_population_without_public_rows_has_none_to_show(tmp_path):
-    save(build(toy(), IID(4)), tmp_path / "0.safetensors", rounds=2, cohort=2)
-    with pytest.raises(FedtideError, match=r"data.public_samples: found 5, allowed: 0, or as many as in .*, 0"):
-        build(toy(), Saved(str(tmp_path / "0.safetensors")), public_samples=5)
-
-
-def test_what_is_kept_for_validation_and_testing_is_of_the_rest():
-    population = build(toy(), IID(4), split=Split(val=0.25, test=0.5), public_samples=80)
-    assert [len(population.parts[part].rows) for part in ("train", "val", "test")] == [120, 40, 160]

@@ -45,13 +45,6 @@ def test_labels_that_are_not_scored_count_all_the_same():
     assert rows(unscored=(0,)).scored(Y).int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
 
 
-def test_rows_with_one_label_have_no_mask_and_may_leave_labels_out():
-    y = torch.tensor([0, 1, 2, 1])
-    assert rows(y=y).mask(y) is None
-    assert rows(y=y).scored(y) is None
-    assert rows(y=y, unscored=(1,)).scored(y).tolist() == [True, False, True, False]
-
-
 @pytest.mark.parametrize(("columns", "line"), [
     ({"y": torch.zeros(4, 2, 2, dtype=torch.int64)}, r"^toy: shape of labels: found \(4, 2, 2\), allowed: \(rows,\)"),
     ({"y": torch.zeros(4, 0, dtype=torch.int64)}, r"^toy: shape of labels: found \(4, 0\)"),
@@ -63,11 +56,6 @@ def test_rows_with_one_label_have_no_mask_and_may_leave_labels_out():
 def test_labels_that_are_no_sequences_are_one_line(columns, line):
     with pytest.raises(FedtideError, match=line):
         rows(**columns)
-
-
-def test_picked_sequences_keep_their_padding():
-    picked = rows(padding=0, unscored=(2,)).pick(torch.tensor([2, 3]))
-    assert (picked.padding, picked.unscored, picked.steps) == (0, (2,), 3)
 
 
 @pytest.mark.parametrize("partition", [

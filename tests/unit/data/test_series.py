@@ -164,14 +164,6 @@ def test_no_value_is_its_own_past(tmp_path):
     assert (rows.x.flatten().tolist(), rows.value.tolist()) == ([1], [7])
 
 
-def test_what_an_own_scale_was_is_said(tmp_path):
-    """Of 20 values the first two are 1 and 3: mean 2 and deviation 1."""
-    lines = [f"{k * 3600},{value}" for k, value in enumerate([1, 3, *range(10, 28)])]
-    rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1h",), own_scale=True).load_values(None, 0)
-    assert rows.said[-1] == "a: a prediction p is 2 + 1 p in the units of the file"
-    assert 2 + 1 * float(rows.value[-1]) == 27
-
-
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -185,16 +177,3 @@ def test_a_setting_that_makes_no_sense_is_refused(two, source, said):
     with pytest.raises(FedtideError) as error:
         from_dict({"data": data, "method": [{"algorithm": "fedavg"}]})
     assert said in str(error.value)
-
-
-def test_a_mean_that_is_no_count_names_its_series(tmp_path):
-    lines = ["0,1", "3600,2", "7200,3", "7200,4"]
-    study = {
-        "data": {
-            "source": {"kind": "series", "path": table(tmp_path / "s.csv", "time,a", *lines), "lags": ["1h"]},
-            "target": "counts",
-        },
-        "method": [{"algorithm": "fedavg"}],
-    }
-    with pytest.raises(FedtideError, match=r"s\.csv: row 1, of client 'a': label: found 3\.5, allowed: a whole number"):
-        rows_of(from_dict(study), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -114,10 +113,6 @@ def test_a_function_may_return_rows_a_mapping_or_a_pair(mine):
     assert (rows.client.tolist(), rows.client_names) == ([0, 0, 1, 1], ("7", "9"))
 
 
-def test_a_function_is_called_with_its_options(mine):
-    assert len(mine("mapping", n=2)) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -158,29 +153,10 @@ def test_labels_may_be_whole_numbers_of_any_type(y):
     assert (rows.y.tolist(), rows.y.dtype, rows.classes) == ([0, 2, 1], torch.int64, 3)
 
 
-def test_booleans_are_two_classes():
-    assert from_arrays("toy", np.zeros((2, 2)), [True, False]).y.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("time", [
-    np.array(["1970-01-01", "1970-01-02"], "datetime64[D]"),
-    np.array(["1970-01-01T00", "1970-01-02T00"], "datetime64[ns]"),
-    [datetime(1970, 1, 1), datetime(1970, 1, 2)],
-    [datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), datetime(1970, 1, 2, tzinfo=UTC)],
-])  # fmt: skip
-def test_dates_are_seconds(time):
-    assert from_arrays("toy", np.zeros((2, 2)), [0, 1], time=time).time.tolist() == [0.0, 86400.0]
-
-
 def test_an_array_that_cannot_be_written_to_is_copied():
     x = np.zeros((2, 2))
     x.flags.writeable = False  # as a column of pandas is
     assert from_arrays("toy", x, [0, 1]).x.tolist() == [[0.0, 0.0]] * 2
-
-
-def test_no_rows_are_one_line():
-    with pytest.raises(FedtideError, match="toy: no rows"):
-        from_arrays("toy", np.zeros((0, 2)), [])
 
 
 # -- Gaussians --------------------------------------------------------------------------------------------------------
@@ -210,10 +186,6 @@ def test_gaussians_have_the_sizes_that_are_asked_for(domains, names):
         for held_out, n in ((False, 10), (True, 4)):
             mine = (rows.domain == domain) & (rows.held_out == held_out)
             assert torch.bincount(rows.y[mine]).tolist() == [n] * 3
-
-
-def test_gaussians_without_test_rows_hold_nothing_out():
-    assert Gaussians(samples=10).load(None, 0).held_out is None
 
 
 def test_gaussian_labels_lie_in_a_place_of_their_own_in_each_domain():
@@ -263,41 +235,15 @@ def test_bundled_digits_and_letters_have_labels_of_their_own(shared_characters):
     assert torch.equal(digits, shared_characters.x[shared_characters.domain == 0])
 
 
-def test_bundled_pictures_are_ink_on_paper_and_all_different(shared_characters):
-    ink = shared_characters.x.float().mean((1, 2, 3)) / 255
-    assert ink.min() > 0.01
-    assert ink.max() < 0.7
-    assert len({picture.numpy().tobytes() for picture in shared_characters.x}) > 0.99 * len(shared_characters)
-
-
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"kind": "domains", "names": ["a"], "sources": ["gaussians"]},
-        {"kind": "domains", "names": ["a", "b"], "sources": ["gaussians"]},
-        {"kind": "domains", "names": ["a", "b"], "sources": ["gaussians", {"kind": "domains"}]},
-        {"kind": "gaussians", "samples": 0},
-        {"kind": "gaussians", "test_samples": -1},
-        {"kind": "gaussians", "noise": 0},
-        {"kind": "gaussians", "offset": -1},
-        {"kind": "cifar", "path": "here", "classes": 20},
-        {"kind": "npz", "path": "here", "names": {"label": "y"}},
-        {"kind": "csv"},
-        {"kind": "day-night-characters", "labels": "same"},
-        {"kind": "mnist"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("value", [
+    {"kind": "domains", "names": ["a"], "sources": ["gaussians"]}, {"kind": "gaussians", "samples": 0},
+    {"kind": "domains", "names": ["a", "b"], "sources": ["gaussians", {"kind": "domains"}]},
+    {"kind": "cifar", "path": "here", "classes": 20}, {"kind": "npz", "path": "here", "names": {"label": "y"}},
+    {"kind": "csv"}, {"kind": "mnist"},
+], ids=str)  # fmt: skip
 def test_settings_out_of_range_are_refused(value):
     with pytest.raises(ValidationError):
         TypeAdapter(Source).validate_python(value)
-
-
-def test_domains_spell_their_sources_by_name():
-    made = TypeAdapter(Source).validate_python(
-        {"kind": "domains", "names": ["a", "b"], "sources": ["idx:mnist", "python:mine:load"]}
-    )
-    assert made.sources == (IDX("mnist"), Python("mine:load"))

@@ -19,7 +19,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.build import build
 from fedtide.data.partition import IID, Dirichlet
 from fedtide.data.rows import Rows, with_target
-from fedtide.data.sources import CSV, NPZ, Gaussians, Images
+from fedtide.data.sources import CSV, NPZ, Gaussians
 from fedtide.data.targets import TARGET_WORDS, Counts, Labels, Number
 from fedtide.laws.toy import played, toy
 from fedtide.learn.target import CLASSES
@@ -64,13 +64,6 @@ def test_several_labels_are_several_columns(tmp_path):
         CSV(path, label=("wind", "rain")).load(None, 0)
     with pytest.raises(FedtideError, match=r"shape of y: found .*allowed: .*rows,.* with target 'number'"):
         with_target(CSV(path, label=("wind", "rain")).load_values(None, 0), Number())
-
-
-def test_a_date_and_an_hour_are_a_time(tmp_path):
-    path = written(tmp_path, "a,day,hr,y\n1,1970-01-01,0,1.5\n2,1970-01-02,3,2.5\n")
-    rows = CSV(path, label="y", time=("day", "hr")).load_values(None, 0)
-    assert rows.time is not None
-    assert rows.time.tolist() == [0.0, 27 * 3600.0]
 
 
 @pytest.mark.parametrize(("cell", "line"), [("x", "row 3: y: found 'x', allowed: a finite number"),
@@ -194,11 +187,6 @@ def test_what_needs_classes_is_refused_before_a_run(algorithm, options, changes,
     experiment = toy(algorithm, options, **changes)
     with pytest.raises(FedtideError, match=line):
         host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-
-
-def test_sources_of_classes_have_no_numbers():
-    with pytest.raises(FedtideError, match=r"data.target: .*rows of source 'images' have no other labels"):
-        Images("pictures").load_values(None, 0)
 
 
 def test_metrics_of_classes_are_refused_and_own_errors_are_recorded():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 
 import pytest
 import torch
@@ -65,14 +64,6 @@ def test_padding_does_not_count_and_ends_and_unknown_words_are_not_scored(tmp_pa
     assert rows.scored(rows.y).int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
 
 
-def test_a_vocabulary_may_be_larger_than_the_text(tmp_path):
-    rows = tiny(tmp_path, vocabulary=100)
-    assert rows.classes == 4 + 7
-    assert (rows.y == 3).sum() == 0
-    assert rows.y[:, 0].tolist() == [5, 5, 7, 5]
-    assert rows.y[2].tolist() == [7, 8, 2, 0]
-
-
 def test_unknown_words_may_share_several_numbers(tmp_path):
     rows = tiny(tmp_path, vocabulary=1, oov_buckets=3)
     assert (rows.classes, rows.unscored) == (7, (2, 3, 4, 5))
@@ -81,11 +72,6 @@ def test_unknown_words_may_share_several_numbers(tmp_path):
     assert set(unknown.tolist()) <= {3, 4, 5}
     assert rows.y[0, 0] == rows.y[1, 0] == rows.y[3, 0]  # the
     assert len(set(unknown.tolist())) > 1
-
-
-def test_features_and_labels_are_one_piece_of_memory(tmp_path):
-    rows = tiny(tmp_path)
-    assert rows.x.untyped_storage().data_ptr() == rows.y.untyped_storage().data_ptr()
 
 
 # -- what is for testing -----------------------------------------------------------------------------------------------
@@ -110,12 +96,6 @@ def test_the_latest_texts_of_each_client_are_for_testing_and_teach_no_words(tmp_
     population = build(rows, Natural(), split=Split(val=0.0))
     assert population.parts["test"].counts.tolist() == [1, 1, 0]
     assert population.parts["train"].counts.tolist() == [4, 1, 1]
-
-
-def test_whole_texts_are_kept_apart(tmp_path):
-    lines = [{"client": "a", "text": "One. Two. Three."}, {"client": "a", "text": "Four. Five."}]
-    rows = Text((written(tmp_path / "t.jsonl", lines),), test=0.9).load(None, 0)
-    assert rows.held_out.tolist() == [False] * 3 + [True] * 2
 
 
 @pytest.mark.parametrize(
@@ -308,25 +288,11 @@ def test_bytes_that_are_no_utf_8_name_the_line(tmp_path):
         Text(("data.jsonl",)).load(tmp_path, 0)
 
 
-def test_texts_without_a_word_are_left_out(tmp_path):
-    lines = [{"client": "a", "text": text} for text in ("", "b", "?!", "c")] + [{"client": "quiet", "text": "..."}]
-    rows = Text((written(tmp_path / "t.jsonl", lines),), test=0.5).load(None, 0)
-    assert rows.held_out.tolist() == [False, True]
-    assert rows.client_names == ("a",)
-
-
 def test_half_a_character_names_a_client_all_the_same(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"client": "a\\ud800", "text": "b \\ud800 c"}\n')
     rows = Text(("t.jsonl",)).load(tmp_path, 0)
     assert rows.client_names == ("a?",)
     assert rows.y[0, :3].tolist() == [4, 5, 2]
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(FedtideError, match=r"no such file or folder: .*nothing.jsonl"):
-        Text(("nothing.jsonl",)).load(tmp_path, 0)
-    with pytest.raises(FedtideError, match="is a folder, allowed: a file of JSON lines"):
-        Text((".",)).load(tmp_path, 0)
 
 
 @pytest.mark.parametrize("name", ["t.jsonl.gz", "t.xml.gz"])
@@ -375,8 +341,3 @@ def test_a_wrong_dump_is_one_line(tmp_path, name):
 def test_options_that_do_not_fit_are_refused(options, line):
     with pytest.raises(FedtideError, match=line):
         Text(**{"path": ("t.jsonl",), **options})
-
-
-def test_a_single_name_needs_no_brackets():
-    assert Text("t.jsonl", client="user") == Text(("t.jsonl",), client=("user",))
-    assert math.isclose(Text("t.jsonl", test=0.5).test, 0.5)

@@ -98,8 +98,3 @@ def test_a_text_that_begins_like_a_packed_file_is_a_text(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("BZh9,label\n1.5,0\n2.5,1\n")
     assert CSV(str(path)).load(None, 0).x.tolist() == [[1.5], [2.5]]
-
-
-def test_the_bound_is_far_from_what_data_shrink_to():
-    text = b"".join(b"%d,%d,%d\n" % (k, k * k % 7919, k % 10) for k in range(20_000))
-    assert len(text) / len(gzip.compress(text)) < files.TIMES / 10
