@@ -35,7 +35,7 @@ from fedtide.inspection.findings import inspect_table
 from fedtide.report.summary import read_study
 from fedtide.report.tables import Table
 from fedtide.report.terminal import print_table
-from fedtide.runs.request import recipe
+from fedtide.runs.job import recipe
 from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning.tournament import read_tournament
 from helpers.planted import WORLDS, expected, planted, positive

@@ -24,7 +24,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, get_type_hints, is_typeddict
+from typing import Any, is_typeddict
 
 from kept import planted, recipes
 from keys import PLACES, anchor, configuration, explained, row
@@ -33,6 +33,7 @@ from papers import papers
 import fedtide
 import fedtide.core.base
 from fedtide.algorithms import REGISTRY, Entry
+from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
 from fedtide.cohorts import Cohort
 from fedtide.config.keys import code, docstring, is_preset, options, safe_form, source, spelled
 from fedtide.core.base import Algorithm
@@ -47,6 +48,7 @@ from fedtide.laws.every import LAWS
 from fedtide.laws.toy import toy
 from fedtide.laws.variants import reductions_of, variants_of
 from fedtide.runs.build import host_of
+from fedtide.runs.simulate import Result
 from fedtide.runs.trained import Trained
 from fedtide.transforms import Anchored, Personalized, Pooled, Shared
 from fedtide.transforms.transform import why_not as why_no_transform
@@ -323,11 +325,7 @@ def space_navigation() -> str:
 
 def top() -> str:
     """The functions at the top of the package, and their results."""
-    results = [
-        get_type_hints(function)["return"]
-        for function in (fedtide.simulate, fedtide.run, fedtide.tune, fedtide.recommend)
-    ]
-    results = [getattr(result, "__origin__", result) for result in results]
+    results = [Result, Finished, FinishedTuning, Recommendation]
     names = [name for name in fedtide.__all__ if name not in spaces()]
     shown = {f"ft.{name}": getattr(fedtide, name) for name in sorted(names, key=str.swapcase)}  # functions first
     return reference(shown | {kind.__name__: kind for kind in (*results, Trained, Findings, Finding)})

@@ -861,7 +861,7 @@ def test_a_stacked_run_goes_on_stacked(capsys, here, half):
     assert 'kind = "local"' in text
     (half / "config.toml").write_text(text.replace('kind = "local"', 'kind = "stacked"'))
     said = refused(capsys, here, "resume", "x", "--fleet", "workers")
-    assert said.startswith("--fleet: found 'workers', allowed: none, as x is stacked")
+    assert said.startswith("--fleet: found 'workers', allowed: none, because x is stacked")
 
 
 def test_a_finished_run_of_another_configuration(capsys, here, half):
@@ -1026,7 +1026,7 @@ def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkey
     def broken(*given, **named):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("fedtide.cli.commands.recipes", broken)
+    monkeypatch.setattr("fedtide.cli.listings.recipes", broken)
     assert done("recipes") == 2
     assert capsys.readouterr().err == "fedtide: input/output: Input/output error\n"
 
@@ -1055,7 +1055,7 @@ def test_interrupting_before_the_first_round_is_one_clear_line(capsys, here, mon
     def interrupted(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtide.api.preflight", interrupted)
+    monkeypatch.setattr("fedtide.api.jobs.preflight", interrupted)
     assert done("run", "study.toml") == 130
     err = capsys.readouterr().err
     assert err.startswith("fedtide: interrupted")
@@ -1070,7 +1070,7 @@ def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
     def broken(*given, **named):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedtide.api.preflight", broken)
+    monkeypatch.setattr("fedtide.api.jobs.preflight", broken)
     with pytest.raises(ZeroDivisionError):
         done("run", "study.toml")
 

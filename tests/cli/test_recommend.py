@@ -15,11 +15,11 @@ import pytest
 import tomli_w
 
 import fedtide as ft
-from fedtide.cli import commands as cli
+from fedtide.cli import running
 from fedtide.config import read
 from fedtide.personal.client_networks import ALONE
-from fedtide.runs.request import Output
-from fedtide.tuning import tournament
+from fedtide.runs.job import Output
+from fedtide.tuning import rungs, tournament
 from fedtide.tuning.ladder import Ladder
 from helpers.shell import done, refused
 from helpers.studies import A, raw
@@ -31,7 +31,7 @@ PROX = {**A, "name": "prox", "algorithm": "fedprox"}
 def here(tmp_path, monkeypatch):
     """An empty folder to work in, and one plan whatever time methods take."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, _: Ladder((min(6, rounds),), 1, len(costs)))
+    monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, _: Ladder((min(6, rounds),), 1, len(costs)))
     monkeypatch.setattr("fedtide.tuning.tournament.SEEDS", 2)
     return tmp_path
 
@@ -176,7 +176,7 @@ def test_how_to_go_on_is_a_command_that_runs(here, capsys, monkeypatch, started,
 
     monkeypatch.setattr("sys.argv", [started])
     monkeypatch.setattr("shutil.which", lambda name: None)
-    cli._to_the_end(Path("runs/x"), interrupted, Output())
+    running.to_the_end(Path("runs/x"), interrupted, Output())
     assert capsys.readouterr().err == f"fedtide: interrupted; go on from what was saved with: {again} resume runs/x\n"
 
 
@@ -190,7 +190,7 @@ def test_options_of_a_study_are_none_of_data(here, capsys):
 def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here, capsys, monkeypatch, data):
     baskets()
     written()
-    monkeypatch.setattr("fedtide.api.clock", SimpleNamespace(time=lambda: time.time() - 60))
+    monkeypatch.setattr("fedtide.api.jobs.time", SimpleNamespace(time=lambda: time.time() - 60))
     said = refused(capsys, here, "recommend", data, "--budget", "1m")
     assert re.fullmatch(rf"--budget: {data}: found 60 s, allowed: \d+m or more, as \d+ s went into reading .*", said)
     monkeypatch.undo()
@@ -200,11 +200,11 @@ def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here,
     def over(*_: object, **__: object) -> None:
         raise tournament.TooShort("over")
 
-    monkeypatch.setattr(tournament, "execute", over)
+    monkeypatch.setattr(rungs, "execute", over)
     assert refused(capsys, here, "recommend", data, "--budget", "10m") == "over"
-    monkeypatch.setattr(tournament, "execute", lambda *_, **__: False)
+    monkeypatch.setattr(rungs, "execute", lambda *_, **__: False)
     assert done("recommend", data, "--budget", "10m") == 130
     (left,) = Path("runs").iterdir()
-    monkeypatch.setattr(tournament, "execute", over)
+    monkeypatch.setattr(rungs, "execute", over)
     assert done("resume", left) == 2
     assert not left.exists()

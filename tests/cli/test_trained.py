@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 import fedtide as ft
 from fedtide.core.errors import FedtideError
-from fedtide.runs.export import Predicting
-from fedtide.runs.predict import seen_rows
+from fedtide.runs.export import Predicting, seen_rows
 from fedtide.runs.trained import Trained
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A

@@ -17,7 +17,7 @@ import fedtide
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import parallel
-from fedtide.tuning.display import LiveTuning
+from fedtide.tuning.tune import LiveTuning
 from helpers.shell import done, refused
 from helpers.studies import A
 from helpers.tunings import PROX, RATE, tunable
@@ -89,7 +89,7 @@ def test_resume_goes_on_and_report_makes_the_page_again(here, capsys, monkeypatc
     Path("x/report.html").unlink()
     assert done("report", "x") == 0
     assert Path("x/report.html").read_bytes() == page
-    assert "is a tune folder, whose report stands alone" in refused(capsys, here, "report", "x", "whole")
+    assert "x: is a tune folder, which has a page by itself" in refused(capsys, here, "report", "x", "whole")
     assert "--seeds: x is a tune folder" in refused(capsys, here, "resume", "x", "--seeds", "0,1")
 
 
@@ -169,6 +169,6 @@ def test_without_optuna_the_error_names_the_extra(here, capsys, monkeypatch):
 def test_a_terminal_gets_a_bar(here, monkeypatch):
     written(rounds=2, tune={"trials": 2})
     out = io.StringIO()
-    monkeypatch.setattr("fedtide.report.terminal.console", lambda _: Console(file=out, force_terminal=True, width=120))
+    monkeypatch.setattr("fedtide.api.jobs.console", lambda _: Console(file=out, force_terminal=True, width=120))
     assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 0
     assert "2/2 trials" in out.getvalue()

@@ -15,11 +15,11 @@ import tomli_w
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import request
+from fedtide.runs import job
 
 from .conftest import BATCH, limited
 
-NAMES = [path.stem for path in request.recipes()]
+NAMES = [path.stem for path in job.recipes()]
 
 WRONG: list[Any] = [
     0, -1, 1, 2.5, 1e300, 1e-300, -1e300, float("nan"), float("inf"), 10**12, 10**30, True, False, "", "x", "mnist",
@@ -61,7 +61,7 @@ def test_one_wrong_value_is_named_or_taken(seed, tmp_path, tried: Counter[str]):
     path = tmp_path / "study.toml"
     for _ in range(BATCH):
         name = draw.choice(NAMES)
-        content = tomllib.loads(request.recipe(name).read_text(encoding="utf-8"))
+        content = tomllib.loads(job.recipe(name).read_text(encoding="utf-8"))
         at = draw.choice(list(places(content)))
         new = draw.choice(WRONG)
         path.write_text(tomli_w.dumps(put(content, at, new)), encoding="utf-8")
@@ -81,7 +81,7 @@ def test_text_that_is_no_configuration(seed, tmp_path, tried: Counter[str]):
     draw = random.Random(seed)
     path = tmp_path / "study.toml"
     for _ in range(BATCH):
-        data = request.recipe(draw.choice(NAMES)).read_bytes()
+        data = job.recipe(draw.choice(NAMES)).read_bytes()
         place = draw.randrange(len(data))
         data = draw.choice([
             data[:place], data[:place] + draw.randbytes(3) + data[place:], data[:place] + data[place // 2 :],

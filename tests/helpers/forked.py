@@ -15,10 +15,10 @@ import time
 from typing import IO, Any, NoReturn
 
 import fedtide.api
+import fedtide.api.jobs
 import fedtide.cli.commands
 import fedtide.runs.display
-import fedtide.tuning.display
-import fedtide.tuning.page
+import fedtide.tuning.pages
 from fedtide.fleets import pool
 from fedtide.runs import parallel
 

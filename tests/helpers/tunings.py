@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, from_dict
-from fedtide.tuning import folder
+from fedtide.tuning import trials
 from helpers.studies import A, raw
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
@@ -29,10 +29,10 @@ def tuning(*methods: dict[str, Any], **changes: Any) -> Experiment:
 
 def made(experiment: Experiment, root: Path) -> Path:
     """Its tune folder, not played yet."""
-    folder.create(experiment, root)
+    trials.create(experiment, root)
     return root
 
 
 def result_of(root: Path) -> tuple[bytes, bytes]:
     """What a tuning leaves."""
-    return (root / folder.TRIALS).read_bytes(), (root / folder.READY).read_bytes()
+    return (root / trials.TRIALS).read_bytes(), (root / trials.READY).read_bytes()

@@ -289,7 +289,7 @@ class WireSettings(Strict):
         return self
 
     def build(self) -> Wire:
-        """Build the wire as clients know it; the server adds noise (`fedtide.runs.private`)."""
+        """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
         return Wire(self.secure, self.fewest, None if self.privacy is None else self.privacy.step)
 
 

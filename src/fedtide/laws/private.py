@@ -19,7 +19,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.laws.case import Case, Compared, NotApplicable, hold, near
 from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of
-from fedtide.runs.private import server_wire, sums_of
+from fedtide.runs.privacy import server_wire, sums_of
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.ledger import Ledger
 from fedtide.wire.pipeline import Opening, ServerStep

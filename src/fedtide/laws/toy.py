@@ -17,7 +17,7 @@ from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Vectors
 from fedtide.runs.build import host_of
-from fedtide.runs.private import server_wire
+from fedtide.runs.privacy import server_wire
 from fedtide.wire.release import simulated_noise
 
 TOY: dict[str, Any] = {

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide.core.errors import printable
-from fedtide.runs.request import Output
+from fedtide.runs.job import Output
 
 if TYPE_CHECKING:
     from fedtide.report.summary import Judged, Study

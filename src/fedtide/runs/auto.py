@@ -22,7 +22,7 @@ from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.worker_engine import WorkersEngine
-from fedtide.runs.build import clock_of, host_of, spec_of
+from fedtide.runs.build import built, spec_of
 from fedtide.runs.folder import plan
 from fedtide.runs.parallel import processes
 
@@ -71,7 +71,7 @@ class Choice:
 
     experiment: Experiment
     workers: int | None = None
-    said: str = ""
+    message: str = ""
 
 
 def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choice:
@@ -129,9 +129,9 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtide-auto-")))
         memory = MemoryStore(folder)
-        host = host_of(run.experiment, run.method, run.seed, memory)
-        clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
-        wire = replace(host.wire, clip=None)  # what is timed is not read
+        method = built(run.experiment, run.method, run.seed, memory)
+        host, clock = method.host, method.clock
+        wire = replace(host.wire, clip=None)  # the sums are only timed
         starting = SimulatedFleet.of(host, LocalEngine(host), clock, wire=wire)
         first = begin(host.algorithm, starting, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from fedtide.data.build import build
 from fedtide.data.population import Population
 from fedtide.data.rows import GeneratedRows, Rows, check_classes, with_target
 from fedtide.data.shift import Shift
+from fedtide.data.sources.files import find
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
-from fedtide.fields.types import WEIGHTS
+from fedtide.fields.shapes import fields_of, ranges
+from fedtide.fields.types import WEIGHTS, IsFile
 from fedtide.fields.user_code import call, called_itself, imported, own
 from fedtide.fleets.devices import Clock
 from fedtide.fleets.local_engine import Host
@@ -41,10 +43,59 @@ from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.learn.weights_file import weights_of
 from fedtide.models.init import initialize
-from fedtide.runs.files import located, place
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
 from fedtide.wire.pipeline import FLOATING, Wire, check_wire
+
+
+def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
+    """Return the place of a file: below the data directory, or as it is written.
+
+    Args:
+        path: the file as the configuration names it.
+        directory: the configured data directory, if any.
+        key: configuration key, for the error.
+        mark: the mark of the key's type.
+
+    Raises:
+        FedtideError: there is no such file.
+    """
+    found = find(path, Path(directory) if directory else None, key, hint=mark.hint)
+    return path if found == Path(path).expanduser() else str(found.absolute())
+
+
+def located(part: Any, directory: str | None, key: str, found: list[str] | None = None) -> Any:
+    """Return a part of a configuration in which each value marked as a file is the file's place.
+
+    Args:
+        part: an ingredient, which may hold others; any other value is returned as it is.
+        directory: the configured data directory, if any.
+        key: configuration key of the part, for errors.
+        found: a list to which every place is added.
+    """
+    if isinstance(part, tuple):
+        return tuple(located(each, directory, f"{key}[{n}]", found) for n, each in enumerate(part))
+    values: dict[str, Any] = {}
+    kind: Any = type(part)
+    for name, mark in _marks(kind).items():
+        value, inside = getattr(part, name), f"{key}.{name}"
+        values[name] = value
+        if mark is None:
+            values[name] = located(value, directory, inside, found)
+        elif value is not None:
+            values[name] = place(value, directory, inside, mark)
+            if found is not None:
+                found.append(values[name])
+    changed = {name: value for name, value in values.items() if value is not getattr(part, name)}
+    return replace(part, **changed) if changed else part
+
+
+@cache
+def _marks(kind: type) -> dict[str, IsFile | None]:
+    """Return the keys of a table with the mark of those that name files; none for any other type."""
+    marks = {name: ranges(hint) for name, hint in fields_of(kind).items()}
+    return {name: next((mark for mark in found if isinstance(mark, IsFile)), None) for name, found in marks.items()}
+
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -181,32 +232,52 @@ def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], 
         raise refused(f"{key}.function", found, "a function that returns a number") from None
 
 
-def embedded_of(experiment: Experiment, method: Method, population: Population) -> Embedded | None:
-    """Return the features by which clients of a cluster are compared; None where labels alone are.
+@dataclass(frozen=True)
+class Built:
+    """A method as it is played with one seed: its host, and the task (model and loss) that the host's algorithm has."""
 
-    Raises:
-        FedtideError: the network has no such layer, or rows are sequences.
-    """
-    if experiment.embedding is None:
-        return None
-    if population.rows.steps is not None:
-        raise refused("embedding", experiment.embedding.kind, "none, as rows are sequences")
-    embedding = located(experiment.embedding, experiment.data.directory, "embedding")
-    represent = embedding.of(task_in(experiment, method, population), "embedding")
-    return Embedded(partial(represent, None), embedding.distance)
+    experiment: Experiment
+    method: Method
+    host: Host
+    task: Task
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The clock of a run; the device of each client follows from the run's seed."""
+        algorithm, population, directory = self.host.algorithm, self.host.population, self.experiment.data.directory
+        local = self.method.settings().get("local")
+        solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # a user's algorithm may have none
+        cost = algorithm.traits.compute_cost or training_cost(solver, {})
+        folder = Path(directory) if directory else None
+        return self.experiment.timing.clock(population.registered, population.seed, folder, cost)
+
+    @cached_property
+    def embedded(self) -> Embedded | None:
+        """Features by which clients of a cluster are compared; None if only labels are.
+
+        Raises:
+            FedtideError: the network has no such layer, or rows are sequences.
+        """
+        embedding = self.experiment.embedding
+        if embedding is None:
+            return None
+        if self.host.population.rows.steps is not None:
+            raise refused("embedding", embedding.kind, "none, as rows are sequences")
+        embedding = located(embedding, self.experiment.data.directory, "embedding")
+        return Embedded(partial(embedding.of(self.task, "embedding"), None), embedding.distance)
 
 
-def host_of(
+def built(
     experiment: Experiment, method: Method, seed: int, memory: MemoryStore, population: Population | None = None
-) -> Host:
-    """Build the host, with which a process runs the clients of one run; the population, too, unless it is given."""
+) -> Built:
+    """Build a method with everything that a process needs to play it; the population, too, unless it is given."""
     if population is None:
         population = population_of(experiment, experiment.shift_of(method), seed)
     task = task_in(experiment, method, population)
     if population.device != task.device:
         population = replace(population, device=task.device)
     algorithm = algorithm_of(method, task, experiment.data.directory)
-    _fits(method, population)
+    _check_cohort(method, population)
     if algorithm.check is not None:
         with _of_method(method):
             algorithm.check(population)
@@ -217,7 +288,15 @@ def host_of(
     if experiment.wire is not None and experiment.wire.privacy is not None:
         clip = experiment.wire.privacy.step
         check_private(clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")
-    return Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
+    host = Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
+    return Built(experiment, method, host, task)
+
+
+def host_of(
+    experiment: Experiment, method: Method, seed: int, memory: MemoryStore, population: Population | None = None
+) -> Host:
+    """Build the host, with which a process runs the clients of one run; see `built`."""
+    return built(experiment, method, seed, memory, population).host
 
 
 def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, registered: int) -> Wire:
@@ -233,16 +312,8 @@ def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, regist
     return wire
 
 
-def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
-    """Build the clock of a run; the device of each client follows from the run's seed."""
-    directory = experiment.data.directory
-    local = method.settings().get("local")
-    solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # an algorithm of a user's own may have none
-    cost = algorithm.traits.compute_cost or training_cost(solver, {})
-    return experiment.timing.clock(population.registered, population.seed, Path(directory) if directory else None, cost)
-
-
-def _fits(method: Method, population: Population) -> None:
+def _check_cohort(method: Method, population: Population) -> None:
+    """Raise for a cohort that is larger than the population."""
     cohort = cohort_of(method)
     size = None if cohort is None else cohort.clients_per_round
     if size is not None and size > population.registered:

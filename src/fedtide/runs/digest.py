@@ -1,21 +1,24 @@
-"""Digest of all that a run's numbers depend on: its configuration, and the content of the files that it names."""
+"""Digest of all that a run's numbers depend on, and the check that a run folder is unchanged."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
 from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.record import check_marks
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.weights_file import file_of
-from fedtide.runs.build import place_of_weights, spec_of
-from fedtide.runs.files import located
-from fedtide.runs.folder import Planned
+from fedtide.runs.build import located, place_of_weights, spec_of
+from fedtide.runs.folder import Planned, load, plan
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int, device: str | None = None) -> str:
@@ -149,3 +152,48 @@ def _digest(path: str) -> str:
     except OSError as error:
         said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise FedtideError(f"{file}: {said}; the configuration names it") from None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Findings about one run.
+
+    rounds: how many rounds, from the first on, its records have as they were written, as far as a checkpoint says.
+    wrong: the first thing that is not what was written; None if there is none.
+    """
+
+    run: Planned
+    rounds: int
+    wrong: str | None = None
+
+
+def verify(root: Path) -> Iterator[Verdict]:
+    """Check every file that the checkpoints of a run folder count on, and yield what was found run by run.
+
+    Raises:
+        FedtideError: it is no run folder, or its configuration cannot be read.
+    """
+    yield from verify_runs(plan(load(root, imports=False), root))
+
+
+def verify_runs(runs: Iterable[Planned]) -> Iterator[Verdict]:
+    """Check every file that the checkpoints of runs count on, and yield what was found run by run."""
+    for run in runs:
+        folder = run.folder / "checkpoints"
+        try:
+            about = checkpoint.check(folder, config=digest_to_read(run))
+        except FedtideError as error:
+            yield Verdict(run, 0, str(error))
+            continue
+        if about is None:
+            yield Verdict(run, 0)
+            continue
+        try:
+            memory = MemoryStore(run.folder / "memory")
+            memory.read_index(checkpoint.check_files(folder, about) / "memory.safetensors")
+            memory.check_files()
+            check_marks(run.folder, about.records, finished=run.finished)
+        except FedtideError as error:
+            yield Verdict(run, checkpoint.whole_until(folder, about), str(error))
+        else:
+            yield Verdict(run, about.round)

@@ -1,16 +1,20 @@
-"""A trained network as a file that other programs read."""
+"""Files that other programs read: predictions of a trained run as a table, and its network."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -18,14 +22,215 @@ from torch import Tensor, nn
 
 from fedtide._version import installed
 from fedtide.config import resolved
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import check_free, replacing, write_text
 from fedtide.core.base import Weights
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
+from fedtide.data.population import features
+from fedtide.data.rows import Rows, known_rows
+from fedtide.data.sources.arrays import standardize
+from fedtide.data.sources.cells import read_cells, read_names
+from fedtide.data.sources.files import reading
+from fedtide.data.sources.series import Series
+from fedtide.data.sources.table import CSV
+from fedtide.data.sources.when import written
+from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
-from fedtide.learn.target import CLASSES, Target
+from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
-from fedtide.runs.predict import names_of_classes
 from fedtide.runs.trained import Trained, agree, module_of
+
+LABEL = "label"
+"""Column of a table that is no feature, where the run's source names none."""
+
+
+def predict_file(
+    trained: Trained, path: Path, out: Path, *, client: int | None = None, cluster: int | None = None
+) -> int:
+    """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
+
+    Of other targets what the model tells is written: a number in the units of the data, quantiles, or labels. Where the
+    run is of series, so is the file, and its times are forecast, and those after its end.
+
+    Args:
+        trained: the run.
+        path: the file, with the features of the run's rows; a label is not looked at.
+        out: the file that is written; it must not exist.
+        client: as this client; None for a new one.
+        cluster: with this network of the server's state alone.
+
+    Raises:
+        FedtideError: the rows are not like those of the run, or there is no such client or network.
+    """
+    check_free(out)
+    target, source = trained.host.population.target, trained.run.experiment.data.source
+    if isinstance(source, Series):
+        return _forecast(trained, source, path, out, client, cluster)
+    x = seen_rows(trained, path)
+    told = _told(trained, x, client, cluster)
+    write_text(out, table(told, names_of_classes(trained)) if target == CLASSES else table_of(target.columns(told)))
+    return len(x)
+
+
+def _told(trained: Trained, x: Tensor, client: int | None, cluster: int | None) -> Tensor:
+    """Return what is predicted of rows as the model sees them."""
+    if cluster is None:
+        return trained.predict(x, client).told
+    ((weights, _),) = trained.parts(client, cluster)
+    return trained.predict_with(weights, x).told
+
+
+def _forecast(trained: Trained, source: Series, path: Path, out: Path, client: int | None, cluster: int | None) -> int:
+    """Forecast the series of a file, each by itself, and write name, time and values in the units of the file."""
+    check_there(path)
+    data, target = trained.run.experiment.data, trained.host.population.target
+    found = source.ahead(path, Path(data.directory) if data.directory else None)
+    said = []
+    for series in found:
+        x = prepared(torch.from_numpy(series.x), torch.float32, data.transforms)
+        columns = target.columns(_told(trained, x, client, cluster))
+        begin = {column: 0.0 if column == DEVIATION else series.center for column in columns}
+        said.append({column: begin[column] + series.spread * of.double() for column, of in columns.items()})
+    names = [series.name for series in found for _ in series.time]
+    times = written(np.concatenate([series.time for series in found]))
+    values = {column: torch.cat([each[column] for each in said]) for column in said[0]}
+    write_text(out, table_of(values, {"series": names, "time": times}))
+    return len(names)
+
+
+def seen_rows(trained: Trained, path: Path) -> Tensor:
+    """Read features (rows, ...) as the model sees them."""
+    rows = trained.host.population.rows
+    if len(rows.take(torch.zeros(1, dtype=torch.int64))[1].shape) > 1:
+        raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
+    data = trained.run.experiment.data
+    source: Any = data.source
+    if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
+        return as_seen(trained, read_features(path, tuple(rows.shape), _features(trained)))
+    check_there(path)
+    if path.suffix == ".npz":
+        raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
+    people: Any = trained.host.population
+    known = people.trained_on.unique().numpy() if people.rows.time is None else None
+    x = source.encoded(path, Path(data.directory) if data.directory else None, known)
+    return prepared(torch.from_numpy(x), torch.float32, data.transforms)
+
+
+def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
+    """Read the features of rows (rows, ...) from an NPZ or CSV file.
+
+    Args:
+        path: the file; a label in it is not looked at.
+        shape: of a row.
+        columns: names of the features in a CSV file, in their order; () takes all of its columns but the label.
+
+    Raises:
+        FedtideError: there is no such file, or its rows are others.
+    """
+    check_there(path)
+    x = _from_npz(path) if path.suffix == ".npz" else _from_csv(path, shape, columns)
+    if tuple(x.shape[1:]) != shape:
+        raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")
+    return x
+
+
+def check_there(path: Path) -> None:
+    """Raise where there is no file."""
+    if not path.is_file():
+        why = "is no file, allowed: CSV, Parquet or NPZ" if path.exists() else "no such file"
+        raise FedtideError(f"{path}: {why}")
+
+
+def _from_npz(path: Path) -> Tensor:
+    with reading(path, "an npz file without pickled objects"), open(path, "rb") as file:
+        with np.load(file, allow_pickle=False) as arrays:
+            if "x" not in arrays:
+                raise FedtideError(f"{path}: no array 'x'")
+            x = arrays["x"]
+        if x.dtype.kind not in "biuf" or x.ndim < 2:
+            raise refused(f"{path}: x", f"{x.dtype} {x.shape}", "numbers (rows, ...)")
+        made = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float64))
+    if made.is_floating_point() and not made.isfinite().all():
+        raise refused(f"{path}: x", "a number that is not finite", "finite numbers")
+    return made
+
+
+def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
+    named = columns or [column for column in read_names(path) if column != LABEL]
+    if len(named) != math.prod(shape):
+        raise refused(f"{path}: columns of features", len(named), f"{math.prod(shape)}, as in the run")
+    return torch.from_numpy(read_cells(path, named, []).numbers).reshape(-1, *shape)
+
+
+def _features(trained: Trained) -> tuple[str, ...]:
+    """Return the names of the features in the run's tables, in their order; none where it has no tables."""
+    data = trained.run.experiment.data
+    source: Any = data.source
+    directory = Path(data.directory) if data.directory else None
+    return source.feature_names(directory) if isinstance(source, CSV) else ()
+
+
+def as_seen(trained: Trained, x: Tensor) -> Tensor:
+    """Return rows as the model sees them: standardized, or bytes as 0 to 1, and transformed as the run's own are."""
+    experiment = trained.run.experiment
+    source: Any = experiment.data.source
+    people: Any = trained.host.population
+    rows = people.rows
+    first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
+    if first.dtype != torch.uint8 and getattr(source, "scaled", False):
+        directory = experiment.data.directory
+        unscaled = replace(source, scaled=False)
+        load = unscaled.load if rows.value is None else unscaled.load_values
+        plain: Rows = load(Path(directory) if directory else None, 0)
+        known = known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
+        there = plain.fitted(known).x[known].numpy().astype(np.float64)
+        x = torch.from_numpy(standardize(x.numpy(), there))
+    return prepared(x, first.dtype, experiment.data.transforms)
+
+
+def prepared(x: Tensor, dtype: torch.dtype, transforms: Sequence[Prepare]) -> Tensor:
+    """Return rows of a type as a model sees them: bytes as 0 to 1, and transformed."""
+    if dtype == torch.uint8 and not ((x >= 0) & (x <= 255)).all():
+        raise refused("rows", "numbers beyond these", "bytes, 0 to 255, as in the run")
+    return apply_transforms(tuple(transforms), features(x.to(dtype)))
+
+
+def names_of_classes(trained: Trained) -> list[str]:
+    """Return the names of the run's classes, or their numbers."""
+    rows = trained.host.population.rows
+    return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
+
+
+def table_of(columns: Mapping[str, Tensor], first: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return columns of numbers as CSV, behind those of texts that are given.
+
+    >>> print(table_of({"value": torch.tensor([1.5, 2.0])}), end="")
+    value
+    1.5
+    2
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    texts = first or {}
+    writer.writerow([*texts, *columns])
+    numbers = ([f"{number:.6g}" for number in column.tolist()] for column in columns.values())
+    writer.writerows(zip(*texts.values(), *numbers, strict=True))
+    return text.getvalue()
+
+
+def table(logp: Tensor, names: list[str]) -> str:
+    """Return predictions as CSV: the class of each row, and the probabilities of all.
+
+    >>> print(table(torch.tensor([[0.25, 0.75]]).log(), ["no", "yes"]), end="")
+    class,p no,p yes
+    yes,0.25,0.75
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["class", *(f"p {name}" for name in names)])
+    for chances, best in zip(logp.exp().tolist(), logp.argmax(1).tolist(), strict=True):
+        writer.writerow([names[best], *(f"{chance:.6g}" for chance in chances)])
+    return text.getvalue()
+
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 """Kind of a file: weights by name, or a program with its weights for ONNX or `torch.export.load`."""

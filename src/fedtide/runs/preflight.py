@@ -1,18 +1,21 @@
-"""Everything that an experiment names, built once before anything is written."""
+"""Everything that an experiment names, built once before anything is written, and the disk space that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
 from fedtide.cohorts import PickedBy
 from fedtide.config import Experiment, Method, points
 from fedtide.core.base import Moment, Scores
-from fedtide.core.errors import refused, within
-from fedtide.core.memory import MemoryStore
+from fedtide.core.errors import FedtideError, refused, within
+from fedtide.core.memory import SMALL, MemoryStore
 from fedtide.core.rng import Rng
+from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.prose import listed
@@ -20,45 +23,67 @@ from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.fleets import ray_cluster
-from fedtide.fleets.local_engine import Host
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
 from fedtide.learn.device import CPU, check_gain, find_device
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
-from fedtide.runs.private import plan_of, sums_of
+from fedtide.runs.privacy import plan_of, sums_of
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
+
+WORTH_SAYING = 10**8
+"""Bytes from which a person is told."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Disk space that the clients of runs need in the end, in bytes, and how it comes about.
+
+    For moments there is more, `most`: the memory of every client at the last checkpoint and now, and of asked clients
+    also the one that replaces it until the ask has ended.
+    """
+
+    size: int
+    most: int
+    how: str
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a trial of an experiment found.
+    """Findings of a trial of an experiment.
 
-    forms: of all that its methods sum, where sums are private. alone: methods that a stacked fleet does not stack, and
-    why.
+    forms: of everything that its methods sum, if sums are private. alone: methods that a stacked fleet does not stack,
+    and why. needs: disk space of each method at each point.
     """
 
     forms: frozenset[Form] = frozenset()
     alone: Mapping[str, str] = field(default_factory=dict)
+    needs: Sequence[Need] = ()
 
     @property
-    def said(self) -> str:
-        """A line about methods that a stacked fleet does not stack, "" where there are none."""
-        told = [f"{name} ({why})" for name, why in self.alone.items()]
-        return f"not stacked, one client after the other: {listed(told)}" if told else ""
+    def message(self) -> str:
+        """A line about methods that a stacked fleet does not stack, "" if there are none."""
+        names = [f"{name} ({why})" for name, why in self.alone.items()]
+        return f"not stacked, one client after the other: {listed(names)}" if names else ""
+
+    @property
+    def need(self) -> Need:
+        """Disk space of all runs, explained by the largest part."""
+        largest = max(self.needs, key=lambda need: need.size, default=Need(0, 0, ""))
+        return Need(sum(need.size for need in self.needs), sum(need.most for need in self.needs), largest.how)
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> Preflight:
     """Build everything that an experiment names once, before anything is written.
 
     Args:
-        experiment: what is to be run.
-        where: how messages call it.
-        fresh: read its data again, as files may have changed since this process last did.
+        experiment: to be run.
+        where: its name in messages.
+        fresh: read its data again, because files may have changed since this process last did.
 
     Raises:
-        FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
+        FedtideError: something would stop a run: missing or damaged data, a model that does not fit, a large cohort.
     """
     if fresh:
         build.load_rows.cache_clear()
@@ -66,37 +91,40 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     _try_metrics(experiment)
     dealt, sums, tried = set[tuple[str, str]](), dict[str, tuple[Form, ...]](), _Tried()
     unstacked: dict[str, str] = {}
-    for point in points(experiment, where):
-        _check_clock(point.experiment, where)
-        if point.experiment.precision == "bf16":
-            check_gain(find_device(point.experiment.fleet.device))
+    needs: list[Need] = []
+    for point in (point.experiment for point in points(experiment, where)):
+        _check_clock(point, where)
+        if point.precision == "bf16":
+            check_gain(find_device(point.fleet.device))
         alone: dict[str, str] = {}
-        for method in point.experiment.method:
-            host = _build(point.experiment, method, tried)
-            _check_bounds(point.experiment, method, host, sums)
-            if point.experiment.fleet.kind == "stacked" and (why := why_alone(host)):
+        for method in point.method:
+            built = _build(point, method, tried)
+            _check_bounds(built, sums)
+            needs += _needs(built)
+            if point.fleet.kind == "stacked" and (why := why_alone(built.host)):
                 alone[method.name] = why
-        if len(alone) == len(point.experiment.method):
-            first = point.experiment.method[0].name
-            but = f"it cannot train that, as {alone[first]}"
-            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", but)
+        if len(alone) == len(point.method):
+            first = point.method[0].name
+            because = f"it cannot train that, because {alone[first]}"
+            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", because)
         unstacked |= alone
-        for method in point.experiment.method if point.experiment.data.seed is None else ():
-            # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
-            shift = point.experiment.shift_of(method)
-            key = point.experiment.data.model_dump_json(), repr(shift)
+        for method in point.method if point.data.seed is None else ():
+            # The rows of every seed: those that cannot be dealt would stop the runs hours later.
+            shift = point.shift_of(method)
+            key = point.data.model_dump_json(), repr(shift)
             if key not in dealt:
                 dealt.add(key)
-                for seed in point.experiment.seeds[1:]:
-                    build.population_of(point.experiment, shift, seed)
-    return Preflight(frozenset(form for forms in sums.values() for form in forms), unstacked)
+                for seed in point.seeds[1:]:
+                    build.population_of(point, shift, seed)
+    return Preflight(frozenset(form for forms in sums.values() for form in forms), unstacked, needs)
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """What several methods and points have in common, so that it is built and tried once.
+    """Parts that several methods and points share, built and tried once.
 
-    fitted: of the model's runs on some rows. populations: the last two, as methods may be with and without a shift.
+    fitted: keys of models that ran on some rows. populations: the last two, because methods may be with and without a
+    shift.
     """
 
     fitted: set[str] = field(default_factory=set)
@@ -107,34 +135,33 @@ class _Tried:
         shift, seed = experiment.shift_of(method), experiment.seeds[0]
         key = experiment.data.model_dump_json(), repr(shift), seed
         if key not in self.populations:
-            made = build.population_of(experiment, shift, seed)
+            population = build.population_of(experiment, shift, seed)
             for old in list(self.populations)[:-1]:
                 del self.populations[old]
-            self.populations[key] = made
+            self.populations[key] = population
         return self.populations[key]
 
 
-def _build(experiment: Experiment, method: Method, tried: _Tried) -> Host:
+def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built:
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
     seed, rounds = experiment.seeds[0], experiment.rounds
     population = tried.population(experiment, method)
-    host = build.host_of(experiment, method, seed, MemoryStore(None), population)
+    built = build.built(experiment, method, seed, MemoryStore(None), population)
     population.check(rounds)
-    build.clock_of(experiment, method, host.algorithm, population)
+    _ = built.clock
     local = method.settings().get("local")
     parts = (local.local_steps or local.epochs or 1) if isinstance(local, LocalTrainer) else 0
     if experiment.timing.partial_work and parts == 1:
         allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
         raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
-    task = build.task_of(experiment, method, population.rows)
     shard, classes = population.few()
     of_data = shard.x.shape, shard.y.shape, classes, experiment.data.transforms, experiment.data.directory
     of_task = experiment.model, experiment.precision, experiment.fleet, method.loss, method.init_from
     if (key := repr((of_data, of_task, local))) not in tried.fitted:
-        check_fit(task, shard, classes, local, f"method '{method.name}'.local")
+        check_fit(built.task, shard, classes, local, f"method '{method.name}'.local")
         tried.fitted.add(key)
     views(population, named=experiment.eval_splits)
-    build.embedded_of(experiment, method, population)
+    _ = built.embedded
     if experiment.forgetting is not None:
         owners_of(population, experiment.forgetting.part, None, seed)
     last = Moment(rounds - 1, rounds, 0.0)
@@ -144,11 +171,12 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> Host:
     if isinstance(cohort, PickedBy):
         with within(f"method '{method.name}'"):
             cohort.choose(population.clients, cohort.clients_per_round, Moment(0, rounds, 0.0), Rng(seed))
-    return host
+    return built
 
 
-def _check_bounds(experiment: Experiment, method: Method, host: Host, known: dict[str, tuple[Form, ...]]) -> None:
-    """Raise where a value that a method sums has no bound, or one that will not do; add its sums to those known."""
+def _check_bounds(built: build.Built, known: dict[str, tuple[Form, ...]]) -> None:
+    """Raise if a value that a method sums has no bound, or a wrong one; add its sums to those known."""
+    experiment, method, host = built.experiment, built.method, built.host
     wire = experiment.wire
     if wire is None or wire.privacy is None:
         return
@@ -165,7 +193,7 @@ def _try_metrics(experiment: Experiment) -> None:
     """Call the person's own metrics on the scores of two clients."""
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
     moment = Moment(0, experiment.rounds, 0.0)
-    pooled = {name: of(torch.eye(2).log(), ids) for name, of in POOLED.items()}
+    pooled = {name: pool(torch.eye(2).log(), ids) for name, pool in POOLED.items()}
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in build.metrics_of(experiment)[len(metrics_for(TARGET_WORDS[experiment.data.target.kind])) :]:
         metric.of(replace(scores, pooled=pooled) if metric.needs else scores)
@@ -189,3 +217,46 @@ def _check_clock(experiment: Experiment, where: str) -> None:
     if experiment.devices is None and "seconds" in clocks:
         allowed = "'rounds', or [devices], such as devices = 'steady'"
         raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
+
+
+# -- disk space --------------------------------------------------------------------------------------------------------
+
+
+def _needs(built: build.Built) -> list[Need]:
+    """Return the disk space of a method's runs at a point; none if its clients keep no files."""
+    experiment, method, host = built.experiment, built.method, built.host
+    keeps = host.algorithm.traits.keeps
+    size = keeps * size_in_bytes(built.task.init(Rng(0)).params) if keeps else 0
+    if size <= SMALL:
+        return []
+    seeds, registered = len(experiment.seeds), host.population.registered
+    asked = build.cohort_size(method, registered)
+    clients = min(registered, experiment.rounds * asked)
+    how = f"'{method.name}': {seeds} seed{'s' * (seeds > 1)} x {clients} clients x {size / 1e6:.1f} MB"
+    return [Need(seeds * clients * size, seeds * (2 * clients + asked) * size, how)]
+
+
+def check_room(need: Need, root: Path) -> str:
+    """Return a message before a run that needs much of the disk; "" if it needs little.
+
+    Raises:
+        FedtideError: the disk has too little.
+    """
+    place = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    line = f"clients keep about {_bytes(need.size)} on disk, for moments up to {_bytes(need.most)} ({need.how})"
+    if need.most > free:
+        raise FedtideError(
+            f"{root}: {line}, and {place} has {_bytes(free)} free; allowed: fewer clients, seeds or methods, or "
+            "another --out"
+        )
+    return "" if need.size < WORTH_SAYING else f"{line}; {_bytes(free)} are free"
+
+
+def _bytes(size: int) -> str:
+    """Return bytes in MB or GB.
+
+    >>> _bytes(2_100_000), _bytes(7_000_000_000)
+    ('2.1 MB', '7.0 GB')
+    """
+    return f"{size / 1e6:.1f} MB" if size < 10**9 else f"{size / 1e9:.1f} GB"

@@ -29,10 +29,10 @@ from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine, why_alone
 from fedtide.fleets.worker_engine import WorkersEngine
-from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
+from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of, keys_of
 from fedtide.runs.folder import shift_file
-from fedtide.runs.private import server_wire
+from fedtide.runs.privacy import server_wire
 from fedtide.wire.ledger import LEDGER
 from fedtide.wire.release import simulated_noise
 
@@ -209,7 +209,8 @@ def judge_of(
 
     `ledger` is the file of what was released, where sums are private.
     """
-    host = host_of(experiment, method, seed, memory)
+    method_built = built(experiment, method, seed, memory)
+    host = method_built.host
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
         # Beside a method that can be stacked others may stand that cannot: `preflight` wants one.
@@ -219,12 +220,10 @@ def judge_of(
         there = None if pool.multi_node else memory.directory
         engine = WorkersEngine(host, pool, spec_of(experiment, method, seed, there), experiment.fleet.threads)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
-    clock = clock_of(experiment, method, host.algorithm, host.population)
     wire = server_wire(experiment, method, host, simulated_noise(seed), ledger)
-    fleet = SimulatedFleet.of(host, engine, clock, probed, wire)
+    fleet = SimulatedFleet.of(host, engine, method_built.clock, probed, wire)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
-    embedded = embedded_of(experiment, method, host.population)
-    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), embedded)
+    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), method_built.embedded)
 
 
 def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: Grouping) -> Probe | None:

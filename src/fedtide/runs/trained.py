@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from fedtide.config import slug
 from fedtide.core import checkpoint, codec
 from fedtide.core.base import Grouping, Memory, Moment, Payload, Prediction, Weights
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
+from fedtide.fields.vocabulary import nearest
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.scoring import decision_units
@@ -26,7 +27,7 @@ from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models.branched import unbranched
-from fedtide.runs.build import host_of, task_in
+from fedtide.runs.build import built
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
 from fedtide.wire.answer_schema import made_up
@@ -193,12 +194,12 @@ class Trained(Models):
         fleet = run.experiment.fleet
         anywhere = fleet if fleet.device == CPU else replace(fleet, device="auto")
         experiment = run.experiment.model_copy(update={"fleet": anywhere})
-        host = host_of(experiment, run.method, run.seed, memory)
+        method_built = built(experiment, run.method, run.seed, memory)
         asks = run.folder / ASKS
         return Trained(
             title=run.title,
-            host=host,
-            task=task_in(experiment, run.method, host.population),
+            host=method_built.host,
+            task=method_built.task,
             state=codec.from_file(newest / "state.safetensors"),
             moment=Moment(about.round - 1, run.experiment.rounds, about.before),
             decide_per=run.method.decide_per,

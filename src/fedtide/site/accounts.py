@@ -21,7 +21,7 @@ from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fleets.local_engine import Host
-from fedtide.runs.private import ledger_with, plan_without_sampling
+from fedtide.runs.privacy import ledger_with, plan_without_sampling
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
 from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, read

@@ -34,7 +34,7 @@ from fedtide.remote.fleet import SIMULATION_ONLY
 from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
-from fedtide.runs.private import plan_without_sampling
+from fedtide.runs.privacy import plan_without_sampling
 from fedtide.site import certificates
 from fedtide.site.accounts import ledger_for
 from fedtide.site.machine import check_free

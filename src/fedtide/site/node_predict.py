@@ -17,8 +17,7 @@ from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.remote.node_memory import Judged
 from fedtide.runs.build import task_of
-from fedtide.runs.export import CHECKED, Model
-from fedtide.runs.predict import prepared, read_features, table
+from fedtide.runs.export import CHECKED, Model, prepared, read_features, table
 from fedtide.runs.trained import ROWS, mixed
 from fedtide.site.client_rows import zero_rows
 from fedtide.site.tickets import Ticket

@@ -39,9 +39,8 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.offline import replayed
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of
-from fedtide.runs.digest import digest_of
+from fedtide.runs.digest import digest_of, verify
 from fedtide.runs.runner import Run
-from fedtide.runs.verify import verify
 from fedtide.site import certificates
 from fedtide.site.accounts import recorded_sums
 from fedtide.site.client_rows import FileRows, host_of_files

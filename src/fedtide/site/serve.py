@@ -30,7 +30,7 @@ from fedtide.remote.schedule import Present, RealClock, Rehearsed, RoundClock, W
 from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of
-from fedtide.runs.private import server_wire
+from fedtide.runs.privacy import server_wire
 from fedtide.runs.runner import Progress, Run
 from fedtide.site import certificates
 from fedtide.site.accounts import forget, open_safe, private_wire

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedtide.core.errors import FedtideError, printable
 from fedtide.report import terminal
-from fedtide.runs.request import Scale, recipe
+from fedtide.runs.job import Scale, recipe
 
 Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
 Kills = Annotated[bool, Parameter(negative="--no-kills")]

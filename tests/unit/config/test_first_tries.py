@@ -13,7 +13,7 @@ from fedtide.config.settings import AnyFleet
 from fedtide.core.errors import FedtideError
 from fedtide.fields.explain import tags_of
 from fedtide.fields.vocabulary import names_by_synonym, nearest
-from fedtide.runs.request import FleetKind
+from fedtide.runs.job import FleetKind
 
 
 def study(**more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 import fedtide as ft
-from fedtide.api import Request, prepare
+from fedtide.api.jobs import Request, prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError

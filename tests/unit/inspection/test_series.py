@@ -12,7 +12,7 @@ import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.inspection.table import read
 from fedtide.runs.build import rows_of
-from fedtide.tuning.entering import _entered
+from fedtide.tuning.entrants import _entered
 
 DAY = 86400
 

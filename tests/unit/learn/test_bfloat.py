@@ -21,7 +21,6 @@ from fedtide.models.branched import branched
 from fedtide.personal.client_networks import Networks
 from fedtide.runs.build import spec_of
 from fedtide.runs.digest import digest_of
-from fedtide.runs.disk import needed
 from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
@@ -186,7 +185,7 @@ def test_the_gain_is_measured():
 def test_it_counts_in_the_digest_and_keeps_what_clients_keep_as_large():
     fp32, bf16 = (toy("scaffold", {}, precision=precision) for precision in ("fp32", "bf16"))
     assert digest_of(fp32, fp32.method[0], 0) != digest_of(bf16, bf16.method[0], 0)
-    assert needed(fp32) == needed(bf16)
+    assert preflight(fp32).need == preflight(bf16).need
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedtem"])

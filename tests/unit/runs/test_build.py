@@ -15,7 +15,6 @@ from fedtide.learn.local import check_fit
 from fedtide.runs import build
 from fedtide.runs.build import cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_in, task_of
 from fedtide.runs.digest import digest_of
-from fedtide.runs.disk import needed
 from fedtide.runs.preflight import preflight
 from helpers.studies import MOMENTUM, STEADY, A, raw, study
 
@@ -162,8 +161,7 @@ def test_an_algorithm_gets_the_public_rows_wherever_it_is_made(tmp_path, monkeyp
     (tmp_path / "shown_to_all.py").write_text(SHOWN)
     monkeypatch.syspath_prepend(tmp_path)
     experiment = study({"name": "own", "algorithm": "shown_to_all:shown"}, data={"public_samples": 12})
-    preflight(experiment)
-    assert needed(experiment).size == 0
+    assert preflight(experiment).need.size == 0
     host_from(spec_of(experiment, experiment.method[0], 0, None), "worker")
 
 

@@ -8,7 +8,7 @@ from collections import namedtuple
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.runs import disk
+from fedtide.runs import preflight
 from helpers.studies import A, study
 
 WIDE = {"kind": "mlp", "hidden": [2000, 2000]}
@@ -18,7 +18,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def said(experiment, root):
-    return disk.check_room(disk.needed(experiment), root)
+    return preflight.check_room(preflight.preflight(experiment).need, root)
 
 
 def wide(*methods, **named):
@@ -44,7 +44,7 @@ def test_nothing_is_said_where_nothing_or_little_is_kept(tmp_path):
 
 
 def test_too_small_a_disk_is_one_clear_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, 10**8))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, 10**8))
     run = tmp_path / "x" / "run"
     line = f"{run}: {SAID.format(128.6, 289.3)} ('S': 1 seed x 8 clients x 16.1 MB), and "
     with pytest.raises(FedtideError, match=re.escape(f"{line}{tmp_path} has 100.0 MB free; allowed: fewer clients")):
@@ -52,7 +52,7 @@ def test_too_small_a_disk_is_one_clear_line(tmp_path, monkeypatch):
 
 
 def test_a_small_disk_is_seen_where_little_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: Usage(10**6, 0, 10**6))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(10**6, 0, 10**6))
     small = study(KEEPER, model={"kind": "mlp", "hidden": [200, 200]}, rounds=3)
     with pytest.raises(FedtideError, match=r"up to 2\.3 MB .* has 1\.0 MB free"):
         said(small, tmp_path / "run")

@@ -10,7 +10,7 @@ import pytest
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import folder, own_code
+from fedtide.runs import folder
 from helpers.studies import MOMENTUM, A, run_of, study
 
 
@@ -33,17 +33,17 @@ def test_code_of_ones_own_is_known_by_file_digest_and_commit(tmp_path, monkeypat
     file = tmp_path / "my_models_for_tests.py"
     file.write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(4, 3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(own_code, "_git", lambda file, *arguments: {"rev-parse": "abc\n", "status": ""}[arguments[0]])
+    monkeypatch.setattr(folder, "_git", lambda file, *arguments: {"rev-parse": "abc\n", "status": ""}[arguments[0]])
     experiment = study(A, model="python:my_models_for_tests:net")
     experiment.model.build((4,), 3)
     folder.create(experiment, tmp_path / "run")
     code = json.loads((tmp_path / "run" / "environment.json").read_text())["code"]["my_models_for_tests"]
     assert (code["file"], code["commit"], code["changed"]) == (str(file), "abc", False)
-    assert list(own_code.changed_since(tmp_path / "run")) == []
+    assert list(folder.changed_code(tmp_path / "run")) == []
     file.write_text("def net(): ...\n")
-    assert list(own_code.changed_since(tmp_path / "run")) == [str(file)]
+    assert list(folder.changed_code(tmp_path / "run")) == [str(file)]
     (tmp_path / "run" / "environment.json").write_text("{")
-    assert list(own_code.changed_since(tmp_path / "run")) == list(own_code.changed_since(tmp_path)) == []
+    assert list(folder.changed_code(tmp_path / "run")) == list(folder.changed_code(tmp_path)) == []
     sys.modules.pop("my_models_for_tests")
 
 

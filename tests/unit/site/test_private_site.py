@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.remote.messages import WorkHeader
 from fedtide.runs.build import host_of
-from fedtide.runs.private import plan_of
+from fedtide.runs.privacy import plan_of
 from fedtide.site import site_commands
 from fedtide.site.accounts import OTHER, SEEDS, Budget, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows

@@ -16,10 +16,11 @@ from fedtide.cli.commands import main
 from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder
-from fedtide.tuning import ladder, tournament
+from fedtide.tuning import ladder, rungs, tournament
 from fedtide.tuning.ladder import Ladder, value_at
-from fedtide.tuning.recommendation import earlier, write_recommendation
-from fedtide.tuning.tournament import Candidate, curve_of, execute, first_line, played_by, read_tournament
+from fedtide.tuning.pages import earlier, write_recommendation
+from fedtide.tuning.rungs import execute
+from fedtide.tuning.tournament import Candidate, curve_of, first_line, played_by, read_tournament
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
@@ -37,7 +38,7 @@ def begun(root: Path, *methods: dict[str, object], budget: float = 600.0) -> Pat
 @pytest.fixture
 def plan(monkeypatch):
     """One plan whatever time methods take: rungs of two and four rounds, with two seeds."""
-    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 2, len(costs)))
+    monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 2, len(costs)))
 
 
 def told(root: Path) -> list[dict[str, object]]:
@@ -83,7 +84,7 @@ def test_the_study_says_that_plain_averaging_is_there_to_compare_with(tmp_path, 
 
 def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):
     """The plan ends at two of four rounds, with one seed; a budget that is left pays for all four."""
-    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2,), 1, len(costs)))
+    monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, seconds: Ladder((2,), 1, len(costs)))
     whole = begun(tmp_path / "whole", A, MOMENTUM, PROX, SCAFFOLD)
     assert execute(whole, workers=1)
     made = read_tournament(whole)
@@ -93,7 +94,7 @@ def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp
     assert made.rungs == (2,)
     # Where it is not left nobody goes on; nor once another seed is played.
     short = begun(tmp_path / "short", A, MOMENTUM, PROX, SCAFFOLD)
-    monkeypatch.setattr(tournament, "KEPT_BACK", 0.0)
+    monkeypatch.setattr(rungs, "KEPT_BACK", 0.0)
     assert execute(short, workers=1)
     assert {rung.rounds for rung in read_tournament(short).reached} == {2}
 
@@ -163,8 +164,8 @@ def test_a_budget_that_is_over_at_once_is_one_line(tmp_path):
 def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path, monkeypatch):
     root = begun(tmp_path / "t", FAILS, A, PROX)
     with monkeypatch.context() as patch:
-        patch.setattr(tournament, "_measure", lambda playing, made: tournament._now(
-            playing, made, failed={"fails": "loss is not finite"}, ended=tournament.OVER
+        patch.setattr(rungs, "measure", lambda play, record: play.write(
+            record, failed={"fails": "loss is not finite"}, ended=rungs.OVER
         ))  # fmt: skip
         with pytest.raises(FedtideError, match=r"^--budget: t: found .*; others failed: fails: loss is not finite$"):
             execute(root, workers=1)
@@ -173,18 +174,18 @@ def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path, mo
 def test_a_budget_that_is_over_amid_the_first_rung_compares_what_came_farthest(tmp_path, plan, monkeypatch):
     """All three have played the first seed, one the second, too."""
     root = begun(tmp_path / "t", A, PROX, MOMENTUM)
-    play = tournament._Playing.runs
+    play = rungs.Play.runs
 
-    def slower(playing, entries, seeds, rounds, until):
+    def slower(playing, entries, seeds, rounds):
         if len(seeds) == 1:
-            return play(playing, entries, seeds, rounds, until)
-        came = play(playing, entries, seeds[:1], rounds, until)
-        return came + play(playing, entries[:1], seeds[1:], rounds, until) + [{}] * (len(entries) - 1)
+            return play(playing, entries, seeds, rounds)
+        came = play(playing, entries, seeds[:1], rounds)
+        return came + play(playing, entries[:1], seeds[1:], rounds) + [{}] * (len(entries) - 1)
 
-    monkeypatch.setattr(tournament._Playing, "runs", slower)
+    monkeypatch.setattr(rungs.Play, "runs", slower)
     assert execute(root, workers=1)
     made = read_tournament(root)
-    assert made.ended == tournament.OVER
+    assert made.ended == rungs.OVER
     assert [(rung.rounds, rung.seeds, len(rung.values)) for rung in made.reached] == [(2, (2,), 3)]
     assert len(made.survivors) == 3
 
@@ -201,7 +202,7 @@ def test_windows_in_which_nothing_came_are_left_out(tmp_path):
 
 
 def test_methods_that_were_judged_on_nothing_are_one_line(tmp_path, plan, monkeypatch):
-    monkeypatch.setattr(tournament, "curve_of", lambda folder: ([], [], None))
+    monkeypatch.setattr(rungs, "curve_of", lambda folder: ([], [], None))
     with pytest.raises(FedtideError, match="could be compared, as no validation rows came: give data"):
         execute(begun(tmp_path / "t", A, PROX), workers=1)
 

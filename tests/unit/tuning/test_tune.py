@@ -6,6 +6,7 @@ import contextlib
 import json
 
 import pytest
+from rich.console import Console
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
@@ -16,8 +17,8 @@ from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
 from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
-from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
-from fedtide.tuning.tune import TrialsDisplay, execute
+from fedtide.tuning.trials import READY, TRIALS, load, read_tuning
+from fedtide.tuning.tune import LiveTuning, execute
 from helpers.studies import A
 from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
 
@@ -34,10 +35,11 @@ class Killed(BaseException):
     pass
 
 
-class Watching(TrialsDisplay):
+class Watching(LiveTuning):
     """Keeps what it is shown, and does something after a trial."""
 
     def __init__(self, then=lambda count: None):
+        super().__init__(Console(quiet=True))
         self.begun, self.trials, self.then = None, [], then
 
     def begin(self, trials, finished, rounds):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.tuning import folder
-from fedtide.tuning.folder import read_tuning
-from fedtide.tuning.page import budget_table, found_table, headline, range_of, write_tuning
+from fedtide.tuning import trials as records
+from fedtide.tuning.pages import best_table, budget_table, range_of, tuning_headline, write_tuning
 from fedtide.tuning.plan import digest_of_tuning, stages
-from fedtide.tuning.trials import Curve, Trial
+from fedtide.tuning.trials import Curve, Trial, read_tuning
 from helpers.pages import Page
 from helpers.studies import A
 from helpers.tunings import PROX, RATE, made, tuning
@@ -41,12 +40,12 @@ def root(tmp_path):
         trial("A", 0, 0.2, 0.4), trial("A", 1, 0.99, 0.8), trial("A", 2, 0.3, 0.2, "pruned"),
         trial("A", 3, 0.3, 0.0, "failed"), *(trial("prox", i, 0.1 + 0.05 * i, 0.5 - 0.1 * i) for i in range(4)),
     ]  # fmt: skip
-    folder.write_trials(root, [Trial(**{**vars(each), "config": config}) for each in trials])
+    records.write_trials(root, [Trial(**{**vars(each), "config": config}) for each in trials])
     return root
 
 
 def test_the_table_says_what_was_found_and_which_range_to_widen(root):
-    table = found_table(read_tuning(root)[1], "accuracy")
+    table = best_table(read_tuning(root)[1], "accuracy")
     assert table.header == ["method", "value", "found", "searched", "edge", "validation accuracy"]
     widen = "at the high edge of its range: widen it"
     assert table.rows[0] == ["A", "local.lr", "0.99", "0.01 to 1 (log)", widen, "80.0 %"]
@@ -56,8 +55,8 @@ def test_the_table_says_what_was_found_and_which_range_to_widen(root):
 
 def test_the_headline_names_what_lies_at_an_edge(root):
     _, found = read_tuning(root)
-    assert headline(found).startswith("1 value lies at an edge of its range")
-    assert headline([found[0][1:]]) == "Every value that was found lies inside its range."
+    assert tuning_headline(found).startswith("1 value lies at an edge of its range")
+    assert tuning_headline([found[0][1:]]) == "Every value that was found lies inside its range."
 
 
 def test_the_budgets_are_told_as_they_were(root):
@@ -85,12 +84,12 @@ def test_the_page_goes_where_it_is_told(root, tmp_path):
 
 
 def test_a_tuning_that_is_not_finished_says_how_many_are_left(root):
-    some = (root / folder.TRIALS).read_text().splitlines(keepends=True)[:5]
-    (root / folder.TRIALS).write_text("".join(some))
+    some = (root / records.TRIALS).read_text().splitlines(keepends=True)[:5]
+    (root / records.TRIALS).write_text("".join(some))
     _, found = read_tuning(root)
-    assert headline(found) == "So far: 3 trials are not played yet."
+    assert tuning_headline(found) == "So far: 3 trials are not played yet."
     write_tuning(root)
-    (root / folder.TRIALS).write_text("")
+    (root / records.TRIALS).write_text("")
     with pytest.raises(FedtideError, match="no trial is finished yet; go on with: fedtide resume"):
         write_tuning(root)
 

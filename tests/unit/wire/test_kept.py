@@ -26,7 +26,7 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.toy import toy
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of
-from fedtide.runs.private import server_wire
+from fedtide.runs.privacy import server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire import ledger as ledger_module
 from fedtide.wire.accounting import Plan

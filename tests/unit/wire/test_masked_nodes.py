@@ -26,7 +26,7 @@ from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
-from fedtide.runs.private import server_wire
+from fedtide.runs.privacy import server_wire
 from fedtide.wire import masks
 from fedtide.wire.masks import Masker
 from fedtide.wire.pipeline import Wire

@@ -27,7 +27,7 @@ from fedtide.laws.variants import variants_of
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
-from fedtide.runs.private import check_needed, plan_of, server_wire
+from fedtide.runs.privacy import check_needed, plan_of, server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire.accounting import Sampling
 from fedtide.wire.clip import Clip, check_private

@@ -1,0 +1,397 @@
+"""A whole experiment, from its file to its report: what the command line and Python both do.
+
+Docstrings of these functions are the help of the commands; sentences that begin with "In Python" are left out there.
+Each function imports what it needs, because `fedtide --help` does not wait for anything that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from fedtide.core.errors import FedtideError
+from fedtide.fields.vocabulary import nearest
+from fedtide.runs.job import Output, Scale
+
+if TYPE_CHECKING:
+    from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
+    from fedtide.config import Experiment
+    from fedtide.data.population import Population
+    from fedtide.inspection.findings import Findings
+    from fedtide.inspection.preview_page import Shown
+    from fedtide.laws.check import Verdict as LawVerdict
+    from fedtide.runs.digest import Verdict as RunVerdict
+    from fedtide.runs.trained import Trained
+
+    Spelled = Experiment | Mapping[str, Any] | str | Path
+    """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
+
+Sets = Sequence[str] | Mapping[str, Any]
+"""Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
+
+Seeds = Sequence[int] | str
+"""Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
+
+Name = str | int
+"""Name of a column: in a data frame it may be a number."""
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def hinted(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that says which argument a person may have meant by an unknown one."""
+    names = list(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for key in (key for key in kwargs if key not in names):
+            from fedtide.config import Experiment
+
+            hint = f"allowed: {', '.join(names)}"
+            if key in Experiment.model_fields and "sets" in names:
+                hint += f"; did you mean sets={{'{key}': {kwargs[key]!r}}}?"
+            else:
+                hint = nearest(key, names)
+            raise FedtideError(f"{function.__name__}: unknown argument '{key}', {hint}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@hinted
+def run(
+    experiment: Spelled,
+    out: str | Path | None = None,
+    *,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
+    workers: int | None = None,
+    quiet: bool = False,
+) -> Finished:
+    """Run an experiment: every method with every seed, in parallel, and write its report.
+
+    Args:
+        experiment: a TOML file, or recipe:NAME. In Python also an `Experiment` or nested dicts, in which functions,
+            classes and rows of the session stand as they are: one process plays them, and no other session can resume
+            the run.
+        out: the folder that is made; it must not exist. By default runs/NAME.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
+            (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1). In Python a dict,
+            `{"rounds": 10, "data.partition.alpha": 0.1}`.
+        seeds: override the seeds, e.g. 0,1,2 or 0-4. In Python also a list, `[0, 1, 2]`.
+        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
+            says "workers". The result does not depend on it.
+        quiet: print nothing; by default the progress and the results are printed.
+
+    Raises:
+        FedtideError: one line says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    from fedtide.api.jobs import Request, RunJob, finished
+
+    request = Request(out, scale, sets, seeds, workers)
+    return finished(RunJob.create(experiment, request, Output(quiet)), Output(quiet))
+
+
+@hinted
+def tune(
+    experiment: Spelled,
+    out: str | Path | None = None,
+    *,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
+    trials: int | None = None,
+    workers: int | None = None,
+    quiet: bool = False,
+) -> FinishedTuning:
+    """Search values of methods by accuracy on validation rows, and write an experiment file with the best ones.
+
+    Args:
+        experiment: a TOML file with a [tune] table, or recipe:NAME. In Python also an `Experiment` or nested dicts.
+        out: the folder that is made; it must not exist. By default runs/NAME-tune.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: override a value, e.g. rounds=10; may be repeated. In Python a dict, `{"rounds": 10}`.
+        seeds: seeds that every trial plays, e.g. 0,1,2 or 0-4; by default the first. In Python also a list.
+        trials: number of trials for each method of every stage, in place of the number in the file.
+        workers: processes; by default as many as the machine has cores.
+        quiet: print nothing; by default the trials and the best values are printed.
+
+    Raises:
+        FedtideError: one line says what to mend.
+        KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
+    """
+    from fedtide.api.jobs import Request, TuningJob, finished
+
+    request = Request(out, scale, sets, seeds, workers)
+    return finished(TuningJob.create(experiment, request, trials), Output(quiet))
+
+
+@hinted
+def recommend(
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    budget: str | float = "5m",
+    label: Name | None = None,
+    client: Name | None = None,
+    time: Sequence[Name] | Name | None = None,
+    features: Sequence[Name] | Name | None = None,
+    zone: str | None = None,
+    without: Sequence[Name] | Name | None = None,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    workers: int | None = None,
+    quiet: bool = False,
+) -> Recommendation:
+    """Recommend methods for your own data, or among those of a study: a tournament on validation rows within a budget.
+
+    Args:
+        data: a file or several, as for fedtide inspect; or a study: a TOML file with two methods or more, or
+            recipe:NAME. In Python also a data frame, as `ft.inspect` takes it, an `Experiment` or nested dicts with
+            `method`.
+        out: the folder that is made; it must not exist. By default runs/NAME-recommend.
+        budget: how long the tournament may take, e.g. 90s or 5m. In Python also seconds.
+        label: label column; this and the arguments from client to without work as in fedtide inspect.
+        client: column of the client; "" for none.
+        time: column of the time, or the columns of a date divided by commas; "" for none.
+        features: columns of the features, divided by commas.
+        zone: time zone of hours and days, e.g. Europe/Berlin.
+        without: columns that are left out, divided by commas.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: override a value of a study, e.g. data.partition.alpha=0.1; may be repeated. In Python a dict.
+        workers: processes; by default as many as the machine has cores.
+        quiet: print nothing.
+
+    Returns:
+        The leader, the methods that cannot be told apart from it, and a study with these for a proper run on fresh
+        seeds.
+
+    Raises:
+        FedtideError: one line says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    from fedtide.api.jobs import Request, TournamentJob, columns, finished
+
+    roles = columns(label, client, time, features, zone, without)
+    request = Request(out, scale, sets, None, workers)
+    return finished(TournamentJob.create(data, request, budget, roles), Output(quiet))
+
+
+@hinted
+def resume(
+    run_folder: str | Path, *, seeds: Seeds | None = None, workers: int | None = None, quiet: bool = False
+) -> Finished | FinishedTuning | Recommendation:
+    """Go on where a run, a tuning or a tournament was stopped or killed: the result is the same as without the stop.
+
+    Args:
+        run_folder: the run folder, or the folder of a tuning or a tournament. In Python the result of a finished one
+            is returned at once.
+        seeds: play more seeds, e.g. 0,1,2,3,4 or 0-4; the seeds of the run have to be among them, and the finished
+            ones are not played again. In Python also a list.
+        workers: processes; by default as many as the machine has cores.
+        quiet: print nothing.
+
+    Raises:
+        FedtideError: one line says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    from fedtide.api.jobs import finished, of
+
+    return finished(of(run_folder, workers).resumed(seeds, output=Output(quiet)), Output(quiet))
+
+
+@hinted
+def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Path:
+    """Make the report of a run folder, a tuning or a tournament, or one page about several run folders.
+
+    Args:
+        run_folders: the folders.
+        out: the page; by default report.html in the folder, or here for several folders.
+    """
+    from fedtide.api.jobs import of, write_page
+
+    return write_page([of(root) for root in run_folders], None if out is None else Path(out))
+
+
+@hinted
+def results(run_folder: str | Path) -> Finished | FinishedTuning | Recommendation:
+    """Return the results in a folder: printed they are a line, in a notebook their table and curve.
+
+    Args:
+        run_folder: the run folder, without its unfinished runs; or the folder of a finished tuning or tournament.
+
+    Raises:
+        FedtideError: it is none of these, or nothing in it is finished.
+    """
+    from fedtide.api.jobs import of
+
+    return of(run_folder).result()
+
+
+@hinted
+def verify(run_folder: str | Path) -> list[RunVerdict]:
+    """Check that a run folder is unchanged.
+
+    Args:
+        run_folder: the run folder, or the folder of a tournament; nothing in it is changed.
+
+    Returns:
+        A verdict for each run: `wrong` is None if its files are unchanged.
+    """
+    from fedtide.api.jobs import of
+
+    return list(of(run_folder).verify())
+
+
+@hinted
+def trained(run_folder: str | Path, method: str | None = None, seed: int | None = None) -> Trained:
+    """Return the trained models of a run: `model()` is a module, `predict(x)` predicts as the run's evaluation does.
+
+    Args:
+        run_folder: the run folder; of a sweep the folder of one point.
+        method: name of the method, if there are several.
+        seed: by default the first.
+    """
+    from fedtide.runs.trained import Trained
+
+    return Trained.read(Path(run_folder), method, seed)
+
+
+@hinted
+def track(run_folder: str | Path, tracker: str | None = None) -> None:
+    """Send the metrics of a run folder to TensorBoard, MLflow or Weights & Biases; steps already sent are skipped.
+
+    Args:
+        run_folder: the run folder; of unfinished runs the rounds so far are sent.
+        tracker: tensorboard, mlflow or wandb, or one with its place, such as mlflow:http://localhost:5000; by default
+            that of the run folder's [track].
+
+    Raises:
+        FedtideError: it is no run folder, no tracker is named, or its library is not installed.
+    """
+    from fedtide.config.settings import read_tracker
+    from fedtide.tracking.feed import track as track_folder
+
+    track_folder(Path(run_folder), None if tracker is None else read_tracker(tracker))
+
+
+@hinted
+def show(
+    shown: Spelled | Population,
+    *,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
+    rounds: int | None = None,
+    clients_per_round: int | None = None,
+) -> Shown:
+    """Show before a run which client holds which rows, which clients are present when, and how the mix moves.
+
+    Args:
+        shown: a TOML file, or recipe:NAME; of a sweep its first point. In Python also an `Experiment`, nested dicts,
+            or a population made by `ft.population`.
+        scale: size of a recipe: nano, cpu, paper.
+        sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. In Python a dict.
+        seeds: override the seeds; the first is shown.
+        rounds: of a population, by default 100.
+        clients_per_round: how many arrive; by default 10 of a population, else as many as the first method asks.
+
+    Returns:
+        Printed it is a few lines; `write(page)` makes a page with pictures, which a notebook shows at once.
+
+    >>> import torch
+    >>> from fedtide.data import IID
+    >>> from fedtide.runs.simulate import population
+    >>> shown = show(population(torch.randn(80, 3), torch.arange(80) % 2, IID(clients=4)), rounds=2)
+    >>> print(shown)  # doctest: +ELLIPSIS
+    4 clients; 80 rows of shape (3,), 2 classes
+    rows to train on: 14 a client
+    ...
+    """
+    from fedtide.api.jobs import Request, preview
+    from fedtide.data.population import Population
+    from fedtide.inspection.preview import Preview
+    from fedtide.inspection.preview_page import Shown
+
+    if isinstance(shown, Population):
+        m = min(clients_per_round or 10, shown.registered)
+        return Shown("Population", [Preview(shown, rounds or 100, m)])
+    settings, where, _ = Request(scale=scale, sets=sets, seeds=seeds).read(shown)
+    return preview(settings, where, rounds, clients_per_round)
+
+
+@hinted
+def inspect(
+    data: Any,
+    *,
+    label: Name | None = None,
+    client: Name | None = None,
+    time: Sequence[Name] | Name | None = None,
+    features: Sequence[Name] | Name | None = None,
+    zone: str | None = None,
+    without: Sequence[Name] | Name | None = None,
+    seed: int = 0,
+) -> Findings:
+    """Find which shift your own data have: eight questions, each answered against the same data shuffled.
+
+    Args:
+        data: a CSV, ARFF or Parquet file, several with the same header or a series each, or an NPZ file; or a study, a
+            TOML file or recipe:NAME, whose clients' training rows are inspected. In Python also a data frame (pandas,
+            polars, pyarrow), a mapping of columns, a population, an `Experiment` or nested dicts.
+        label: label column; by default the one with that name, or the last.
+        client: column of the client; by default one with a name like user or station; "" for none.
+        time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
+            with dates; "" for none.
+        features: columns of the features, divided by commas; by default all other numbers.
+        zone: time zone of hours and days, e.g. Europe/Berlin; by default times are taken as they are, in UTC if they
+            name a zone.
+        without: columns that are left out, divided by commas.
+        seed: seed of the shuffles.
+
+    Returns:
+        The answers: printed they are eight lines, `findings["drift"]` is one of them, `findings.write(folder)` writes
+        a page and a study.
+
+    >>> import numpy as np
+    >>> x, user = np.arange(400) % 7, np.repeat(range(20), 20)
+    >>> findings = inspect({"x": x, "user": user, "label": (x > 3) == (user < 10)})
+    >>> findings["meaning"].level, findings["labels"].level
+    ('strong', 'no')
+    """
+    from fedtide.api.jobs import Request, check_no_columns, columns, is_study
+    from fedtide.inspection.findings import inspect_table
+    from fedtide.inspection.table import read as read_table
+    from fedtide.tuning.entrants import inspect_study
+
+    roles = columns(label, client, time, features, zone, without)
+    study = data[0] if isinstance(data, list) and len(data) == 1 else data
+    if is_study(study):
+        check_no_columns(roles)
+        settings, where, _ = Request().read(study)
+        return inspect_study(settings, where)
+    return inspect_table(read_table(data, roles), seed)
+
+
+@hinted
+def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
+    """Check an algorithm against the laws on a toy federation.
+
+    Args:
+        algorithm: your own module:function, or a registered name.
+        sets: override a value of the toy experiment, e.g. method.mu=0.1 or model.kind=linear; may be repeated. In
+            Python a dict.
+
+    Returns:
+        A verdict for each law: `broken` is None if it holds, `silent` is the reason if it was not checked.
+    """
+    from fedtide.api.jobs import Request
+    from fedtide.laws.check import check as check_laws
+
+    return list(check_laws(algorithm, Request(sets=sets).assignments))

@@ -1,0 +1,838 @@
+"""Jobs and their results: a run folder, a tune folder, the folder of a tournament; and models of a run or a node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
+from fedtide.config.overrides import flat, seed_list
+from fedtide.config.settings import check_installed
+from fedtide.config.writing import as_toml, named
+from fedtide.core.errors import FedtideError, refused, within
+from fedtide.data.sources.files import bare
+from fedtide.data.sources.guesses import Roles, spelled_columns
+from fedtide.draw.frames import Library, frame
+from fedtide.draw.prose import listed
+from fedtide.evaluate.judge import views
+from fedtide.fields.types import seconds_of
+from fedtide.fields.user_code import session_code
+from fedtide.report.measures import check_measures
+from fedtide.report.terminal import console, say
+from fedtide.runs import auto, folder
+from fedtide.runs.build import as_json, cohort_size, population_of
+from fedtide.runs.digest import Verdict, verify_runs
+from fedtide.runs.experiment import RunsDisplay, check_runs, execute
+from fedtide.runs.job import Job, Output, Result, Scale, experiment_file
+from fedtide.runs.preflight import Preflight, check_room, preflight
+from fedtide.runs.privacy import check_needed
+from fedtide.tuning import plan, search, tournament, trials, tune
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import nn
+
+    from fedtide.api import Name, Seeds, Sets, Spelled
+    from fedtide.inspection.preview_page import Shown
+    from fedtide.report.summary import Study, Summary
+    from fedtide.runs.export import Model
+    from fedtide.runs.trained import Trained
+
+R = TypeVar("R", bound=Result)
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arguments of `fedtide.run`, `tune` and `recommend` beside what they play."""
+
+    out: Path | str | None = None
+    scale: Scale | None = None
+    sets: Sets = ()
+    seeds: Seeds | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("--workers", self.workers)
+
+    @property
+    def assignments(self) -> list[str]:
+        """Overrides as on the command line."""
+        if not isinstance(self.sets, Mapping):
+            return list(self.sets)
+        return [_assignment(path, value) for path, value in flat(self.sets)]
+
+    def read(self, experiment: Spelled, *, timed: bool = True, seeded: bool = True) -> tuple[Experiment, str, str]:
+        """Return the experiment, its name in messages, and the name of its folder.
+
+        Args:
+            experiment: a file, `recipe:NAME`, nested dicts or an `Experiment`.
+            timed: see `fedtide.config.read`.
+            seeded: whether the seeds are those of the experiment.
+        """
+        sets = self.assignments
+        if seeded and self.seeds is not None:
+            sets.append(f"seeds={seed_list(_seed_text(self.seeds))}")
+        if isinstance(experiment, str | Path):
+            path = experiment_file(experiment) if isinstance(experiment, str) else experiment
+            return read(path, scale=self.scale, sets=sets, timed=timed), str(path), slug(path.stem)
+        values = resolved(experiment) if isinstance(experiment, Experiment) else named(experiment)
+        settings = from_dict(values, scale=self.scale, sets=sets, timed=timed)
+        return settings, "experiment", slug(settings.title or "experiment")
+
+    def check_free(self) -> None:
+        """Raise if there is something at the folder to make."""
+        if self.out is not None:
+            folder.free(Path(self.out))
+
+    def folder(self, name: str) -> Path:
+        """Return the folder to make, by default one of this name that is free."""
+        return folder.unused(Path("runs"), name) if self.out is None else Path(self.out)
+
+
+def check_positive(option: str, value: int | None) -> None:
+    """Raise for a number below 1."""
+    if value is not None and value < 1:
+        raise refused(option, value, "1 or more")
+
+
+def _assignment(path: Sequence[str], value: Any) -> str:
+    try:
+        return f"{'.'.join(path)}={as_toml(value)}"
+    except TypeError:
+        raise refused("sets", value, "values that a file can hold: numbers, words, lists and tables") from None
+
+
+def _seed_text(seeds: Seeds) -> str:
+    if isinstance(seeds, str):
+        return seeds
+    if not isinstance(seeds, Sequence):
+        raise refused("seeds", seeds, "a list of whole numbers, such as [0, 1, 2]")
+    return ",".join(map(str, seeds))
+
+
+def fleet_sets(fleet: str | None, address: str | None) -> list[str]:
+    """Return the overrides of `--fleet` and `--address`; an address is that of a Ray cluster."""
+    if address is not None and fleet is None:
+        fleet = "ray"
+    if address is not None and fleet != "ray":
+        raise refused("--address", address, "with --fleet ray", f"--fleet is {fleet}")
+    kind = [] if fleet is None else [f"fleet.kind={fleet}"]
+    return kind + ([] if address is None else [f"fleet.address={json.dumps(address)}"])
+
+
+def is_study(data: Any) -> bool:
+    """Tell whether the argument of `inspect` or `recommend` is an experiment and no data."""
+    if isinstance(data, Experiment) or (isinstance(data, Mapping) and "method" in data):
+        return True
+    return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
+
+
+def columns(
+    label: Name | None,
+    client: Name | None,
+    time: Sequence[Name] | Name | None,
+    features: Sequence[Name] | Name | None,
+    zone: str | None,
+    without: Sequence[Name] | Name | None,
+) -> Roles:
+    """Return the roles of columns as the command line has them."""
+    label, client, time, features, without = map(spelled_columns, (label, client, time, features, without))
+    return Roles(label, client, time, features, zone, without=without)
+
+
+def check_no_columns(roles: Roles) -> None:
+    """Raise if columns of a study are named."""
+    for name, value in vars(roles).items():
+        if value != getattr(Roles(), name):
+            raise refused(f"--{name}", value, "with data (CSV, Parquet, NPZ), not with a study")
+
+
+def processes_for(settings: Experiment, workers: int | None) -> int | None:
+    """Return the number of processes that is asked for; 1 if no other process can import the code of a Python session.
+
+    Raises:
+        FedtideError: more are asked for.
+    """
+    code = session_code(as_json(settings))
+    if not code:
+        return workers
+    because = f"no other process can import {listed(code)} of this Python session"
+    if workers not in (None, 1):
+        raise refused("workers", workers, "1, or code in a file", because)
+    if settings.fleet.kind in ("workers", "ray"):
+        raise refused("fleet.kind", settings.fleet.kind, "local, or code in a file", because)
+    return 1
+
+
+def preview(settings: Experiment, where: str, rounds: int | None, clients_per_round: int | None) -> Shown:
+    """Return the previews of an experiment's first point and seed, one for each shift of its methods."""
+    from fedtide.inspection.preview import Preview
+    from fedtide.inspection.preview_page import Shown
+
+    first = points(settings, where)[0].experiment
+    by_shift = dict[str, list[Method]]()
+    for method in first.method:
+        by_shift.setdefault(repr(first.shift_of(method)), []).append(method)
+    previews = []
+    for methods in by_shift.values():
+        people = population_of(first, first.shift_of(methods[0]), settings.seeds[0])
+        people.check(first.rounds)
+        cohort = clients_per_round or min(cohort_size(methods[0], people.registered), people.registered)
+        names = [method.name for method in methods] if len(by_shift) > 1 else []
+        previews.append(Preview(people, rounds or first.rounds, cohort, first.timing.seconds or 1.0, names))
+    return Shown(settings.title or where, previews)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Finished:
+    """A finished experiment: its run folder, its report, and its results (a `fedtide.report.summary.Study`).
+
+    Data frames are of pandas, or of polars if only that is installed or it is asked for (`library="polars"`). Their
+    columns are the names of the records; of a sweep there are also the point and the swept values.
+    """
+
+    folder: Path
+    report: Path
+    study: Study
+
+    def __repr__(self) -> str:
+        means = [
+            f"{method.name} {method.measures[method.score].mean:.4g}"
+            for method in self.summaries[0].methods
+            if method.score in method.measures
+        ]
+        shown = [f"{len(self.summaries)} points"] if len(self.summaries) > 1 else means
+        return f"Finished({', '.join([repr(str(self.folder)), *shown])})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import shown
+
+        return shown(self.study, self.report)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each method and seed, and a column for each measure."""
+        return self._frame("measures", library)
+
+    def curves(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each evaluation of a run, by whose rows were judged (`view`)."""
+        return self._frame("curves", library)
+
+    def rounds(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each round of a run: messages and the numbers that methods report."""
+        return self._frame("rounds", library)
+
+    def clients(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each client and evaluation of a run; `slot` is its cluster or model."""
+        return self._frame("clients", library)
+
+    def clusters(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each cluster or model and evaluation of a run: its clients, their mean."""
+        return self._frame("clusters", library)
+
+    def _frame(self, kind: str, library: Library | None) -> Any:
+        from fedtide.report import rows  # as a report, what every worker process need not import
+
+        return frame(list(getattr(rows, kind)(self.study)), library)
+
+    def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
+        """Return the trained models of a method (see `ft.trained`)."""
+        from fedtide.runs.trained import Trained
+
+        return Trained.read(self.folder, method, seed)
+
+    @property
+    def model(self) -> nn.Module:
+        """Module of the only method with the first seed, which predicts as for a new client; see `trained`.
+
+        Raises:
+            FedtideError: there are several methods or points, or which of its networks predicts depends on rows.
+        """
+        names = [repr(method.name) for method in self.summaries[0].methods]
+        if len(self.summaries) > 1:
+            raise FedtideError("model: a sweep has one for each point; allowed: ft.trained(FOLDER_OF_A_POINT).model()")
+        if len(names) > 1:
+            raise FedtideError(f"model: each method has one; allowed: trained({names[0]}).model(), of {listed(names)}")
+        return self.trained().model()
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """The `fedtide.report.summary.Summary` of each point of its sweep; one if there is none."""
+        return list(self.study.summaries)
+
+    def print(self, screen: Console) -> None:
+        """Print the table, the alarms and the claims."""
+        from fedtide.report.terminal import print_results
+
+        print_results(self.study, screen)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary of the run folder."""
+        return _summary(self.folder)
+
+
+def _summary(root: Path) -> dict[str, Any]:
+    return {"folder": root, "summary": json.loads((root / "summary.json").read_text(encoding="utf-8"))}
+
+
+@dataclass(frozen=True, repr=False)
+class FinishedTuning:
+    """A finished tuning: its folder, the experiment file that it wrote, and its report.
+
+    stages: for each stage the result of each of its methods (`fedtide.tuning.trials.Tuned`). score: the measure of
+    trials, accuracy or skill.
+    """
+
+    folder: Path
+    tuned: Path
+    report: Path
+    stages: list[list[trials.Tuned]]
+    score: str = "accuracy"
+
+    def __repr__(self) -> str:
+        best = [(tuned.search.title, tuned.best) for stage in self.stages for tuned in stage if tuned.best is not None]
+        shown = [f"{title} {trial.accuracy:.4g}" for title, trial in best if trial.accuracy is not None]
+        return f"FinishedTuning({', '.join([repr(str(self.folder)), *shown])})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import tuned
+        from fedtide.tuning.pages import best_table
+
+        return tuned(repr(self), best_table(self.stages, self.score), self.report)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each trial: its values, and its accuracy on validation rows."""
+        names = "stage", "method", "number", "state", "accuracy"
+        rows = [
+            {name: getattr(trial, name) for name in names} | dict(trial.values)
+            for stage in self.stages
+            for tuned in stage
+            for trial in tuned.trials
+        ]
+        return frame(rows, library)
+
+    def print(self, screen: Console) -> None:
+        """Print the best values."""
+        from fedtide.report.terminal import print_table
+        from fedtide.tuning.pages import best_table
+
+        print_table(best_table(self.stages, self.score), screen)
+        say(f"tuned: {self.tuned}", screen)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every trial."""
+        return {"tuned": self.tuned, "stages": [[asdict(tuned) for tuned in stage] for stage in self.stages]}
+
+
+@dataclass(frozen=True, repr=False)
+class Recommendation:
+    """A finished tournament: its folder, the study with the survivors for a proper run, and its page.
+
+    made: the record of the tournament (`fedtide.tuning.tournament.Tournament`). Its scores are those by which methods
+    were chosen, and flatter them: a run of the study tells a method's accuracy.
+    """
+
+    folder: Path
+    study: Path
+    report: Path
+    made: tournament.Tournament
+
+    @property
+    def survivors(self) -> list[str]:
+        """Entries that may be the best, first the one that leads."""
+        return self.made.survivors
+
+    def __repr__(self) -> str:
+        first, *others = self.survivors
+        rest = f"; not told apart from it: {listed(others)}" if others else ""
+        return f"Recommendation({str(self.folder)!r}, {first} leads{rest})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import tuned
+        from fedtide.tuning.pages import standings_table
+
+        return tuned(repr(self), standings_table(self.made), self.report)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each entry, rung and seed: its accuracy on validation rows."""
+        rows = [
+            {"entry": entry, "rounds": rung.rounds, "seed": seed, "accuracy": value}
+            for rung in self.made.reached
+            for entry, by_seed in rung.values.items()
+            for seed, value in by_seed.items()
+        ]
+        return frame(rows, library)
+
+    def print(self, screen: Console) -> None:
+        """Print how the entries stand."""
+        from fedtide.report.terminal import print_table
+        from fedtide.tuning.pages import earlier, standings_headline, standings_table
+
+        print_table(standings_table(self.made), screen)
+        for line in filter(None, (earlier(self.made).strip(), standings_headline(self.made))):
+            say(line, screen)
+        say(f"study: {self.study}", screen)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the survivors and how the entries stand."""
+        return {
+            "study": self.study,
+            "survivors": self.survivors,
+            "standings": [asdict(standing) for standing in self.made.standings],
+            "failed": dict(self.made.failed),
+            "ended": self.made.ended,
+        }
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A run folder: every method with every seed at every point of a sweep.
+
+    sets: overrides of its config.toml, such as another fleet.
+    """
+
+    root: Path
+    workers: int | None = None
+    sets: Sequence[str] = ()
+    kind: ClassVar[str] = "run folder"
+    single: ClassVar[bool] = False
+
+    @staticmethod
+    def create(experiment: Spelled, request: Request, output: Output) -> RunJob:
+        """Check an experiment, say its fleet and its disk space, and make its run folder.
+
+        Raises:
+            FedtideError: one line says what to mend.
+        """
+        prepared = prepare(experiment, request)
+        for line in (prepared.message, check_room(prepared.need, prepared.root)):
+            if line:
+                say(line, console(output))
+        folder.create(prepared.settings, prepared.root, prepared.where, request.scale)
+        return RunJob(prepared.root, prepared.workers)
+
+    @cached_property
+    def settings(self) -> Experiment:
+        """The experiment in the folder's config.toml."""
+        return folder.load(self.root, self.sets)
+
+    def resumed(
+        self,
+        seeds: Seeds | None = None,
+        fleet: str | None = None,
+        address: str | None = None,
+        output: Output = Output(),
+    ) -> RunJob:
+        """Return the job with more seeds, which its config.toml then asks for, or on another fleet."""
+        if fleet is not None and self.settings.fleet.kind == "stacked":
+            raise refused("--fleet", fleet, f"none, because {self.root} is stacked and has other last bits")
+        job = replace(self, sets=fleet_sets(fleet, address))
+        if job.settings is not None and seeds is not None:  # its settings are read before more seeds are written
+            more = folder.extended(self.root, _seed_text(seeds))
+            if line := check_room(preflight(more, str(self.root)).need, self.root):
+                say(line, console(output))
+            job = replace(job)
+        return job
+
+    def play(self, screen: Console) -> bool:
+        """Play the runs that are left."""
+        from fedtide.runs.display import InNotebook, Live
+        from fedtide.tracking.feed import Tracking
+
+        display: RunsDisplay = InNotebook() if screen.is_jupyter and not screen.quiet else Live(screen)
+        if self.settings.track is not None:
+            display = Tracking(self.settings, self.root, display, partial(say, screen=screen))
+        workers = processes_for(self.settings, self.workers)
+        return execute(self.settings, self.root, workers=workers, display=display)
+
+    def result(self) -> Finished:
+        """Read the finished runs."""
+        from fedtide.report.page import report_of
+        from fedtide.report.summary import read_finished
+
+        return Finished(self.root, report_of(self.root), read_finished(self.root))
+
+    def write_page(self, out: Path | None = None) -> Path:
+        """Write the report."""
+        return write_page([self], out)
+
+    def unfinished(self) -> str:
+        """Say how many runs are left; raise if a configuration or a record was changed."""
+        runs = folder.plan(folder.load(self.root, imports=False), self.root)
+        check_runs(runs)
+        left = sum(not run.finished for run in runs)
+        again = f"{len(runs)} runs are not finished; go on with: {folder.go_on(self.root)}"
+        return f"{self.root}: {left} of {again}" if left else ""
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `fedtide report` wrote of it."""
+        return _summary(self.root)
+
+    def verify(self) -> Iterator[Verdict]:
+        """Check every file that the checkpoints count on."""
+        return verify_runs(folder.plan(folder.load(self.root, imports=False), self.root))
+
+
+@dataclass(frozen=True)
+class _AsBegun:
+    """A job that goes on as it began, and has a page by itself."""
+
+    root: Path
+    workers: int | None = None
+    kind: ClassVar[str]
+    single: ClassVar[bool] = True
+
+    def resumed(
+        self,
+        seeds: Seeds | None = None,
+        fleet: str | None = None,
+        address: str | None = None,
+        output: Output = Output(),
+    ) -> Any:
+        """Return the job; raise for an option that would change it."""
+        for name, value in (("seeds", seeds), ("fleet", fleet), ("address", address)):
+            if value is not None:
+                raise FedtideError(f"--{name}: {self.root} is a {self.kind}, which goes on as it began")
+        return self
+
+    def unfinished(self) -> str:
+        """Return "": the page itself says what is not finished."""
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the folder."""
+        return {"folder": self.root}
+
+    def _check_finished(self, name: str) -> Path:
+        file = self.root / name
+        if not file.is_file():
+            raise FedtideError(f"{self.root}: is not finished; go on with: fedtide resume {self.root}")
+        return file
+
+
+@dataclass(frozen=True)
+class TuningJob(_AsBegun):
+    """A tune folder: trials of the values that the `[tune]` table of an experiment names."""
+
+    kind: ClassVar[str] = "tune folder"
+
+    @staticmethod
+    def create(experiment: Spelled, request: Request, count: int | None) -> TuningJob:
+        """Check an experiment with a `[tune]` table and both ends of every range, and make its tune folder.
+
+        Args:
+            experiment: its seeds are those of trials.
+            request: how.
+            count: trials for each method of every stage, in place of the number in the file.
+
+        Raises:
+            FedtideError: one line says what to mend.
+        """
+        request.check_free()
+        settings, where, name = request.read(experiment, timed=False, seeded=False)
+        seeds = None if request.seeds is None else _seed_text(request.seeds)
+        settings = plan.with_budget(settings, where, trials=count, seeds=seeds)
+        search.imported_optuna()
+        ends = list(plan.ends(settings, where))
+        base = from_dict(plan.base_of(settings), where=where)
+        processes_for(settings, request.workers)
+        _check(base, where)
+        for end, at_end in ends:
+            with within(end):
+                preflight(at_end, end, fresh=False)
+        people = population_of(base, base.shift, plan.seeds_of(settings)[0])
+        if not any(view.name == "val" for view in views(people)):
+            because = "trials are judged on validation rows, never on test rows"
+            raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", because)
+        root = request.folder(f"{name}-tune")
+        trials.create(settings, root)
+        return TuningJob(root, request.workers)
+
+    @cached_property
+    def settings(self) -> Experiment:
+        """The experiment in the folder's config.toml."""
+        return trials.load(self.root)
+
+    def play(self, screen: Console) -> bool:
+        """Play the trials that are left."""
+        workers = processes_for(self.settings, self.workers)
+        return tune.execute(self.settings, self.root, workers=workers, display=tune.LiveTuning(screen))
+
+    def result(self) -> FinishedTuning:
+        """Read the trials."""
+        ready = self._check_finished(trials.READY)
+        experiment, stages = trials.read_tuning(self.root)
+        return FinishedTuning(self.root, ready, self.root / "report.html", stages, experiment.score)
+
+    def write_page(self, out: Path | None = None) -> Path:
+        """Write the page about the trials."""
+        from fedtide.tuning.pages import write_tuning
+
+        return write_tuning(self.root, out)
+
+    def verify(self) -> Iterator[Verdict]:
+        """Raise, because there are no runs."""
+        because = "a tune folder keeps no runs"
+        raise refused("verify", str(self.root), "a run folder, or the folder of a tournament", because)
+
+
+@dataclass(frozen=True)
+class TournamentJob(_AsBegun):
+    """The folder of a tournament: methods that an inspection nominates are compared on validation rows."""
+
+    kind: ClassVar[str] = "tournament folder"
+
+    @staticmethod
+    def create(
+        data: Any, request: Request = Request(), budget: str | float = "5m", roles: Roles = Roles()
+    ) -> TournamentJob:
+        """Inspect data or a study, nominate methods, and make the folder of a tournament.
+
+        Args:
+            data: as `fedtide.inspect` takes it, or an experiment.
+            request: how; the seeds are the tournament's own.
+            budget: how long the tournament takes, such as "5m" or "90s", or seconds.
+            roles: columns of data.
+
+        Raises:
+            FedtideError: one line says what to mend.
+        """
+        from fedtide.inspection.findings import inspect_table
+        from fedtide.inspection.table import read as read_table
+        from fedtide.tuning import entrants
+
+        began = time.time()
+        try:
+            seconds = seconds_of(budget)
+        except ValueError as error:
+            raise FedtideError(f"--budget: {error}") from None
+        request.check_free()
+        if is_study(data):
+            check_no_columns(roles)
+            settings, where, name = request.read(data)
+            processes_for(settings, request.workers)
+            root = request.folder(f"{name}-recommend")
+            entrants.begin_with_study(root, settings, where, seconds, began, request.scale)
+        else:
+            if options := [*request.assignments, *([request.scale] if request.scale else [])]:
+                raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
+            findings = inspect_table(read_table(data, roles, "recommend"))
+            root = request.folder(f"{slug(bare(findings.table.name))}-recommend")
+            entrants.begin_with_data(root, findings, seconds, began)
+        return TournamentJob(root, request.workers)
+
+    @cached_property
+    def settings(self) -> Experiment:
+        """The study in the folder's config.toml."""
+        return folder.load(self.root)
+
+    def play(self, screen: Console) -> bool:
+        """Play the rungs that are left.
+
+        Raises:
+            TooShort: the budget was over before two methods could be compared; the folder is removed.
+        """
+        from fedtide.tuning import rungs
+
+        for line in tournament.read_tournament(self.root).said:
+            say(line, screen)
+        workers = processes_for(self.settings, self.workers)
+        try:
+            return rungs.execute(self.root, workers=workers, display=rungs.LiveTournament(screen))
+        except tournament.TooShort:
+            shutil.rmtree(self.root, ignore_errors=True)
+            raise
+
+    def result(self) -> Recommendation:
+        """Read the rungs."""
+        study = self._check_finished(tournament.STUDY)
+        record = tournament.read_tournament(self.root)
+        return Recommendation(self.root, study, self.root / "report.html", record)
+
+    def write_page(self, out: Path | None = None) -> Path:
+        """Write the page about the rungs."""
+        from fedtide.tuning.pages import write_recommendation
+
+        return write_recommendation(self.root, out)
+
+    def verify(self) -> Iterator[Verdict]:
+        """Check the runs as far as the tournament played them."""
+        return tournament.verify(self.root)
+
+
+def of(root: str | Path, workers: int | None = None) -> Any:
+    """Return the job in a folder."""
+    check_positive("--workers", workers)
+    root = Path(root)
+    kinds = ((trials.TRIALS, TuningJob), (tournament.LADDER, TournamentJob))
+    for file, kind in kinds:
+        if (root / file).is_file() and (root / "config.toml").is_file():
+            return kind(root, workers)
+    return RunJob(root, workers)
+
+
+def play(job: Job, output: Output = Output()) -> Any:
+    """Play the rest of a job, write its page and print its result; None if a person stopped it, and all is saved."""
+    screen = console(output)
+    say(f"{job.kind}: {job.root}", screen)
+    for file in folder.changed_code(job.root):
+        say(f"{file}: not what it was when {job.root} was made, and numbers may depend on it", screen)
+    if code := session_code(as_json(job.settings)):
+        verb = "is" if len(code) == 1 else "are"
+        effect = "one process plays all, and it cannot be resumed in another"
+        say(f"{listed(code)} {verb} of this Python session: {effect}", screen)
+    if not job.play(screen):
+        return None
+    job.write_page()
+    result = job.result()
+    result.print(screen)
+    return result
+
+
+def finished(job: Job, output: Output) -> Any:
+    """Play the rest of a job and return its result; a stop raises KeyboardInterrupt."""
+    result = play(job, output)
+    if result is None:
+        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {job.root}")
+    return result
+
+
+def write_page(
+    jobs: Sequence[Job], out: Path | None = None, pictures: Path | None = None, tables: Path | None = None
+) -> Path:
+    """Write the page of a job, or one page about several run folders.
+
+    Args:
+        jobs: whose folders.
+        out: the page; by default report.html in the folder, or here for several folders.
+        pictures: a folder for every picture of run folders.
+        tables: a folder for every table of run folders.
+    """
+    from fedtide.report.page import write_report
+
+    for job in jobs:
+        if job.single and len(jobs) > 1:
+            raise FedtideError(f"{job.root}: is a {job.kind}, which has a page by itself; allowed: run folders")
+        if job.single:
+            return job.write_page(out)
+    return write_report([job.root for job in jobs], out, pictures=pictures, saved_tables=tables)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment that can be run: everything in it was built once.
+
+    settings: with every default. root: its folder, not made yet. where: its name in messages. need: disk space.
+    workers: number of processes, if given. message: a line about its fleet.
+    """
+
+    settings: Experiment
+    root: Path
+    where: str
+    need: Any
+    workers: int | None = None
+    message: str = ""
+
+
+def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
+    """Read an experiment and check it before anything is written; a fleet "auto" is chosen here.
+
+    Raises:
+        FedtideError: one line says what to mend.
+    """
+    request.check_free()
+    settings, where, name = request.read(experiment)
+    workers = processes_for(settings, request.workers)
+    checked = _check(settings, where)
+    choice = auto.resolve_auto(settings, workers=workers)
+    message = choice.message or checked.message
+    return Prepared(choice.experiment, request.folder(name), where, checked.need, choice.workers, message)
+
+
+def _check(experiment: Experiment, where: str) -> Preflight:
+    """Build an experiment once, and raise for anything that would stop it."""
+    check_measures(experiment, where)
+    if experiment.track is not None:
+        check_installed(experiment.track)
+    checked = preflight(experiment, where)
+    check_needed(experiment, checked.forms, where)
+    return checked
+
+
+# -- trained models ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunModels:
+    """Trained models of a run folder."""
+
+    root: Path
+    method: str | None = None
+    seed: int | None = None
+
+    def model(self, client: int | None, cluster: int | None) -> tuple[str, Model]:
+        """Return a model with the name of its file."""
+        from fedtide.runs.export import Model
+        from fedtide.runs.trained import Trained
+
+        trained = Trained.read(self.root, self.method, self.seed)
+        part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
+        return f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, client, cluster)
+
+    def predict(self, rows: Path, out: Path, client: int | None, cluster: int | None) -> str:
+        """Predict the rows of a file and return a line about it."""
+        from fedtide.runs.export import predict_file
+        from fedtide.runs.trained import Trained
+
+        trained = Trained.read(self.root, self.method, self.seed)
+        count = predict_file(trained, rows, out, client=client, cluster=cluster)
+        return f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted"
+
+
+@dataclass(frozen=True)
+class NodeModels:
+    """The model at a node of real clients, as it was evaluated last."""
+
+    root: Path
+    method: str | None = None
+    seed: int | None = None
+
+    def model(self, client: int | None, cluster: int | None) -> tuple[str, Model]:
+        """Return the model with the name of its file."""
+        from fedtide.site.node_predict import model_at_node
+
+        self._check(cluster)
+        return model_at_node(self.root, client)
+
+    def predict(self, rows: Path, out: Path, client: int | None, cluster: int | None) -> str:
+        """Predict the rows of a file and return a line about it."""
+        from fedtide.site.node_predict import predict_at_node
+
+        self._check(cluster)
+        done = predict_at_node(self.root, rows, out, client)
+        return f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted"
+
+    def _check(self, cluster: int | None) -> None:
+        for name, value in (("method", self.method), ("seed", self.seed), ("cluster", cluster)):
+            if value is not None:
+                raise refused(f"--{name}", value, "none at a node, which has one model")
+
+
+def models_of(root: Path, method: str | None, seed: int | None) -> RunModels | NodeModels:
+    """Return the trained models in a folder, of a run or of a node, which has its ticket there."""
+    kind = NodeModels if any(root.glob("*.ticket")) else RunModels
+    return kind(root, method, seed)
