@@ -24,8 +24,8 @@ __all__ = ["REGISTRY", "Entry", "Safe", "preset"]
 
 def _entries() -> Iterator[Entry]:
     """Find the entries at the end of this package's files."""
-    for found in iter_modules(__path__):
-        module = import_module(f"{__name__}.{found.name}")
+    for info in iter_modules(__path__):
+        module = import_module(f"{__name__}.{info.name}")
         yield from getattr(module, "ENTRIES", ())
         if hasattr(module, "ENTRY"):
             yield module.ENTRY

@@ -287,18 +287,18 @@ def aem(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         used = in_use(state)
-        kept = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
-        models, usual = [state.weights[j] for j in kept.tolist()], state.chosen[kept].argmax()
-        return Served(models, kept, usual, clusters), None
+        served = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
+        models, usual = [state.weights[j] for j in served.tolist()], state.chosen[served].argmax()
+        return Served(models, served, usual, clusters), None
 
-    made = Algorithm(
+    algorithm = Algorithm(
         "aem", init, {"train": train}, round, serve, predict_by_cluster(task), find_model(task), as_served,
         at_most_registered(clusters), traits=Traits(sends=(Sent, Served), models="clusters", refuses=NOT_POOLED),
         options={"clusters": clusters},
     )  # fmt: skip
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + 1}
-    choosing = with_cohort(made, cohort, task, local, forward=forward)
+    choosing = with_cohort(algorithm, cohort, task, local, forward=forward)
     return replace(with_way(choosing, mixture, Networks(task), "mixture", late=True), unpersonalized=choosing)
 
 
@@ -311,14 +311,15 @@ def freeze_stale(before: State, after: State, patience: int) -> State:
     """Update the state after a check: models without improvement for too long are reset to their best, and frozen."""
     summed, weight = after.losses.T
     value, checked = summed / weight.clamp(min=1e-12), after.active & (weight > 0)
-    first = torch.tensor([held is None for held in after.best])
+    first = torch.tensor([model is None for model in after.best])
     gained = checked & (first | (value < after.least))
     stale = torch.where(gained, 0.0, after.stale + checked.double())
     # Participants evaluated the weights they had received, of which the last are kept.
-    best = tuple(before.weights[j] if gained[j] else held for j, held in enumerate(after.best))
+    best = tuple(before.weights[j] if gained[j] else model for j, model in enumerate(after.best))
     frozen = after.active & (stale >= patience)
     weights = tuple(
-        kept if kept and frozen[j] else held for j, (kept, held) in enumerate(zip(best, after.weights, strict=True))
+        best_model if best_model and frozen[j] else model
+        for j, (best_model, model) in enumerate(zip(best, after.weights, strict=True))
     )
     least, losses = torch.where(gained, value, after.least), torch.zeros_like(after.losses)
     return replace(

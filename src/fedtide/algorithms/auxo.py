@@ -212,13 +212,13 @@ def auxo(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # With one cluster all clients count as known.
-        known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
-        return serve_clusters(state.weights, torch.where(known, state.reward.argmax(1), -1), clients)
+        is_known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
+        return serve_clusters(state.weights, torch.where(is_known, state.reward.argmax(1), -1), clients)
 
     predict, adapt = predict_by_cluster(task), find_model(task)
     works, traits = {"train": train}, Traits(reveals=("sketch",), sends=(Served,), models="clusters")
-    made = Algorithm("auxo", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
-    return with_cohort(made, cohort, task, local, adapt=False)
+    algorithm = Algorithm("auxo", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
+    return with_cohort(algorithm, cohort, task, local, adapt=False)
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:
@@ -229,7 +229,7 @@ def side_of(state: State, clients: Tensor, c: int) -> Tensor:
 
 def add_evidence(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
     """Update sides, then rewards, by the centered sketches (n, d) of a cluster's participants (n,)."""
-    may = known(state, c, clients) | (len(state.weights) == 1)
+    may = is_known(state, c, clients) | (len(state.weights) == 1)
     at, side = sides_of(state, c, clients, unit(x), may, rng)
     sides, times, divided, rounds = (
         values.clone() for values in (state.sides, state.times, state.divided, state.rounds)
@@ -241,7 +241,7 @@ def add_evidence(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> 
     return reward_clients(replace(state, sides=sides, times=times, divided=divided, rounds=rounds), c, clients, x)
 
 
-def known(state: State, c: int, clients: Tensor) -> Tensor:
+def is_known(state: State, c: int, clients: Tensor) -> Tensor:
     """Return the mask (n,) of clients known to a cluster: labeled or rewarded by it, with a reward above 1."""
     return (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
 
@@ -281,11 +281,11 @@ def halves(x: Tensor, rng: Rng) -> Tensor:
 
 def reward_clients(state: State, c: int, clients: Tensor, x: Tensor) -> State:
     """Update the rewards of a cluster's participants (n,) by their sketches (n, d); unchanged with one cluster."""
-    there = known(state, c, clients)
-    if len(state.weights) == 1 or there.sum() < 2:
+    mask = is_known(state, c, clients)
+    if len(state.weights) == 1 or mask.sum() < 2:
         return state
     sides, times, reward = state.sides.clone(), state.times.clone(), state.reward.clone()
-    more = rewards(x, there)
+    more = rewards(x, mask)
     reward[clients, c] += more
     sides[clients, c] += more[:, None] / 2
     times[clients, c] += 1
@@ -294,15 +294,15 @@ def reward_clients(state: State, c: int, clients: Tensor, x: Tensor) -> State:
     return replace(state, reward=reward, sides=sides, times=times)
 
 
-def rewards(x: Tensor, known: Tensor) -> Tensor:
+def rewards(x: Tensor, mask: Tensor) -> Tensor:
     """Return rewards (n,) by the distances of sketches (n, d) from the mean of the known participants.
 
     >>> rewards(torch.tensor([[1.0], [3.0]]), torch.tensor([True, True])).tolist()
     [0.0, 0.0]
     """
-    far = (x - x[known].mean(0)).norm(dim=1)
+    far = (x - x[mask].mean(0)).norm(dim=1)
     scale = far.mean() + far.std(correction=0)
-    return (REWARD - REWARD * far / scale.clamp(min=1e-12)) * known.double().mean()
+    return (REWARD - REWARD * far / scale.clamp(min=1e-12)) * mask.double().mean()
 
 
 def splits(state: State, c: int, rule: ByEvidence | AtRounds) -> bool:
@@ -316,15 +316,15 @@ def split_cluster(state: State, c: int) -> State:
     """Split a cluster in two; the second side comes after all other clusters."""
     first, second = (state.sides[:, c, 0] > state.sides[:, c, 1]), (state.sides[:, c, 1] > state.sides[:, c, 0])
     new = len(state.weights)
-    reward, times = (torch.cat([held, held[:, c : c + 1]], 1) for held in (state.reward, state.times))
+    reward, times = (torch.cat([values, values[:, c : c + 1]], 1) for values in (state.reward, state.times))
     for k, side in ((c, first), (new, second)):
         reward[:, k] += side
         times[:, k] *= side
     sides = torch.cat([state.sides, state.sides[:, c : c + 1]], 1)
     sides[:, [c, new]] = (reward[:, [c, new]] / 2)[:, :, None].expand(-1, -1, 2)
-    divided, rounds = (torch.cat([held, held[c : c + 1]]) for held in (state.divided, state.rounds))
+    divided, rounds = (torch.cat([values, values[c : c + 1]]) for values in (state.divided, state.rounds))
     divided[[c, new]] = False
-    weights, server = ((*held, held[c]) for held in (state.weights, state.server))
+    weights, server = ((*values, values[c]) for values in (state.weights, state.server))
     return replace(
         state, weights=weights, server=server, reward=reward, sides=sides, times=times, divided=divided, rounds=rounds
     )

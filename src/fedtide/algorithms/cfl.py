@@ -105,9 +105,9 @@ class Recent:
     weight: Tensor
     round: Tensor
 
-    def without(self, some: Tensor) -> Recent:
-        """Return all entries except those in the mask `some` (n,)."""
-        return Recent(self.clients[~some], self.updates[~some], self.weight[~some], self.round[~some])
+    def without(self, mask: Tensor) -> Recent:
+        """Return all entries except those in the mask `mask` (n,)."""
+        return Recent(self.clients[~mask], self.updates[~mask], self.weight[~mask], self.round[~mask])
 
 
 @dataclass(frozen=True)
@@ -225,19 +225,19 @@ def cfl(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client with pending splits finds its model by itself, in `adapt`.
-        own = torch.where(pending(state), -1, state.model)
-        return serve_clusters(state.weights, own, clients, places=state.splits)
+        model = torch.where(pending(state), -1, state.model)
+        return serve_clusters(state.weights, model, clients, places=state.splits)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not payload.places or not len(shard):
             return None
         k = 0
-        for number, made in enumerate(payload.places):
-            if made.model != k:
+        for number, split in enumerate(payload.places):
+            if split.model != k:
                 continue
-            fitted = local(task, task.loss, made.weights, shard, moment, rng.at("place", number))
-            if fitted.steps and bool(second_side(made, flat(fitted.delta.params)[None])):
-                k = made.other
+            fitted = local(task, task.loss, split.weights, shard, moment, rng.at("place", number))
+            if fitted.steps and bool(second_side(split, flat(fitted.delta.params)[None])):
+                k = split.other
         return Answer({}, memory={"found": torch.tensor(k)})
 
     works: dict[str, Work] = {"train": reveal_update(task, local, weighting), "place": place}
@@ -250,8 +250,8 @@ def cfl(
         compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),
     )
     predict = predict_by_cluster(task)
-    made = Algorithm("cfl", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
-    return with_cohort(made, cohort, task, local, adapt=False)
+    algorithm = Algorithm("cfl", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
+    return with_cohort(algorithm, cohort, task, local, adapt=False)
 
 
 def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
@@ -273,41 +273,41 @@ def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work
 def pending(state: State) -> Tensor:
     """Return the mask (registered,) of clients without a recent update when their cluster was split."""
     late = torch.zeros(len(state.model), dtype=torch.bool)
-    for number, made in enumerate(state.splits):
-        late |= (state.model == made.model) & (state.placed <= number)
+    for number, split in enumerate(state.splits):
+        late |= (state.model == split.model) & (state.placed <= number)
     return late
 
 
 def place_clients(state: State, fleet: Fleet, clients: Tensor) -> State:
     """Place clients on their side of the splits that were made without them."""
     model, placed = state.model.clone(), state.placed.clone()
-    for number, made in enumerate(state.splits):
-        late = clients[(model[clients] == made.model) & (placed[clients] <= number)]
+    for number, split in enumerate(state.splits):
+        late = clients[(model[clients] == split.model) & (placed[clients] <= number)]
         if not len(late):
             continue
-        reply = fleet.ask("place", late, made.weights, reveal=("update",))
+        reply = fleet.ask("place", late, split.weights, reveal=("update",))
         if not len(reply.clients):
             continue
         placed[reply.clients] = number + 1
-        model[reply.clients[second_side(made, reply.rows["update"])]] = made.other
+        model[reply.clients[second_side(split, reply.rows["update"])]] = split.other
     recent = state.recent.without((model != state.model)[state.recent.clients])
     return replace(state, model=model, placed=placed, recent=recent)
 
 
-def second_side(made: Split, updates: Tensor) -> Tensor:
+def second_side(split: Split, updates: Tensor) -> Tensor:
     """Return the mask (n,) of updates (n, P) that are closer to the second side of a split; ties: the first."""
-    towards = cosines(updates, made.sides)
+    towards = cosines(updates, split.sides)
     return towards[:, 1] > towards[:, 0]
 
 
 def remember_updates(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
     """Add this round's updates to the recent ones, and remove those that are too old."""
-    kept = recent.without(torch.isin(recent.clients, reply.clients) | (now - recent.round >= ttl))
+    younger = recent.without(torch.isin(recent.clients, reply.clients) | (now - recent.round >= ttl))
     return Recent(
-        torch.cat([kept.clients, reply.clients]),
-        torch.cat([kept.updates, reply.rows["update"]]),
-        torch.cat([kept.weight, reply.rows["weight"]]),
-        torch.cat([kept.round, torch.full_like(reply.clients, now)]),
+        torch.cat([younger.clients, reply.clients]),
+        torch.cat([younger.updates, reply.rows["update"]]),
+        torch.cat([younger.weight, reply.rows["weight"]]),
+        torch.cat([younger.round, torch.full_like(reply.clients, now)]),
     )
 
 

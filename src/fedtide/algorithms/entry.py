@@ -94,27 +94,29 @@ def preset(
     kind = type(next(iter(defaults.values())))
 
     @wraps(make)
-    def made(*given: Any, **options: Any) -> Algorithm:
-        bound = signature.bind(*given, **options)
+    def make_preset(*args: Any, **options: Any) -> Algorithm:
+        bound = signature.bind(*args, **options)
         bound.apply_defaults()
         return replace(make(*bound.args, **bound.kwargs), name=name)
 
     rule, rest = "" if module else inspect.getdoc(kind) or "", inspect.getdoc(make) or ""
-    made.__doc__ = "\n\n".join(filter(None, [summary, rule.partition("\n\nArgs:")[0], rest.partition("\n\n")[2]]))
-    made.__module__ = module or kind.__module__
-    made.__name__ = made.__qualname__ = name
-    made.__signature__ = signature  # type: ignore[attr-defined]
-    made.changed = tuple(defaults)  # type: ignore[attr-defined]
-    return made
+    make_preset.__doc__ = "\n\n".join(
+        filter(None, [summary, rule.partition("\n\nArgs:")[0], rest.partition("\n\n")[2]])
+    )
+    make_preset.__module__ = module or kind.__module__
+    make_preset.__name__ = make_preset.__qualname__ = name
+    make_preset.__signature__ = signature  # type: ignore[attr-defined]
+    make_preset.changed = tuple(defaults)  # type: ignore[attr-defined]
+    return make_preset
 
 
-def with_safe(name: str, safe: Safe | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_safe(name: str, safe: Safe | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return an algorithm's options with those that `safe = true` stands for.
 
     Args:
         name: of the algorithm, for the error.
         safe: what its safe form is.
-        given: the options that are written.
+        options: the options that are written.
 
     Raises:
         FedtideError: it has no safe form, or an option is given that `safe` sets.
@@ -122,9 +124,9 @@ def with_safe(name: str, safe: Safe | None, given: Mapping[str, Any]) -> dict[st
     if safe is None:
         raise FedtideError(f"safe: '{name}' has no safe form; leave safe out")
     for key in safe.options:
-        if key in given:
+        if key in options:
             raise FedtideError(f"{key}: is not allowed with safe = true, which sets it; leave one of them out")
-    return {**safe.usual, **safe.options, **given}
+    return {**safe.usual, **safe.options, **options}
 
 
 def build(make: Callable[..., Algorithm], options: Mapping[str, Any]) -> Algorithm:
@@ -172,15 +174,15 @@ def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None)
     Objects that are none of a file's, such as a cohort of your own, are left as they are.
     """
     signature = inspect.signature(make)
-    model = cache(partial(options_of, make, name, required=False))  # made when it is needed: it takes a while
+    model = cache(partial(options_of, make, name, required=False))  # built only if needed, because it takes a while
 
     @wraps(make)
-    def made(*given: Any, **named: Any) -> Algorithm:
+    def make_checked(*args: Any, **named: Any) -> Algorithm:
         in_safe = named.pop("safe", False)
         if not isinstance(in_safe, bool):
             raise refused(f"{name}.safe", in_safe, "true or false")
         try:
-            bound = signature.bind(*given, **named)
+            bound = signature.bind(*args, **named)
         except TypeError as error:
             strangers = {key: value for key, value in named.items() if key not in signature.parameters}
             if not strangers:
@@ -203,8 +205,8 @@ def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None)
         check = partial(_check, name, bound.arguments, algorithm.check)
         return apply(replace(algorithm, check=check), *transforms)
 
-    made.__signature__ = signature  # type: ignore[attr-defined]
-    return made
+    make_checked.__signature__ = signature  # type: ignore[attr-defined]
+    return make_checked
 
 
 def _check(name: str, options: Mapping[str, Any], check: Callable[[Holdings], None] | None, clients: Holdings) -> None:

@@ -127,9 +127,9 @@ def fedbuff(
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: clients fill the free places and begin with w^t.
-        came = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        fresh = came[~torch.isin(came, state.flight.clients)]
-        free = max(len(came) - len(state.flight.clients), 0)
+        candidates = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        fresh = candidates[~torch.isin(candidates, state.flight.clients)]
+        free = max(len(candidates) - len(state.flight.clients), 0)
         drawn = torch.from_numpy(rng.at("places").numpy().permutation(len(fresh)))[:free]
         flight = state.flight.with_more(fresh[drawn].sort().values, state.step, fleet.moment)
         # Lines 5 to 8: until K clients in flight have answered, each from the model that it was sent.
@@ -145,10 +145,10 @@ def fedbuff(
             total: Tree = None
             for number, part in zip(numbers.tolist(), reply.total, strict=True):
                 total = merge(total, damp(part, state.step - number, damping))
-            state, told = step_server(state, server, mean(total))
+            state, step_facts = step_server(state, server, mean(total))
             state = replace(state, step=state.step + 1)
             answered = late[torch.isin(flight.clients, reply.clients)].double()
-            facts = {**told, "staleness": answered.mean(), "stalest": int(answered.max())}
+            facts = {**step_facts, "staleness": answered.mean(), "stalest": int(answered.max())}
         done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused, reply.silent]))
         given_up = fleet.moment.round + 1 - flight.round >= max_staleness
         flight = flight.pick(~done & ~given_up)
@@ -159,8 +159,8 @@ def fedbuff(
         unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",
         unprivate="a client may answer in the rounds of several models, and no budget plans these",
     )
-    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, traits=traits)
-    return with_cohort(made, cohort, task, local)
+    algorithm = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, traits=traits)
+    return with_cohort(algorithm, cohort, task, local)
 
 
 def damp(total: Tree, staleness: int, damping: float) -> Tree:
@@ -177,9 +177,9 @@ def damp(total: Tree, staleness: int, damping: float) -> Tree:
 
 def land(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -> State:
     """Update the clients in flight and their models; the newest model is `weights` and not stored again."""
-    kept = torch.isin(numbers, flight.step) & (numbers != state.step)
-    older = tuple(model for model, keep in zip(models, kept.tolist(), strict=True) if keep)
-    return replace(state, flight=flight, numbers=numbers[kept], older=older)
+    in_flight = torch.isin(numbers, flight.step) & (numbers != state.step)
+    older = tuple(model for model, keep in zip(models, in_flight.tolist(), strict=True) if keep)
+    return replace(state, flight=flight, numbers=numbers[in_flight], older=older)
 
 
 ENTRY = Entry(

@@ -106,7 +106,7 @@ class Places:
     fresh: Tensor
 
     @property
-    def there(self) -> Tensor:
+    def taken(self) -> Tensor:
         """Places in use."""
         return self.in_use.nonzero().flatten()
 
@@ -117,8 +117,8 @@ class Places:
             model: (registered,) the place of each client's model.
             step: now.
         """
-        held = torch.bincount(model, minlength=len(self.used)) > 0
-        last = torch.where(held, step, self.used).masked_fill(~self.in_use, -1)
+        has_clients = torch.bincount(model, minlength=len(self.used)) > 0
+        last = torch.where(has_clients, step, self.used).masked_fill(~self.in_use, -1)
         k = int(last.argmin())
         return None if last[k] == step else k
 
@@ -230,17 +230,17 @@ def feddrift(
             state, facts = begin_step(state, fleet, step)
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         state, _, trained = train_clusters(fleet, state, clients, state.model[clients], server, cohort)
-        return state, {**facts, "models": len(state.places.there), **trained}
+        return state, {**facts, "models": len(state.places.taken), **trained}
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""
-        there = state.places.there
-        payload = Served([state.weights[k] for k in there.tolist()])
-        reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(there))
+        places = state.places.taken
+        payload = Served([state.weights[k] for k in places.tolist()])
+        reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(places))
         if not len(reply.clients):
             return state, {}
         before = state.model[reply.clients]
-        state, left = with_best(state, reply, there, step, delta)
+        state, left = with_best(state, reply, places, step, delta)
         leavers = reply.clients[left]
         for each in [leavers] if isinstance(variant, Eager) else leavers.split(1):
             state = with_new(state, each, init_new_from, server)
@@ -251,23 +251,23 @@ def feddrift(
         )
         groups: list[list[int]] = []
         if isinstance(variant, Isolate):
-            mine = (state.model[reply.clients][:, None] == there) | still_good(reply, before, left, there, delta)
+            mine = (state.model[reply.clients][:, None] == places) | still_good(reply, before, left, places, delta)
             cut = delta if variant.merge is None else variant.merge
-            groups = groups_to_merge(reply, mine, there, ~state.places.fresh[there], cut)
+            groups = groups_to_merge(reply, mine, places, ~state.places.fresh[places], cut)
         for group in groups:
             state = merge_models(state, group, server)
         return state, {"left": int(left.sum()), "new": new, "merged": sum(len(group) - 1 for group in groups)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         model = torch.where(state.judged, state.model, -1)
-        return serve_clusters(state.weights, model, clients, state.places.there)
+        return serve_clusters(state.weights, model, clients, state.places.taken)
 
     works: dict[str, Work] = {"train": Training(task, local, weighting), "judge": judge}
     predict, traits = predict_by_cluster(task), Traits(reveals=("bad", "rows"), sends=(Served,), models="clusters")
-    made = Algorithm(
+    algorithm = Algorithm(
         "feddrift", init, works, round, serve, predict, find_model(task), as_served_in_cluster, traits=traits
     )
-    return with_cohort(made, cohort, task, local, adapt=False)
+    return with_cohort(algorithm, cohort, task, local, adapt=False)
 
 
 def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:
@@ -277,13 +277,13 @@ def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion:
     return torch.stack([errors_of(task, weights, shard).mean() for weights in models])
 
 
-def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float) -> tuple[State, Tensor]:
+def with_best(state: State, reply: Reply, places: Tensor, step: int, delta: float) -> tuple[State, Tensor]:
     """Assign each client that answered its best model; return also the mask (n,) of clients that leave it.
 
     Args:
         state: the state at the end of the step before.
         reply: the reply to "judge".
-        there: (U,) the places of the models that were judged.
+        places: (U,) the places of the models that were judged.
         step: the step that begins.
         delta: tolerated increase of a client's loss since the last step.
     """
@@ -291,21 +291,21 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
     left = state.judged[clients] & (now - state.least[clients] > delta)
     return replace(
         state, step=step,
-        model=state.model.index_copy(0, clients, there[best]),
+        model=state.model.index_copy(0, clients, places[best]),
         judged=state.judged.index_fill(0, clients, True),
         least=state.least.index_copy(0, clients, now),
         places=replace(
             state.places,
-            used=state.places.used.index_fill(0, there[best], step),
+            used=state.places.used.index_fill(0, places[best], step),
             fresh=torch.zeros_like(state.places.fresh),
         ),
     ), left  # fmt: skip
 
 
-def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta: float) -> Tensor:
+def still_good(reply: Reply, before: Tensor, left: Tensor, places: Tensor, delta: float) -> Tensor:
     """Return the mask (n, U) of clients whose samples also represent their previous model: it is nearly their best."""
     bad = reply.rows["bad"]
-    return (before[:, None] == there) & (bad <= bad.min(1).values[:, None] + delta) & ~left[:, None]
+    return (before[:, None] == places) & (bad <= bad.min(1).values[:, None] + delta) & ~left[:, None]
 
 
 def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) -> State:
@@ -323,19 +323,19 @@ def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) 
     )
 
 
-def groups_to_merge(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) -> list[list[int]]:
+def groups_to_merge(reply: Reply, mine: Tensor, places: Tensor, old: Tensor, cut: float) -> list[list[int]]:
     """Return the groups of places of models that merge.
 
     Args:
-        reply: the reply to "judge", for the models at `there`.
+        reply: the reply to "judge", for the models at `places`.
         mine: (clients, U) bool, whether a client's samples of the step represent a model.
-        there: (U,) places.
+        places: (U,) places.
         old: (U,) bool, the models to compare; places taken by new models are excluded, as clients judged others there.
         cut: delta'.
     """
     compared = old.nonzero().flatten()
-    losses, known = cross_losses(reply, mine, compared)
-    return [there[compared[known[group]]].tolist() for group in linked_groups(losses, cut)]
+    losses, with_rows = cross_losses(reply, mine, compared)
+    return [places[compared[with_rows[group]]].tolist() for group in linked_groups(losses, cut)]
 
 
 def cross_losses(reply: Reply, mine: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
@@ -346,10 +346,10 @@ def cross_losses(reply: Reply, mine: Tensor, old: Tensor) -> tuple[Tensor, Tenso
         mine: (clients, U) bool, whether a client's samples of the step represent a model.
         old: positions among these of the models to compare.
     """
-    held = mine[:, old].double() * reply.rows["rows"][:, None]
-    sums, rows = reply.rows["bad"].double()[:, old].T @ held, held.sum(0)
-    known = (rows >= 1).nonzero().flatten()  # numbers of samples are what clients say: a quotient stays finite
-    return sums[known][:, known] / rows[known], known
+    rows_of = mine[:, old].double() * reply.rows["rows"][:, None]
+    sums, rows = reply.rows["bad"].double()[:, old].T @ rows_of, rows_of.sum(0)
+    with_rows = (rows >= 1).nonzero().flatten()  # numbers of samples are what clients say: a quotient stays finite
+    return sums[with_rows][:, with_rows] / rows[with_rows], with_rows
 
 
 def distances(losses: Tensor) -> Tensor:
@@ -373,15 +373,15 @@ def linked_groups(losses: Tensor, cut: float) -> list[Tensor]:
 
     tree = linkage(squareform(distances(losses).numpy(), checks=False), "complete")
     label = torch.from_numpy(fcluster(tree, cut, "distance").astype(np.int64))
-    groups = [(label == each).nonzero().flatten() for each in label.unique()]
+    groups = [(label == number).nonzero().flatten() for number in label.unique()]
     return [group for group in groups if len(group) > 1]
 
 
 def merge_models(state: State, group: Sequence[int], server: Server) -> State:
     """Merge the models of some places into the first of them: their mean, weighted by pairs."""
     first, *rest = group
-    made = mix_models([state.weights[k] for k in group], state.places.pairs[list(group)])
-    weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, server.init(made))
+    merged = mix_models([state.weights[k] for k in group], state.places.pairs[list(group)])
+    weights, memos = replace_at(state.weights, first, merged), replace_at(state.server, first, server.init(merged))
     for k in rest:
         weights, memos = replace_at(weights, k, state.start), replace_at(memos, k, server.init(state.start))
     model = torch.where(torch.isin(state.model, torch.tensor(rest)), first, state.model)

@@ -117,8 +117,8 @@ def fedem(
         whole = component_layer == WHOLE
         weights = join_models(init_models(plain, rng, components), WHOLE) if whole else task.init(rng)
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
-        known = None if reply is None else reply.total
-        everyone = 0.0 if known is None else known["rows"].weight
+        total = None if reply is None else reply.total
+        everyone = 0.0 if total is None else total["rows"].weight
         return State(weights=weights, server=server.init(weights), everyone=everyone, cohort=cohort.init(fleet))
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
@@ -170,16 +170,18 @@ def fedem(
     def by_mixture(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        told, _ = blend_branches(task, payload, x, pi)
-        return Prediction(told, pi.argmax(1), pi)
+        log_probs, _ = blend_branches(task, payload, x, pi)
+        return Prediction(log_probs, pi.argmax(1), pi)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     models = components if component_layer == WHOLE else 1
     works = {"train": train} | ({"weigh": weigh} if normalize_by == "everyone" else {})
     traits = Traits(models="mixture", refuses={"shared": "component_layer says in which layer its components differ"})
-    made = Algorithm("fedem", init, works, round, shared_weights, by_mixture, adapt, traits=traits)
+    algorithm = Algorithm("fedem", init, works, round, shared_weights, by_mixture, adapt, traits=traits)
     forward = {"train": models, "weigh": 0, "loss": 2 * models}
-    return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))
+    return with_cohort(
+        algorithm, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows)
+    )
 
 
 ENTRY = Entry(

@@ -169,8 +169,8 @@ def fedgmm(
         if not len(shard):
             return None
         models = payload.models
-        together, z = join_models(models, WHOLE), extract(models[0], shard.x)
-        losses = (yield BranchLosses(whole, together, shard)).double().T[:, None]
+        joined, z = join_models(models, WHOLE), extract(models[0], shard.x)
+        losses = (yield BranchLosses(whole, joined, shard)).double().T[:, None]
         pi, mu, cov = even if memory is None else memory["pi"], payload.mu, payload.spread
         for _ in range(em_steps):
             scores = pairs(pi, z, mu, cov) - losses
@@ -178,7 +178,7 @@ def fedgmm(
             pi = g.mean(0)
             mu, cov = fit_full_gaussians(z, g.sum(2), rho)
         q = g.sum(1)
-        trained = yield Train(whole, local, together, shard, moment, rng, loss=Blended(q, task.loss))
+        trained = yield Train(whole, local, joined, shard, moment, rng, loss=Blended(q, task.loss))
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)
@@ -203,9 +203,9 @@ def fedgmm(
         got = mean(reply.total)
         state = step_models(state, server, reply.total["delta"])
         mu, cov = state.mu.clone(), state.spread.clone()
-        for k, found in enumerate(got["gaussians"]):
-            if found is not None:
-                mu[k], cov[k] = found["mu"], found["cov"]
+        for k, gaussian in enumerate(got["gaussians"]):
+            if gaussian is not None:
+                mu[k], cov[k] = gaussian["mu"], gaussian["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, mu=mu, spread=cov), {**facts, "pi": got["pi"].sum(0)}
 
@@ -225,18 +225,18 @@ def fedgmm(
         scores = pairs(pi, extract(models[0], x), payload.mu, payload.spread)
         shares = posteriors(scores).sum(1)
         others = {"client": pi.sum(1)} if components > 1 else None
-        told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others)
-        return Prediction(told, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
+        log_probs, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others)
+        return Prediction(log_probs, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
     # Learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     once = int(not isinstance(features, PCA))
     forward = {"train": components + once, "collect": once, "loss": 2 * (components + once)}
     serve, check = to_everyone(broadcast), enough_rows_for(components=components, gaussians=gaussians)
     works, traits = {"train": train}, Traits(sends=(SentMixture,), models="mixture")
-    made = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
-    made = setup.added_to(made, cohort)
+    algorithm = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
+    algorithm = setup.added_to(algorithm, cohort)
     return with_cohort(
-        made, cohort, task, local, forward=forward, trained=lambda rows: components * local.samples(rows)
+        algorithm, cohort, task, local, forward=forward, trained=lambda rows: components * local.samples(rows)
     )
 
 

@@ -185,9 +185,11 @@ def fedtem(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
-        none, joined, known = torch.zeros(branches, dtype=torch.bool), cohort.init(fleet), prior.init(branches)
+        none, joined, prior_memo = torch.zeros(branches, dtype=torch.bool), cohort.init(fleet), prior.init(branches)
         mixture = {"mu": mu, "var": torch.ones_like(mu), "pi": uniform}
-        return State(weights=weights, server=server.init(weights), **mixture, prior=known, started=none, cohort=joined)
+        return State(
+            weights=weights, server=server.init(weights), **mixture, prior=prior_memo, started=none, cohort=joined
+        )
 
     def broadcast(state: State, pi: Tensor) -> Sent:
         return Sent(state.weights, (state.mu, floor_variances(state.var, var_floor), pi))
@@ -227,20 +229,20 @@ def fedtem(
         got, rows = mean(reply.total), reply.rows
         state, _ = step_branches(state, server, reply.total, lam)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
-        heard = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
-        q = prior.shares(fleet.moment, branches, heard)
-        own = rows["pi"].argmax(1)
-        member = own if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(own)))
+        prior_memo = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
+        q = prior.shares(fleet.moment, branches, prior_memo)
+        choices = rows["pi"].argmax(1)
+        member = choices if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(choices)))
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
-        n = rows["n"] * members_of(member, branches, own if consistent_only else None)
+        n = rows["n"] * members_of(member, branches, choices if consistent_only else None)
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
-        found = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
-        mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), found, strict=True))
+        estimates = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
+        mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), estimates, strict=True))
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
-        facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
+        facts |= prior.facts(prior_memo) | ({} if q is None else {"prior": q})
         started = state.started | (a > 0)
-        return replace(state, mu=mu, var=var, pi=pi / pi.sum(), prior=heard, started=started), facts
+        return replace(state, mu=mu, var=var, pi=pi / pi.sum(), prior=prior_memo, started=started), facts
 
     def by_branch(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload.weights, x)
@@ -252,9 +254,9 @@ def fedtem(
 
     serve = to_everyone(lambda state: broadcast(state, uniform))
     traits = Traits(reveals=REVEALS, sends=(Sent,), models="branches")
-    made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
+    algorithm = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
     # Features before training and after it; a sketch is a pass forward and back.
-    return with_cohort(made, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
+    return with_cohort(algorithm, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
 
 
 def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
@@ -270,10 +272,10 @@ def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: 
     """
     if selection == "bayes":
         return int((clip_shares(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
-    own = posteriors(z, mu, var, pi)[0].mean(0)
+    posterior = posteriors(z, mu, var, pi)[0].mean(0)
     if selection == "sample":
-        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
-    return int(own.argmax())
+        return int(rng.at("branch").numpy().choice(len(pi), p=(posterior / posterior.sum()).numpy()))
+    return int(posterior.argmax())
 
 
 ENTRY = Entry(

@@ -214,22 +214,22 @@ def fedtkm(
         got = mean(reply.total)
         qbar, summed = got["modes"], reply.total["features"]
         mass = torch.tensor([0.0 if mode is None else mode.weight for mode in summed], dtype=torch.float64)
-        heard = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
-        q = prior.shares(fleet.moment, branches, heard)
+        prior_memo = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
+        q = prior.shares(fleet.moment, branches, prior_memo)
         # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha = state.log_alpha
         if q is not None:
             log_alpha = alpha(log_alpha, q, qbar, getattr(prior, "period", None))
         # Line 14: the centers (Eq. 12).
         modes = zip(state.centers, got["features"], strict=True)
-        found = torch.stack([old if new is None else new for old, new in modes])
+        estimates = torch.stack([old if new is None else new for old, new in modes])
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
-        centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
+        centers, started = state.centers + a[:, None] * (estimates - state.centers), state.started | (a > 0)
         # Line 15: the network.
         state, _ = step_branches(state, server, reply.total, lam)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
-        facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
-        return replace(state, centers=centers, log_alpha=log_alpha, prior=heard, started=started), facts
+        facts |= prior.facts(prior_memo) | ({} if q is None else {"prior": q})
+        return replace(state, centers=centers, log_alpha=log_alpha, prior=prior_memo, started=started), facts
 
     def by_branch(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload.weights, x)
@@ -242,9 +242,9 @@ def fedtkm(
         return at_inference(payload), None
 
     serve, traits = to_everyone(lambda state: at_inference(broadcast(state))), Traits(sends=(Sent,), models="branches")
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
+    algorithm = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
     # Features before training and after it; a sketch is a pass forward and back.
-    return with_cohort(made, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
+    return with_cohort(algorithm, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
 
 
 def nearest(far: Tensor) -> Tensor:

@@ -113,15 +113,15 @@ class State:
     silhouette: float | None = None
 
     @property
-    def known(self) -> Tensor:
+    def clustered(self) -> Tensor:
         """Clients in a cluster, which are those that have reported."""
         return (self.cluster >= 0).nonzero().flatten()
 
     @property
     def members(self) -> Tensor:
         """Number of clients (K,) in each cluster; all clients count if none has reported yet."""
-        known = self.cluster[self.known] if len(self.known) else torch.zeros_like(self.cluster)
-        return torch.bincount(known, minlength=len(self.weights))
+        labels = self.cluster[self.clustered] if len(self.clustered) else torch.zeros_like(self.cluster)
+        return torch.bincount(labels, minlength=len(self.weights))
 
     @property
     def trains_with(self) -> Tensor:
@@ -234,7 +234,7 @@ def fielding(
         state, drifted = ask_reports(state, fleet, clients)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
-            movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
+            movers = drifted if reassign == "drifted" else torch.cat([state.clustered, drifted]).unique()
             if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
                 state = recluster(state, cluster_reports(state, clustering, rng))
                 state = replace(state, trigger=trigger.after(state.trigger, True))
@@ -248,12 +248,14 @@ def fielding(
         if state.silhouette is not None:
             facts["silhouette"] = state.silhouette
         if reporters != "once":  # else reports are old
-            facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
+            facts["spread"] = heterogeneity(
+                state.reported[state.clustered], state.cluster[state.clustered], state.distance
+            )
         return state, facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
-        if not len(state.known):
+        if not len(state.clustered):
             return serve_clusters(state.weights, state.trains_with, clients)
         places = Places(state.centers, state.members > 0, state.distance, model_to_report(state))
         return serve_clusters(state.weights, state.cluster, clients, places=places)
@@ -268,11 +270,11 @@ def fielding(
     )
     works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
     predict, adapt = predict_by_cluster(task), find_nearest(task, representation)
-    made = Algorithm(
+    algorithm = Algorithm(
         "fielding", init, works, round, serve, predict, adapt, as_served_in_cluster, has_val(trigger), traits=traits
     )
     asks = [question for question in cohort.asks if question not in cohort.recorded]
-    return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
+    return with_cohort(algorithm, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
 
 
 def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
@@ -310,9 +312,11 @@ class MovingCenters:
     def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
         self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
         self.rows = (unit(x) if kind == "cosine" else x).double()
-        known = label >= 0
-        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(0, label[known], self.rows[known])
-        self.counts = torch.bincount(label[known], minlength=len(centers))
+        in_cluster = label >= 0
+        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(
+            0, label[in_cluster], self.rows[in_cluster]
+        )
+        self.counts = torch.bincount(label[in_cluster], minlength=len(centers))
         self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
 
     def nearest(self, i: int) -> int:
@@ -335,9 +339,9 @@ class MovingCenters:
 
     def _recompute(self, k: int) -> None:
         if self.center == "median":
-            member, kept = self.label == k, self.centers[k : k + 1]
+            member, before = self.label == k, self.centers[k : k + 1]
             first = torch.zeros(int(member.sum()), dtype=torch.int64)
-            self.centers[k] = means(self.x[member], first, 1, kept, self.kind, "median")[0]
+            self.centers[k] = means(self.x[member], first, 1, before, self.kind, "median")[0]
         elif self.counts[k]:
             mean = (self.sums[k] / self.counts[k])[None]
             self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]
@@ -361,13 +365,13 @@ def handle_drift(
     for i in drifted.tolist():  # line 1
         clusters.move(i, clusters.nearest(i))  # lines 2 and 3
     label, filled = clusters.label, clusters.counts > 0
-    moved, known = (state.cluster >= 0) & (label != state.cluster), label >= 0
+    moved, reporters = (state.cluster >= 0) & (label != state.cluster), label >= 0
     # The same centers without the rounding of sums from which reports were taken out.
-    centers = means(reported[known], label[known], len(clusters.centers), state.centers, distance, center)
+    centers = means(reported[reporters], label[reporters], len(clusters.centers), state.centers, distance, center)
     since = state.centers if baseline == "last-event" else state.baseline
     state = replace(state, cluster=label, centers=centers)
     anew = cache(lambda: cluster_reports(state, clustering, rng))
-    event = event_of(since, centers, filled, reported[known], label[known], distance, lambda: anew().label)
+    event = event_of(since, centers, filled, reported[reporters], label[reporters], distance, lambda: anew().label)
     fired = clustering.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
     state = replace(state, trigger=trigger.after(state.trigger, fired))
     facts = {"moved": int(moved.sum()), "reclustered": int(fired), "theta": theta(centers, filled, distance)}
@@ -391,17 +395,17 @@ def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) 
 
 def recluster(state: State, new: Clustering) -> State:
     """Make new clusters (Algorithm 2, lines 6 to 10): the model of each is the mean of its members' old models."""
-    known = state.known
-    share = mixing_matrix(state.cluster[known], new.label, len(state.weights), new.k)
+    clients = state.clustered
+    share = mixing_matrix(state.cluster[clients], new.label, len(state.weights), new.k)
     silhouette = new.silhouette.get(new.k, max(new.silhouette.values(), default=None))
-    label = state.cluster.index_copy(0, known, new.label)
+    label = state.cluster.index_copy(0, clients, new.label)
     state = replace(mix_clusters(state, share), cluster=label, silhouette=silhouette)
     return replace(state, centers=new.centers, baseline=new.centers, distance=new.distance)
 
 
 def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering:
     """Cluster the last reports of all clients (Algorithm 3)."""
-    return clustering.fit(state.reported[state.known], state.distance, rng)
+    return clustering.fit(state.reported[state.clustered], state.distance, rng)
 
 
 ENTRY = Entry(

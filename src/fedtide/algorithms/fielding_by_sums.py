@@ -198,7 +198,7 @@ def fielding_by_sums(
     if clustering.center == "median":
         raise refused("clustering.center", "median", "'mean', because sums have no medians")
     training = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
-    by_means, totals, own = clustering, fair_totals if q else None, own_cluster(representation.of(task))
+    by_means, totals, cluster_of = clustering, fair_totals if q else None, own_cluster(representation.of(task))
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
@@ -217,8 +217,8 @@ def fielding_by_sums(
         usual, here = int(state.members.argmax()), full | (state.members == 0)
         return Sent(state.centers, here, full, state.made, usual, state.distance, model)
 
-    def adopted(state: State, fleet: Fleet, found: FoundBySums | None) -> tuple[State, int]:
-        state, new = adopt(state, fleet, found, places(state))
+    def adopted(state: State, fleet: Fleet, clusters: FoundBySums | None) -> tuple[State, int]:
+        state, new = adopt(state, fleet, clusters, places(state))
         return replace(state, cohort=cohort.renewed(state.cohort)) if new else state, new
 
     def find_clusters(state: State, fleet: Fleet, rng: Rng) -> FoundBySums | None:
@@ -302,11 +302,11 @@ def fielding_by_sums(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None and not len(shard.labels):
             return None
-        return Answer({}, memory={"found": own(payload, memory, shard)})
+        return Answer({}, memory={"found": cluster_of(payload, memory, shard)})
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         models = payload.models
-        k = own(payload, memory, shard)
+        k = cluster_of(payload, memory, shard)
         answer = training(models[k], None, shard, moment, rng)
         if answer is None:
             return None
@@ -319,20 +319,20 @@ def fielding_by_sums(
     right = accuracy_question(task)
 
     def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        return right(payload.models[own(payload, memory, shard)], memory, shard, moment, rng)
+        return right(payload.models[cluster_of(payload, memory, shard)], memory, shard, moment, rng)
 
     def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
         return replace(payload, usual=answer.notes.branch if answer.notes else 0), None
 
-    asked = cluster_questions(task, representation, own, reassign, drift_eps)
+    asked = cluster_questions(task, representation, cluster_of, reassign, drift_eps)
     works, predict = {**asked, "train": train, "val": val}, predict_by_cluster(task)
     traits = Traits(sends=(Sent, New, Sets), models="clusters")
-    made = Algorithm(
+    algorithm = Algorithm(
         "fielding-by-sums", init, works, round, serve, predict, adapt, as_served, has_val(trigger), traits=traits
     )
     passes = 3 * representation.passes
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
-    return with_cohort(made, cohort, task, local, forward=forward)
+    return with_cohort(algorithm, cohort, task, local, forward=forward)
 
 
 def own_cluster(represent: Represent) -> Own:
@@ -341,7 +341,7 @@ def own_cluster(represent: Represent) -> Own:
     Who reports goes to one with others, or it would be alone in a sum.
     """
 
-    def own(where: Any, memory: Memory, shard: Shard) -> int:
+    def cluster_of(where: Any, memory: Memory, shard: Shard) -> int:
         if memory is not None and memory["made"] == where.made and where.open[memory["cluster"]]:
             return int(memory["cluster"])
         if memory is None and not len(shard.labels):
@@ -351,22 +351,22 @@ def own_cluster(represent: Represent) -> Own:
         vector = represent(where.at, shard) if memory is None else memory["reported"]
         return nearest(vector, where.centers, where.distance, where.open if memory is None else where.full)
 
-    return own
+    return cluster_of
 
 
 def cluster_questions(
-    task: Task, representation: Representation, own: Own, reassign: Literal["drifted", "all"], eps: float
+    task: Task, representation: Representation, cluster_of: Own, reassign: Literal["drifted", "all"], eps: float
 ) -> dict[str, Work]:
     """Build the questions about clusters: "move", "center", "settle", "present", and those of k-means by sums.
 
     Args:
         task: model and loss.
         representation: representation of a client.
-        own: tells a client its cluster.
+        cluster_of: tells a client its cluster.
         reassign: clients that move: those that "drifted", or "all".
         eps: distance from the last report above which a client has drifted.
     """
-    represent, apart = representation.of(task), representation.distance_of(task)
+    represent, plain_distance = representation.of(task), representation.distance_of(task)
 
     def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
@@ -374,27 +374,27 @@ def cluster_questions(
         vector = represent(payload.at, shard)
         order = representation.draw_order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
-        reports = memory is None or (payload.again and drifted_from(vector, memory["reported"], apart, eps))
-        told = vector if memory is None or reports else memory["reported"]
+        reports = memory is None or (payload.again and drifted_from(vector, memory["reported"], plain_distance, eps))
+        report = vector if memory is None or reports else memory["reported"]
         centers, distance = payload.centers, payload.distance
         noted = memory is not None and memory["made"] == payload.made
         stays = noted and not reports and reassign == "drifted"
-        k = int(memory["cluster"]) if stays else nearest(told, centers, distance)
+        k = int(memory["cluster"]) if stays else nearest(report, centers, distance)
         before = memory["cluster"] if noted else k
-        far = float(between(told[None], centers[k : k + 1], distance)) if centers.shape[1] == len(told) else 0.0
+        far = float(between(report[None], centers[k : k + 1], distance)) if centers.shape[1] == len(report) else 0.0
         total = {
             "members": Weighted(F.one_hot(torch.tensor(k), len(centers)).double()),
             "drifted": Weighted(float(reports)),
             "moved": Weighted(float(k != before)),
             "far": Weighted(far),
         }
-        return Answer(total, memory={"reported": told, "order": order, "cluster": k, "made": payload.made})
+        return Answer(total, memory={"reported": report, "order": order, "cluster": k, "made": payload.made})
 
     def center(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Add the report to the sum of the client's cluster."""
         if memory is None:
             return None
-        k = own(payload, memory, shard)
+        k = cluster_of(payload, memory, shard)
         return Answer({"members": Weighted(summed(memory["reported"], k, len(payload.open), payload.distance))})
 
     def settle(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -402,14 +402,14 @@ def cluster_questions(
         if memory is None:
             return None
         k = nearest(memory["reported"], payload.centers, payload.distance)
-        left, models = own(payload.old, memory, shard), len(payload.old.open)
+        left, models = cluster_of(payload.old, memory, shard), len(payload.old.open)
         share = F.one_hot(torch.tensor(k * models + left), len(payload.centers) * models).double()
         return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": payload.made})
 
     def present(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        k = own(payload, memory, shard)
+        k = cluster_of(payload, memory, shard)
         return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload.open)).double())})
 
     return {"move": move, "center": center, "settle": settle, "present": present, **group_questions()}
@@ -429,9 +429,9 @@ def count_members(
     """
     others = fleet.reachable[~torch.isin(fleet.reachable, clients)]  # counted only: their reports stay
     totals = [
-        fleet.ask("move", some, replace(where, again=again)).total
-        for some, again in ((clients, anew), (others, False))
-        if len(some)
+        fleet.ask("move", asked, replace(where, again=again)).total
+        for asked, again in ((clients, anew), (others, False))
+        if len(asked)
     ]
     counted = [total for total in totals if total is not None]
     if not counted:
@@ -455,25 +455,25 @@ def update_centers(state: State, fleet: Fleet, where: Sent, fewest: int) -> tupl
         return state, none
     size, total = (reply.total["members"].value[name] for name in ("size", "sum"))
     filled = size > 0
-    kept = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
-    centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], kept)
+    before = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
+    centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], before)
     return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
 
 
-def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Sent) -> tuple[State, int]:
+def adopt(state: State, fleet: Fleet, clustering: FoundBySums | None, where: Sent) -> tuple[State, int]:
     """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
-    if found is None:
+    if clustering is None:
         return state, 0
-    centers, made = found.groups.centers, state.made + 1
-    reply = fleet.ask("settle", fleet.reachable, New(centers, found.distance, made, where))
+    centers, number = clustering.groups.centers, state.made + 1
+    reply = fleet.ask("settle", fleet.reachable, New(centers, clustering.distance, number, where))
     if reply.total is None:
         return state, 0
     share = reply.total["share"].value.view(len(centers), len(state.weights))
     rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
-    silhouette = found.silhouette.get(len(centers), max(found.silhouette.values(), default=None))
+    silhouette = clustering.silhouette.get(len(centers), max(clustering.silhouette.values(), default=None))
     return replace(
         mix_clusters(state, rows), centers=centers, baseline=centers, members=share.sum(1),
-        made=made, distance=found.distance, silhouette=silhouette,
+        made=number, distance=clustering.distance, silhouette=silhouette,
     ), 1  # fmt: skip
 
 
@@ -497,13 +497,13 @@ def _of_slot(total: Any, k: int, change: Callable[[Any], Any] | None) -> Any:
     """Return one of the sums of participants, None without any; `change` is applied to it."""
     if total["delta"][k] is None:
         return None
-    found = {name: leaf[k] for name, leaf in total.items() if isinstance(leaf, list)}
-    return found if change is None else change(found)
+    sums = {name: leaf[k] for name, leaf in total.items() if isinstance(leaf, list)}
+    return sums if change is None else change(sums)
 
 
-def _spreads(found: FoundBySums | None) -> tuple[float, float]:
+def _spreads(clustering: FoundBySums | None) -> tuple[float, float]:
     """Return the spread of the clusters now and of those found; equal if none could be."""
-    return (0.0, 0.0) if found is None else (found.spread_now, found.spread)
+    return (0.0, 0.0) if clustering is None else (clustering.spread_now, clustering.spread)
 
 
 ENTRY = Entry(

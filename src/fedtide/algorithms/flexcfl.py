@@ -168,9 +168,11 @@ def flexcfl(
         member = groups_of(parameters_of(reply, parameters), count, rng.at("groups"))
         pulls = [mean_update(reply.rows["update"], member == g) for g in range(count)]
         trained = group_init == "trained"
-        made = tuple(move_clients(state.start, pull) if trained else state.start for pull in pulls)
+        models = tuple(move_clients(state.start, pull) if trained else state.start for pull in pulls)
         group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
-        return replace(state, weights=made, server=tuple(map(server.init, made)), group=group, directions=directions)
+        return replace(
+            state, weights=models, server=tuple(map(server.init, models)), group=group, directions=directions
+        )
 
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
         """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
@@ -239,15 +241,17 @@ def flexcfl(
         works, reveals = {**works, "labels": label_question(classes_of(task))}, (*reveals, "labels")
 
     def cost(question: str, rows: Tensor) -> Tensor:
-        known = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
-        return known.get(question, torch.zeros_like)(rows)
+        costs = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
+        return costs.get(question, torch.zeros_like)(rows)
 
     traits = Traits(
         reveals=reveals, sends=(Served, Places), models="clusters", compute_cost=cost, unless_changed=("shifted",)
     )
     check, predict = at_most_registered(clusters) if isinstance(clusters, int) else None, predict_by_cluster(task)
-    made = Algorithm("flexcfl", init, works, round, serve, predict, adapt, as_served_in_cluster, check, traits=traits)
-    return with_cohort(made, cohort, task, local, adapt=False)
+    algorithm = Algorithm(
+        "flexcfl", init, works, round, serve, predict, adapt, as_served_in_cluster, check, traits=traits
+    )
+    return with_cohort(algorithm, cohort, task, local, adapt=False)
 
 
 def count_clusters(fleet: Fleet, rng: Rng) -> int:
@@ -269,8 +273,10 @@ def mean_update(updates: Tensor, member: Tensor) -> Tensor:
 
 def move_clients(weights: Weights, update: Tensor) -> Weights:
     """Add a flat update of parameters and running statistics to the weights."""
-    made = shaped(update, weights.params | weights.buffers)
-    return add(weights, Weights(*({name: made[name] for name in held} for held in (weights.params, weights.buffers))))
+    changes = shaped(update, weights.params | weights.buffers)
+    return add(
+        weights, Weights(*({name: changes[name] for name in leaves} for leaves in (weights.params, weights.buffers)))
+    )
 
 
 def edc(updates: Tensor, m: int) -> np.ndarray:
@@ -289,15 +295,15 @@ def edc(updates: Tensor, m: int) -> np.ndarray:
     value, vector = value.flip(0)[:m], vector.flip(1)[:, :m]
     # Smaller eigenvalues are rounding errors with arbitrary directions.
     size = torch.where(value > 1e-12 * value[0].clamp(min=1e-300), value, 0.0).sqrt()
-    found = torch.zeros(len(updates), m, dtype=torch.float64)
-    found[:, : len(size)] = vector * size / inner.diagonal().sqrt().clamp(min=1e-150)[:, None]
-    return found.numpy()
+    directions = torch.zeros(len(updates), m, dtype=torch.float64)
+    directions[:, : len(size)] = vector * size / inner.diagonal().sqrt().clamp(min=1e-150)[:, None]
+    return directions.numpy()
 
 
 def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
     """Return the group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
-    _, found = best_kmeans(edc(updates, m), m, rng.at("start"))
-    _, first, member = np.unique(found, return_index=True, return_inverse=True)
+    _, labels = best_kmeans(edc(updates, m), m, rng.at("start"))
+    _, first, member = np.unique(labels, return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[member])
 
 

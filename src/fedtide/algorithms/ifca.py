@@ -163,10 +163,12 @@ def ifca(
     works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
     predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
     traits = Traits(sends=(Served, Starts), models="clusters", refuses=NOT_POOLED)
-    made = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
+    algorithm = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
     # Every participant evaluates all models.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
-    return with_cohort(made, cohort, task, local, forward=forward, trained=(lambda rows: rows) if gradient else None)
+    return with_cohort(
+        algorithm, cohort, task, local, forward=forward, trained=(lambda rows: rows) if gradient else None
+    )
 
 
 ENTRY = Entry(

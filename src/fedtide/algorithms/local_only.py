@@ -68,8 +68,8 @@ def local_only(
         solver: training of a client's model; its epochs are an upper bound.
         model: network of the clients; None is that of the experiment.
     """
-    alone, nets = Alone(solver, model), Networks(task)
-    alone.check(nets, 0)
+    way, nets = Alone(solver, model), Networks(task)
+    way.check(nets, 0)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         return State(task.init(rng))
@@ -78,11 +78,11 @@ def local_only(
         seen = checksum(shard)
         if not len(shard) or (memory is not None and torch.equal(memory["seen"], seen)):
             return None
-        own, last = local_experts(nets.of(model), solver, shard, moment, rng, whole=both)
-        kept = {"own": own, "seen": seen}
+        best, last = local_experts(nets.of(model), solver, shard, moment, rng, whole=both)
+        next_memory = {"own": best, "seen": seen}
         if both and all_finite(last):  # else that would cost the client its model
-            kept["judged"] = {"own": last, "seen": checksum(replace(shard, fetch_val=None))}
-        return Answer({}, memory=kept)
+            next_memory["judged"] = {"own": last, "seen": checksum(replace(shard, fetch_val=None))}
+        return Answer({}, memory=next_memory)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return fit(memory, shard, moment, rng, both=bool(shard.val) and not shard.apart)
@@ -97,7 +97,7 @@ def local_only(
         return state, {"trained": len(fleet.ask("train", fleet.reachable, {}).clients)}
 
     def predict(payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        return Prediction(predict_personal(alone, nets, (payload,), 0, memories, x, owner).told)
+        return Prediction(predict_personal(way, nets, (payload,), 0, memories, x, owner).told)
 
     traits = Traits(models="none", keeps=2, compute_cost=training_cost(solver, {}))
     return Algorithm("local", init, {"train": train}, round, shared_weights, predict, adapt, traits=traits)
@@ -105,11 +105,11 @@ def local_only(
 
 def checksum(shard: Shard) -> Tensor:
     """Return a checksum (16,) of a client's training and validation samples."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for rows in (shard, shard.val):
         for part in () if rows is None else (to_cpu(rows.x), rows.y, rows.ids):
-            found.update(raw(part).numpy().tobytes())
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+            digest.update(raw(part).numpy().tobytes())
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
 ENTRY = Entry(

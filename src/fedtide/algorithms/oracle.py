@@ -83,8 +83,8 @@ def oracle(
 
     works, predict = {"train": Training(task, local, weighting)}, predict_by_cluster(task)
     traits = Traits(reveals=("true_groups",), sends=(Served,), models="clusters")
-    made = Algorithm("oracle", init, works, round, serve, predict, None, as_served_in_cluster, traits=traits)
-    return with_cohort(made, cohort, task, local)
+    algorithm = Algorithm("oracle", init, works, round, serve, predict, None, as_served_in_cluster, traits=traits)
+    return with_cohort(algorithm, cohort, task, local)
 
 
 def regroup(state: State, group: Tensor, server: Server, registered: int) -> State:
@@ -97,9 +97,9 @@ def regroup(state: State, group: Tensor, server: Server, registered: int) -> Sta
         registered: number of clients, from the first on, whose models make a new one: the others are unknown before
             evaluation.
     """
-    weights, memos, known = [*state.weights], [*state.server], len(state.weights)
-    for k in range(known, int(group.max()) + 1):
-        share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=known)
+    weights, memos, count = [*state.weights], [*state.server], len(state.weights)
+    for k in range(count, int(group.max()) + 1):
+        share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=count)
         weights.append(mix_models(state.weights, share) if share.sum() else weights[0])
         memos.append(server.init(weights[-1]))
     return replace(state, weights=tuple(weights), server=tuple(memos), group=group)

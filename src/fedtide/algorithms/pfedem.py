@@ -207,8 +207,11 @@ def pfedem(
             "delta": Slotted(deltas, components), "gaussians": Slotted(gaussians, components),
             "shares": Weighted(shares, weight), "loss": Weighted(losses / done, done), **mixture_notes(gamma, joints),
         }  # fmt: skip
-        kept, update = {"pi": pi} if inference == "client" else None, {k: part.value for k, part in deltas.items()}
-        return Answer(total, memory=kept, notes=Notes(component=component), update=update)
+        next_memory, update = (
+            {"pi": pi} if inference == "client" else None,
+            {k: part.value for k, part in deltas.items()},
+        )
+        return Answer(total, memory=next_memory, notes=Notes(component=component), update=update)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
@@ -219,10 +222,10 @@ def pfedem(
         state = step_models(state, server, reply.total["delta"], normalize_by, everyone)
         # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
         steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
-        for k, found in enumerate(got["gaussians"]):
-            if found is not None:
-                mu[k] += steps[k] * (found["mu"] - mu[k])
-                var[k] += steps[k] * (found["var"] - var[k])
+        for k, gaussian in enumerate(got["gaussians"]):
+            if gaussian is not None:
+                mu[k] += steps[k] * (gaussian["mu"] - mu[k])
+                var[k] += steps[k] * (gaussian["var"] - var[k])
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
         facts = {"pi": pi} | {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
@@ -238,20 +241,27 @@ def pfedem(
         models, mu, var, pi = payload.models, payload.mu, payload.spread, payload.pi
         z = setup.extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
-        own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
+        client_pi = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
         even_gamma = posteriors(z, mu, var, even)[0]
-        others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(z), -1)}
+        others = {
+            "posterior": gamma,
+            "uniform": even_gamma,
+            "client": client_pi[owner],
+            "global": pi.expand(len(z), -1),
+        }
         shares = others.pop(inference)  # "global" is Eq. 15
-        told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others if components > 1 else None)
-        return Prediction(told, shares.argmax(1), shares, labels, joints.logsumexp(1))
+        log_probs, labels = blend_branches(
+            whole, join_models(models, WHOLE), x, shares, others if components > 1 else None
+        )
+        return Prediction(log_probs, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": components + 2 * once}
     traits = Traits(sends=(SentMixture,), models="mixture", unprivate=UNPRIVATE[normalize_by])
     works, check = {"train": train}, enough_rows_for(components=components)
-    made = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
+    algorithm = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
     trained = partial(split_samples, local, components)
-    return with_cohort(setup.added_to(made, cohort), cohort, task, local, forward=forward, trained=trained)
+    return with_cohort(setup.added_to(algorithm, cohort), cohort, task, local, forward=forward, trained=trained)
 
 
 ENTRY = Entry(

@@ -158,10 +158,10 @@ def scaffold(
 
     # A pass forward and back costs three forward passes.
     forward = {"train": 3 if variant == "I" else 0}
-    kept = {"control": math.inf if max_control_norm is None else max_control_norm}
-    traits = Traits(sends=(Sent,), keeps=1, kept_as_sent=kept)
-    made = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
-    return with_cohort(made, cohort, task, local, forward=forward)
+    norms = {"control": math.inf if max_control_norm is None else max_control_norm}
+    traits = Traits(sends=(Sent,), keeps=1, kept_as_sent=norms)
+    algorithm = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
+    return with_cohort(algorithm, cohort, task, local, forward=forward)
 
 
 ENTRY = Entry(

@@ -152,16 +152,18 @@ def tshot(
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centers", "counts"))
-        found, counts = state.found, state.counts
+        centers, counts = state.found, state.counts
         if reply.total is not None:
             here = reply.rows["counts"].flatten() > 0
-            found = torch.cat([found, reply.rows["centers"].flatten(0, 1)[here]])
+            centers = torch.cat([centers, reply.rows["centers"].flatten(0, 1)[here]])
             counts = torch.cat([counts, reply.rows["counts"].flatten()[here]])
-        state = replace(state, found=found, counts=counts, collected=state.collected + reply.cost.up + reply.cost.down)
+        state = replace(
+            state, found=centers, counts=counts, collected=state.collected + reply.cost.up + reply.cost.down
+        )
         if fleet.moment.round < -1:
             return state
         none = torch.empty(0)
-        return replace(state, found=none, counts=none, centers=_clustered(found, counts, branches))
+        return replace(state, found=none, counts=none, centers=_clustered(centers, counts, branches))
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return Sent(state.weights, state.centers), None
@@ -174,8 +176,8 @@ def tshot(
     reveals = ("centers", "counts")
     before = int(need_period(shots, "shots", "a number of rounds"))
     traits = Traits(reveals=reveals, sends=(Sent,), models="branches", before=before)
-    made = Algorithm("t-shot", init, works, round, serve, predict, traits=traits)
-    return with_cohort(made, cohort, task, local, forward={"collect": 0})
+    algorithm = Algorithm("t-shot", init, works, round, serve, predict, traits=traits)
+    return with_cohort(algorithm, cohort, task, local, forward={"collect": 0})
 
 
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
@@ -183,9 +185,9 @@ def nearest(x: Tensor, centers: Tensor) -> Tensor:
     return torch.cdist(x.double(), centers.double()).argmin(1)
 
 
-def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
+def _clustered(centers_seen: Tensor, counts: Tensor, branches: int) -> Tensor:
     """Run the server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
-    x, n = found.double().numpy(), counts.double().numpy()
+    x, n = centers_seen.double().numpy(), counts.double().numpy()
     if len(x) < branches:  # hardly any client answered: one mode for all, and centers too far away to be nearest
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()

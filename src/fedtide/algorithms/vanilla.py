@@ -51,16 +51,16 @@ def vanilla(
     """
     refuse_equal_start(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))
-    made = fedavg(many, local, server, cohort, weighting)
-    made = replace(made, name="vanilla", traits=replace(made.traits, models="branches"))
+    algorithm = fedavg(many, local, server, cohort, weighting)
+    algorithm = replace(algorithm, name="vanilla", traits=replace(algorithm.traits, models="branches"))
     if choose_per is None:
-        return made
+        return algorithm
     choose = predict_by_certainty(with_branches(task, branch_layer, branches), choose_per)
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         return choose(without_average(payload), memories, x, owner)
 
-    return replace(made, predict=predict)
+    return replace(algorithm, predict=predict)
 
 
 ENTRY = Entry("vanilla", vanilla, "weights down, update up", "branches", helps=("hours",))

@@ -62,13 +62,13 @@ def window(
     @Stepwise
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         step = moment.round // rounds_per_step
-        past = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
-        rows = merge_shards([shard, *(kept.rows for kept in reversed(past))])
+        past = [old for old in memory["kept"] if step - window < old.step < step] if memory else []
+        rows = merge_shards([shard, *(old.rows for old in reversed(past))])
         answer = yield from training.start(payload, None, rows, moment, rng)
         if answer is None or not len(shard):
             return answer
-        kept = Kept(step, replace(shard, x=to_cpu(shard.x), fetch_val=None))
-        return replace(answer, memory={"kept": (*past, kept)})
+        old = Kept(step, replace(shard, x=to_cpu(shard.x), fetch_val=None))
+        return replace(answer, memory={"kept": (*past, old)})
 
     return average_answers("window", train, task, local, server, cohort)
 

@@ -49,9 +49,9 @@ def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
     >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
     ([0.0, 2.0, 9.0], 3)
     """
-    found, member = kmeans_from(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
+    means, member = kmeans_from(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
     centers, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
-    centers[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
+    centers[: len(means)], counts[: len(means)] = means, np.bincount(member, minlength=len(means))
     for j in np.unique(member):
         variances[j] = x[member == j].var(0)
     return centers, counts, variances

@@ -102,8 +102,8 @@ class KMeans:
 
     def __post_init__(self) -> None:
         if self.k_max < self.k_min and self.k_max != 1:
-            found = f"found k_max {self.k_max} and k_min {self.k_min}"
-            raise ValueError(f"{found}; allowed: k_max of k_min or more, or 1 for one cluster")
+            values = f"found k_max {self.k_max} and k_min {self.k_min}"
+            raise ValueError(f"{values}; allowed: k_max of k_min or more, or 1 for one cluster")
 
     def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
         """Cluster rows.
@@ -117,8 +117,8 @@ class KMeans:
         rows = unit(x) if kind == "cosine" else x
         if self.k_max == 1 or len(x) < 3 or _alike(rows):
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, self.center)
-        some = None if self.fit_samples is None else max(self.fit_samples, 3)
-        fitted = draw_some(rows, some, rng.at("fit"))
+        count = None if self.fit_samples is None else max(self.fit_samples, 3)
+        fitted = draw_some(rows, count, rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
         labels = kmeans_for_each(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
@@ -164,8 +164,10 @@ class KCenter:
     def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
         """Cluster rows; arguments are those of `KMeans.fit`."""
         kind = set_scales(distance, draw_some(x, SCALED, rng.at("scales")))
-        found = k_center(x, self.k, kind)
-        return replace(found, centers=means(x, found.label, found.k, found.centers, kind, self.center))
+        clustering = k_center(x, self.k, kind)
+        return replace(
+            clustering, centers=means(x, clustering.label, clustering.k, clustering.centers, kind, self.center)
+        )
 
 
 Clusterer = Annotated[KMeans | KCenter, Field(discriminator="kind")]
@@ -187,8 +189,8 @@ def _finished(
     number = torch.empty_like(first)
     number[order] = torch.arange(len(order))
     label = number[label]
-    found = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
-    return Clustering(label, found, kind, scores, len(order))
+    means_of = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
+    return Clustering(label, means_of, kind, scores, len(order))
 
 
 # -- the fits ---------------------------------------------------------------------------------------------------------
@@ -213,13 +215,13 @@ def kmeans_for_each(
     best = torch.zeros(len(ks), len(x), dtype=torch.int64)
     least = torch.full((len(ks),), torch.inf, dtype=torch.float64)
     for begin in range(0, len(tries), at_once):
-        some = tries[begin : begin + at_once]
-        top = ks[some[-1][0]]
-        bound = far[[start for _, start in some], :top]
-        for one, (i, _) in zip(bound, some, strict=True):
+        batch = tries[begin : begin + at_once]
+        top = ks[batch[-1][0]]
+        bound = far[[start for _, start in batch], :top]
+        for one, (i, _) in zip(bound, batch, strict=True):
             one[ks[i] :] = torch.inf
-        label, cost = lloyd(x, x[seeds[[start for _, start in some], :top]], kind, center=center, bound=bound)
-        for (i, _), its_label, its_cost in zip(some, label, cost, strict=True):
+        label, cost = lloyd(x, x[seeds[[start for _, start in batch], :top]], kind, center=center, bound=bound)
+        for (i, _), its_label, its_cost in zip(batch, label, cost, strict=True):
             if its_cost < least[i]:
                 best[i], least[i] = its_label, its_cost
     return best
@@ -285,10 +287,10 @@ def lloyd(
     mine = Halves.of(x) if kind == "js" else None
     # The used clusters of all starts are numbered through.
     at = _Runs.of(used.sum(1))
-    own, label = bound.min(1)
+    upper, label = bound.min(1)
     label += at.first[:, None]
     begun, centers = at, centers[used]
-    count = _refill(x, label, own, centers, at, metric)
+    count = _refill(x, label, upper, centers, at, metric)
     sums, changed = _sums(x, label, at), torch.ones_like(label, dtype=torch.bool)
     out, last = torch.zeros_like(label), torch.empty_like(centers)
     alive, numbers = torch.arange(starts), torch.arange(len(centers))
@@ -296,29 +298,29 @@ def lloyd(
         anew = _centered(x, label, sums, count, centers, at, kind, center)
         over = ~changed.any(1) | (iteration == ITERATIONS)
         if over.any():
-            ended, kept = over[at.owner], ~over
+            ended, unfinished = over[at.owner], ~over
             out[alive[over]] = label[over] + (begun.first[alive[over]] - at.first[over])[:, None]
             last[numbers[ended]] = anew[ended]
-            if not kept.any():
+            if not unfinished.any():
                 break
-            fewer = _Runs.of(at.size[kept])
-            label = label[kept] + (fewer.first - at.first[kept])[:, None]
-            at, alive, own = fewer, alive[kept], own[kept]
+            fewer = _Runs.of(at.size[unfinished])
+            label = label[unfinished] + (fewer.first - at.first[unfinished])[:, None]
+            at, alive, upper = fewer, alive[unfinished], upper[unfinished]
             left = _true(~ended)
             numbers, bound, centers, anew, sums = (
-                each.index_select(0, left) for each in (numbers, bound, centers, anew, sums)
+                values.index_select(0, left) for values in (numbers, bound, centers, anew, sums)
             )
         before = label.clone()
         if iteration == 0:  # centers were rows, and are means now: few bounds would spare a distance
             bound = _all_distances(x, anew, metric)
-            _follow(label, own, bound, at)
+            _follow(label, upper, bound, at)
         else:
             moved = _moved(centers, anew, metric)
-            own += moved[label]
+            upper += moved[label]
             bound -= moved[:, None]
         centers = anew
-        _reassign(x, label, own, bound, centers, at, slack, metric, mine)
-        count = _refill(x, label, own, centers, at, metric)
+        _reassign(x, label, upper, bound, centers, at, slack, metric, mine)
+        count = _refill(x, label, upper, centers, at, metric)
         changed = label != before
         _resum(x, label, before, changed, sums)
     return out - begun.first[:, None], _costs(x, out, last, kind)
@@ -349,8 +351,8 @@ def _sums(x: Tensor, label: Tensor, at: _Runs) -> Tensor:
 def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tensor) -> None:
     """Add rows that came to the sums and subtract rows that left, in place."""
     places = _true(changed)
-    for some in blocks(len(places), x.shape[1], CELLS):
-        place = places[some]
+    for block in blocks(len(places), x.shape[1], CELLS):
+        place = places[block]
         rows = x.index_select(0, place % len(x)).double()
         for labels, sign in ((label, 1), (before, -1)):
             sums.index_add_(0, labels.view(-1).index_select(0, place), rows, alpha=sign)
@@ -361,13 +363,13 @@ def _centered(
 ) -> Tensor:
     """Return the new centers (clusters, d); those of empty clusters stay."""
     if center == "mean":
-        found = (sums / count.clamp(min=1)[:, None]).to(x.dtype)
+        means = (sums / count.clamp(min=1)[:, None]).to(x.dtype)
     else:
-        found = centers.clone()
+        means = centers.clone()
         for cluster in count.nonzero()[:, 0].tolist():
-            found[cluster] = median(x[label[at.owner[cluster]] == cluster])
-    found = renormalize(found, kind, center, centers)
-    return torch.where(count[:, None] > 0, found, centers)
+            means[cluster] = median(x[label[at.owner[cluster]] == cluster])
+    means = renormalize(means, kind, center, centers)
+    return torch.where(count[:, None] > 0, means, centers)
 
 
 def _moved(centers: Tensor, anew: Tensor, metric: Distance) -> Tensor:
@@ -384,11 +386,11 @@ def _all_distances(x: Tensor, centers: Tensor, metric: Distance) -> Tensor:
     return between(centers[torch.from_numpy(one)], x, metric)[torch.from_numpy(number)]
 
 
-def _follow(label: Tensor, own: Tensor, bound: Tensor, at: _Runs) -> None:
+def _follow(label: Tensor, upper: Tensor, bound: Tensor, at: _Runs) -> None:
     """Move each row to a center of the least bound, in place."""
     n = bound.shape[1]
-    np.minimum.reduceat(bound.numpy(), at.first.numpy(), 0, out=own.numpy())
-    place = np.flatnonzero(bound.numpy() == own.numpy()[at.owner.numpy()])
+    np.minimum.reduceat(bound.numpy(), at.first.numpy(), 0, out=upper.numpy())
+    place = np.flatnonzero(bound.numpy() == upper.numpy()[at.owner.numpy()])
     cluster = place // n
     label.view(-1).numpy()[at.owner.numpy()[cluster] * n + place % n] = cluster
 
@@ -396,7 +398,7 @@ def _follow(label: Tensor, own: Tensor, bound: Tensor, at: _Runs) -> None:
 def _reassign(
     x: Tensor,
     label: Tensor,
-    own: Tensor,
+    upper: Tensor,
     bound: Tensor,
     centers: Tensor,
     at: _Runs,
@@ -406,13 +408,13 @@ def _reassign(
 ) -> None:
     """Move each row to the nearest center, in place.
 
-    `own` is an upper bound on the distance to the row's center, and `bound` a lower bound on that to each center. If no
-    other center's bound is below `own` the row stays; otherwise both distances are computed. `slack` covers rounding.
+    `upper` bounds the distance to the row's center from above, and `bound` the distance to each center from below. If no
+    other center's bound is below `upper` the row stays; otherwise both distances are computed. `slack` covers rounding.
     """
     n = bound.shape[1]
-    its_own, its_bound, its_label = own.view(-1), bound.view(-1), label.view(-1)
+    its_own, its_bound, its_label = upper.view(-1), bound.view(-1), label.view(-1)
     halves = None if mine is None else (mine, Halves.of(centers))
-    doubt = bound <= (own + slack)[at.owner]
+    doubt = bound <= (upper + slack)[at.owner]
     doubt.view(-1)[label * n + torch.arange(n)] = False
     place = _true(doubt)  # of (cluster, row)
     cell = _cells(place, at, n)  # of (start, row)
@@ -451,7 +453,7 @@ def _distinct(places: Tensor, size: int) -> Tensor:
     return _true(torch.zeros(size, dtype=torch.bool).index_fill_(0, places, True))
 
 
-def _refill(x: Tensor, label: Tensor, own: Tensor, centers: Tensor, at: _Runs, metric: Distance) -> Tensor:
+def _refill(x: Tensor, label: Tensor, upper: Tensor, centers: Tensor, at: _Runs, metric: Distance) -> Tensor:
     """Give each empty cluster a row, in place; return the resulting cluster sizes (clusters,)."""
     count = torch.from_numpy(np.bincount(label.view(-1).numpy(), minlength=len(centers)))
     everyone = torch.arange(len(x))
@@ -463,7 +465,7 @@ def _refill(x: Tensor, label: Tensor, own: Tensor, centers: Tensor, at: _Runs, m
         count[label[start, row]] -= 1
         count[cluster] = 1
         label[start, row] = cluster
-        own[start, row] = pairs(x, row, centers, torch.tensor([cluster]), metric)
+        upper[start, row] = pairs(x, row, centers, torch.tensor([cluster]), metric)
     return count
 
 
@@ -496,21 +498,21 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
     member = torch.cat([torch.nn.functional.one_hot(one, k) for one, k in zip(labels, ks, strict=True)], 1)
     totals = sum_distances(x, member.to(x.dtype), kind).split(ks, 1)
     out = []
-    for one, total, each in zip(labels, totals, member.split(ks, 1), strict=True):
-        count = each.sum(0)
+    for one, total, mask in zip(labels, totals, member.split(ks, 1), strict=True):
+        count = mask.sum(0)
         its = count[one]
-        own = total.gather(1, one[:, None])[:, 0] / (its - 1).clamp(min=1)
-        other = (total / count).masked_fill((each > 0) | (count == 0), torch.inf).min(1).values
-        larger = torch.maximum(own, other)
-        score = torch.where((its > 1) & (larger > 0) & larger.isfinite(), (other - own) / larger, 0.0)
+        inside = total.gather(1, one[:, None])[:, 0] / (its - 1).clamp(min=1)
+        other = (total / count).masked_fill((mask > 0) | (count == 0), torch.inf).min(1).values
+        larger = torch.maximum(inside, other)
+        score = torch.where((its > 1) & (larger > 0) & larger.isfinite(), (other - inside) / larger, 0.0)
         out.append(score)
     return torch.stack(out)
 
 
 def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
     """Return the mean silhouette of each labeling, over all rows or a random subset of size `rows`."""
-    some = draw_some(torch.arange(len(x)), rows, rng)
-    return silhouettes(x[some], labels[:, some], kind).mean(1).tolist()
+    rows_drawn = draw_some(torch.arange(len(x)), rows, rng)
+    return silhouettes(x[rows_drawn], labels[:, rows_drawn], kind).mean(1).tolist()
 
 
 # -- k-center ---------------------------------------------------------------------------------------------------------

@@ -162,11 +162,11 @@ def lengths(x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance) 
     """
     if isinstance(kind, Joint):
         parts = zip(kind.columns, kind.kinds, kind.scales, strict=True)
-        each = [
+        lengths_of = [
             lengths(x[:, columns], rows, y[:, columns], others, one) / (scale**0.5 if one == "sq-l2" else scale)
             for columns, one, scale in parts
         ]
-        return torch.stack(each).sum(0)
+        return torch.stack(lengths_of).sum(0)
     far = pairs(x, rows, y, others, kind)
     return far.sqrt() if kind in ("sq-l2", "cosine") else far
 
@@ -214,9 +214,9 @@ def _divergent(x: Tensor, centers: Tensor) -> Tensor:
     left, right = Halves.of(x), Halves.of(centers)
     out = np.empty((len(x), len(centers)), x.numpy().dtype)
     for rows in blocks(len(x), x.shape[1] * min(len(centers), 64)):
-        for some in blocks(len(centers), x.shape[1] * (rows.stop - rows.start)):
-            mixed = left.half[rows, None] + right.half[some]
-            out[rows, some] = _root(_entropy(mixed), left.entropy[rows, None], right.entropy[some])
+        for columns in blocks(len(centers), x.shape[1] * (rows.stop - rows.start)):
+            mixed = left.half[rows, None] + right.half[columns]
+            out[rows, columns] = _root(_entropy(mixed), left.entropy[rows, None], right.entropy[columns])
     return torch.from_numpy(out)
 
 
@@ -345,7 +345,7 @@ def is_wider(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> b
     )
 
 
-def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:
+def means(x: Tensor, label: Tensor, k: int, before: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:
     """Return the center of each cluster (k, d), in the type of x, from sums in float64.
 
     An empty cluster keeps its center. So does one without a direction under the cosine distance (where centers are
@@ -355,7 +355,7 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
         x: (rows, d).
         label: (rows,) the cluster of each row.
         k: number of clusters.
-        kept: (k, d) the previous centers.
+        before: (k, d) the previous centers.
         kind: the distance.
         center: mean or median.
 
@@ -363,7 +363,7 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
     >>> means(x, torch.tensor([1, 1]), 2, x).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    out = kept.to(x.dtype).clone()
+    out = before.to(x.dtype).clone()
     if center == "median":
         for one in range(k):
             if (member := label == one).any():
@@ -376,8 +376,8 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
         sums += member @ (unit(x[rows]) if kind == "cosine" else x[rows]).double()
     counts = torch.bincount(label, minlength=k)
     filled = counts > 0
-    found = (sums[filled] / counts[filled, None]).to(x.dtype)
-    out[filled] = renormalize(found, kind, center, out[filled])
+    new = (sums[filled] / counts[filled, None]).to(x.dtype)
+    out[filled] = renormalize(new, kind, center, out[filled])
     return out
 
 
@@ -386,16 +386,16 @@ def median(x: Tensor) -> Tensor:
     return torch.from_numpy(np.median(x.numpy(), 0))
 
 
-def renormalize(found: Tensor, kind: Distance, center: Center, kept: Tensor) -> Tensor:
+def renormalize(centers: Tensor, kind: Distance, center: Center, before: Tensor) -> Tensor:
     """Normalize centers for the distance; keep the old ones where that is impossible."""
     if kind == "cosine":
-        return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)
+        return torch.where(centers.norm(dim=1, keepdim=True) > LEAST, unit(centers), before)
     if kind == "js":
-        found = found.clamp(min=0)  # rounding errors of sums after rows were subtracted
+        centers = centers.clamp(min=0)  # rounding errors of sums after rows were subtracted
     if center == "median":
-        total = found.sum(1, keepdim=True)
-        return torch.where(total > 0, found / total.clamp(min=LEAST), kept)
-    return found
+        total = centers.sum(1, keepdim=True)
+        return torch.where(total > 0, centers / total.clamp(min=LEAST), before)
+    return centers
 
 
 def blocks(rows: int, width: int, numbers: int = BLOCK) -> Iterator[slice]:

@@ -92,9 +92,9 @@ def summed(vector: Tensor, k: int, count: int, distance: Distance) -> dict[str, 
 
     So its message has one shape whatever its cluster. Under the cosine distance the vector is made one long.
     """
-    own = F.one_hot(torch.tensor(k), count).to(vector.dtype)
+    member = F.one_hot(torch.tensor(k), count).to(vector.dtype)
     row = unit(vector[None])[0] if distance == "cosine" else vector
-    return {"size": own, "sum": own[:, None] * row}
+    return {"size": member, "sum": member[:, None] * row}
 
 
 @dataclass(frozen=True)
@@ -116,24 +116,30 @@ def group_questions() -> dict[str, Work]:
         if memory is None:
             return None
         vector, distance = memory["reported"], payload.distance
-        own = [F.one_hot(torch.tensor(nearest(vector, centers, distance)), len(centers)).double()
+        counts = [F.one_hot(torch.tensor(nearest(vector, centers, distance)), len(centers)).double()
                for centers in payload.centers]  # fmt: skip
-        return Answer({"sizes": Weighted(own)})
+        return Answer({"sizes": Weighted(counts)})
 
     def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
             return None
-        vector, distance, made = memory["reported"], payload.distance, []
+        vector, distance, groups = memory["reported"], payload.distance, []
         for centers in payload.centers:
             part = summed(vector, nearest(vector, centers, distance), len(centers), distance)
-            made.append({**part, "square": part["sum"].square()})
-        return Answer({"groups": Weighted(made)})
+            groups.append({**part, "square": part["sum"].square()})
+        return Answer({"groups": Weighted(groups)})
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
             return None
         vector, sets = memory["reported"], zip(payload.centers, payload.sizes, strict=True)
-        return Answer({"judged": Weighted([judged(vector, *each, distance=payload.distance) for each in sets])})
+        return Answer(
+            {
+                "judged": Weighted(
+                    [judged(vector, *centers_and_sizes, distance=payload.distance) for centers_and_sizes in sets]
+                )
+            }
+        )
 
     return {"sizes": sizes, "sums": sums, "judge": judge}
 
@@ -151,13 +157,13 @@ def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -
         return torch.zeros(2, dtype=torch.float64)
     others = (count * centers[k] - row) / (count - 1)
     others = others.where(others.abs() > TINY, 0.0)  # by rounding a share may be below zero
-    own = float(between(vector[None], others[None], distance))
+    spread = float(between(vector[None], others[None], distance))
     far = between(vector[None], centers.to(vector.dtype), distance)[0]
     far[k] = torch.inf
     other = float(far.min())
-    larger = max(own, other)
-    score = (other - own) / larger if len(centers) > 1 and larger > 0 else 0.0
-    return torch.tensor([own, score], dtype=torch.float64)
+    larger = max(spread, other)
+    score = (other - spread) / larger if len(centers) > 1 and larger > 0 else 0.0
+    return torch.tensor([spread, score], dtype=torch.float64)
 
 
 def group(
@@ -179,7 +185,7 @@ def group(
     if reply.total is None or reply.total["sizes"].weight < fewest:
         return None
     enough = [size >= fewest for size in reply.total["sizes"].value]
-    left = [one[some] if some.any() else one[:1] for one, some in zip(sets, enough, strict=True)]
+    left = [one[mask] if mask.any() else one[:1] for one, mask in zip(sets, enough, strict=True)]
     reply = fleet.ask("sums", clients, Sets(left, distance))
     if reply.total is None:
         return None
@@ -213,20 +219,20 @@ def cluster_by_sums(
         rng: the key of all draws.
         now: the clusters so far, whose spread is compared.
     """
-    found = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest)
-    if found is None:
+    groups = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest)
+    if groups is None:
         return None
-    (whole,) = found
+    (whole,) = groups
     distance, cells = scaled_by_sums(distance, whole), whole
     while (
         clustering.k_max > 1
         and len(cells.centers) < 2 * clustering.k_max
         and (parts := split(cells, fewest)) is not None
     ):
-        found = group(fleet, clients, [parts], distance, fewest)
-        if found is None or len(found[0].centers) <= len(cells.centers):
+        groups = group(fleet, clients, [parts], distance, fewest)
+        if groups is None or len(groups[0].centers) <= len(cells.centers):
             break
-        (cells,) = found
+        (cells,) = groups
     sets = [whole, *_lloyd(fleet, clients, _begin(cells, clustering, distance, rng), distance, fewest)]
     sets = [now or whole, *sets]
     asked = Sets([one.centers for one in sets], distance, [one.sizes for one in sets])
@@ -285,15 +291,15 @@ def _joined(cells: Groups, label: Tensor) -> Tensor:
 
 def _lloyd(fleet: Fleet, clients: Tensor, sets: list[Tensor], distance: Distance, fewest: int) -> list[Groups]:
     """Run Lloyd steps of several sets of centers at once, until none of them moves."""
-    found: list[Groups] = []
+    groups: list[Groups] = []
     for _ in range(STEPS if sets else 0):
-        made = group(fleet, clients, sets, distance, fewest)
-        if made is None:
+        new = group(fleet, clients, sets, distance, fewest)
+        if new is None:
             break
-        found, before, sets = made, sets, [one.centers for one in made]
+        groups, before, sets = new, sets, [one.centers for one in new]
         if all(torch.equal(one, other) for one, other in zip(sets, before, strict=True)):
             break
-    return found
+    return groups
 
 
 def scaled_by_sums(distance: Distance, whole: Groups) -> Distance:

@@ -267,8 +267,8 @@ class Combined(Representing):
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
-        each = [part.of(task, inside) for part, inside in self._keyed()]
-        return lambda model, shard: torch.cat([represent(model, shard) for represent in each])
+        represents = [part.of(task, inside) for part, inside in self._keyed()]
+        return lambda model, shard: torch.cat([represent(model, shard) for represent in represents])
 
     def draw_order(self, task: Task, rng: Rng) -> Tensor | None:
         """Draw the fixed order in which a client reports its numbers; parts stay in place."""
@@ -306,8 +306,8 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
         vector = vector if order is None else vector[order]
         if memory is not None and not drifted_from(vector, memory["reported"], distance, eps):
             return None
-        kept = {"reported": vector, "order": order}
-        return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=kept)
+        next_memory = {"reported": vector, "order": order}
+        return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=next_memory)
 
     return report
 

@@ -87,8 +87,8 @@ def train_clusters(
     state, reply = ask_to_train(cohort, fleet, state, clients, models, reveal=reveal, **bounds)
     if reply.total is None:
         return state, reply, {}
-    made = reply.total if totals is None else [totals(total) for total in reply.total]
-    sums = [None if total is None else total["delta"] for total in made]
+    sums_of_slots = reply.total if totals is None else [totals(total) for total in reply.total]
+    sums = [None if total is None else total["delta"] for total in sums_of_slots]
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
     facts: dict[str, Any] = {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
     return step_models(state, server, sums), reply, facts
@@ -171,11 +171,11 @@ def pick_per_cluster(
         count: number of clusters.
     """
     reachable = fleet.reachable
-    each = [reachable[cluster[reachable] == k] for k in range(count)]
+    members = [reachable[cluster[reachable] == k] for k in range(count)]
     wanted = cohort.asked(len(reachable))
     picked = [
         cohort.pick(memo, fleet, rng, serve, among, m)
-        for among, m in zip(each, quotas([len(among) for among in each], wanted), strict=True)
+        for among, m in zip(members, quotas([len(among) for among in members], wanted), strict=True)
     ]
     return torch.cat(picked).sort().values
 
@@ -199,9 +199,9 @@ def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
     """Build the `check` of methods with a given number of clusters: there must be as many clients."""
 
-    def check(held: Holdings) -> None:
-        if clusters > held.registered:
-            allowed = f"at most {held.registered}, the registered clients (data.partition.clients)"
+    def check(clients: Holdings) -> None:
+        if clusters > clients.registered:
+            allowed = f"at most {clients.registered}, the registered clients (data.partition.clients)"
             raise refused("clusters", clusters, allowed)
 
     return check
@@ -213,9 +213,9 @@ def mean_over_slots(totals: Sequence[Any] | None, name: str) -> float:
     >>> mean_over_slots([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}], "loss")
     2.0
     """
-    found = [total[name] for total in totals or () if total is not None]
-    weight = sum(each.weight for each in found)
-    return sum(float(each.value) for each in found) / weight if weight else math.nan
+    leaves = [total[name] for total in totals or () if total is not None]
+    weight = sum(leaf.weight for leaf in leaves)
+    return sum(float(leaf.value) for leaf in leaves) / weight if weight else math.nan
 
 
 def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
@@ -246,17 +246,17 @@ def mix_clusters(state: S, share: Tensor) -> S:
         state: the state, with K models.
         share: (new clusters, K) share of its members that each new cluster has from an old one.
     """
-    weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
+    weights, server = (tuple(mix_models(trees, row) for row in share) for trees in (state.weights, state.server))
     return replace(state, weights=weights, server=server)
 
 
-def replace_at(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
+def replace_at(values: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
     """Return a tuple with another value at position k.
 
     >>> replace_at((1, 2, 3), 1, 9)
     (1, 9, 3)
     """
-    return (*held[:k], value, *held[k + 1 :])
+    return (*values[:k], value, *values[k + 1 :])
 
 
 def step_models(
@@ -295,5 +295,5 @@ def mean_of_all(sums: Sequence[Sum | None], share: Tensor) -> Weights:
     >>> mean_of_all(sums, torch.tensor([6.0, 0.0, 2.0])).params
     {'w': tensor(3.)}
     """
-    there = [k for k in range(len(sums)) if share[k] > 0]
-    return mix_models([mean(sums[k]) for k in there], share[there])
+    trained = [k for k in range(len(sums)) if share[k] > 0]
+    return mix_models([mean(sums[k]) for k in trained], share[trained])

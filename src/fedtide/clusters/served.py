@@ -63,9 +63,9 @@ def serve_clusters(
     served = [Served((weights,), torch.tensor([k]), usual=0) for k, weights in enumerate(models)]
     among = torch.arange(len(models)) if among is None else among
     usual = int(torch.bincount(model[model >= 0], minlength=len(models))[among].argmax())
-    known = clients < len(model)
+    registered = clients < len(model)
     slot = torch.full_like(clients, -1)
-    slot[known] = model[clients[known]]
+    slot[registered] = model[clients[registered]]
     everything = Served(tuple(models[k] for k in among.tolist()), among, usual, places=places)
     return [*served, everything], torch.where(slot < 0, len(models), slot)
 
@@ -94,16 +94,16 @@ def predict_by_cluster(task: Task) -> Any:
     """Build the `predict` for `find_model`: by the model that a client has "found", else by the usual one."""
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = [payload.usual if memory is None else memory.get("found", payload.usual) for memory in memories]
-        own = torch.tensor([int(k) for k in found])[owner]
-        told: Tensor | None = None
-        for k in own.unique().tolist():
-            rows = own == k
-            made = task.predict_rows(payload.models[k], x[rows])
-            told = made.new_empty(len(x), *made.shape[1:]) if told is None else told
-            told[rows] = made
-        assert told is not None
-        return Prediction(told, own if payload.numbers is None else payload.numbers[own])
+        places = [payload.usual if memory is None else memory.get("found", payload.usual) for memory in memories]
+        model = torch.tensor([int(k) for k in places])[owner]
+        log_probs: Tensor | None = None
+        for k in model.unique().tolist():
+            rows = model == k
+            part = task.predict_rows(payload.models[k], x[rows])
+            log_probs = part.new_empty(len(x), *part.shape[1:]) if log_probs is None else log_probs
+            log_probs[rows] = part
+        assert log_probs is not None
+        return Prediction(log_probs, model if payload.numbers is None else payload.numbers[model])
 
     return predict
 

@@ -45,11 +45,11 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     >>> theta(centers, torch.tensor([True, True]), "l1"), theta(centers, torch.tensor([True, False]), "l1")
     (2.0, 0.0)
     """
-    some = centers[filled]
-    if len(some) < 2:
+    members = centers[filled]
+    if len(members) < 2:
         return 0.0
-    first, second = torch.triu_indices(len(some), len(some), 1)
-    return float(lengths(some, first, some, second, kind).mean(dtype=torch.float64))
+    first, second = torch.triu_indices(len(members), len(members), 1)
+    return float(lengths(members, first, members, second, kind).mean(dtype=torch.float64))
 
 
 def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:

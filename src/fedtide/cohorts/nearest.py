@@ -55,10 +55,10 @@ class Nearest(Sized):
         order = descending(-far, rng.at("select"))
         return among[order[:m]].sort().values
 
-    def _distances(self, of: Tensor, known: Tensor) -> Tensor:
+    def _distances(self, of: Tensor, reported: Tensor) -> Tensor:
         far = torch.zeros(len(of), dtype=torch.float64)
-        if known.any():
+        if reported.any():
             power = 1.0 if self.distance == "l1" else 2.0
-            far[known] = torch.linalg.vector_norm(of[known] - of[known].mean(0), ord=power, dim=1)
-            far[~known] = far[known].max()
+            far[reported] = torch.linalg.vector_norm(of[reported] - of[reported].mean(0), ord=power, dim=1)
+            far[~reported] = far[reported].max()
         return far

@@ -162,10 +162,10 @@ class Oort(Sized):
 
     def preferred(self, memo: Tried) -> float:
         """Return T: seconds up to which no client is penalized."""
-        known = memo.seconds[memo.tried].sort().values
-        if memo.percent >= 100 or not len(known):
+        seconds = memo.seconds[memo.tried].sort().values
+        if memo.percent >= 100 or not len(seconds):
             return math.inf
-        return float(known[min(int(len(known) * memo.percent / 100), len(known) - 1)])
+        return float(seconds[min(int(len(seconds) * memo.percent / 100), len(seconds) - 1)])
 
     def _slowness(self, memo: Tried, clients: Tensor) -> Tensor:
         """Return the speed factor: 1 for clients that are fast enough or of unknown speed, less for the others."""
@@ -192,7 +192,7 @@ class Oort(Sized):
         if not len(reply.clients):
             return memo
         worth, t = reply.rows["utility"].flatten().to(memo.utility), moment.round + 1
-        known = replace(
+        updated = replace(
             memo,
             tried=memo.tried.index_fill(0, reply.clients, True),
             utility=memo.utility.index_copy(0, reply.clients, worth),
@@ -200,7 +200,7 @@ class Oort(Sized):
             last=memo.last.index_copy(0, reply.clients, torch.full_like(reply.clients, t)),
             sums=torch.cat([memo.sums, worth.sum().reshape(1)])[-2 * self.pacer_step :],
         )
-        return replace(known, percent=self._paced(known, t))
+        return replace(updated, percent=self._paced(updated, t))
 
     def _paced(self, memo: Tried, t: int) -> float:
         """Return the percentile after round `t`: slower clients are admitted if rounds bring no more than before."""

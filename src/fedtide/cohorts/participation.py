@@ -146,10 +146,10 @@ def loss_question(algorithm: Algorithm, target: Target) -> Work:
     def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
             return None
-        made = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
-        kept = memory if made is None or made.memory is None else made.memory
+        adapted = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
+        own_memory = memory if adapted is None or adapted.memory is None else adapted.memory
         owner = torch.zeros(len(shard), dtype=torch.int64)
-        losses = target.losses(algorithm.predict(payload, [kept], shard.x, owner).told, shard.y).double()
+        losses = target.losses(algorithm.predict(payload, [own_memory], shard.x, owner).told, shard.y).double()
         losses = losses if shard.mask is None else losses[shard.mask]
         return Answer({}, {"loss": losses.mean().reshape(1)})
 
@@ -163,10 +163,10 @@ def with_utility(train: Work, local: LocalTrainer) -> Work:
         answer = train(payload, memory, shard, moment, rng)
         if answer is None:
             return None
-        found = training_loss(answer)
-        if found is None:
+        loss = training_loss(answer)
+        if loss is None:
             raise FedtideError("cohort: 'oort' learns from losses, and the answers to 'train' have no leaf 'loss'")
-        worth = utility(found.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
+        worth = utility(loss.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
         return replace(answer, rows={**answer.rows, "utility": worth})
 
     return work

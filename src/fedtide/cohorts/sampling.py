@@ -54,9 +54,9 @@ def log_sizes(memo: Known, among: Tensor) -> Tensor:
     return fill_unknown(memo.of[among, 0], memo.heard[among]).log()
 
 
-def fill_unknown(values: Tensor, known: Tensor) -> Tensor:
+def fill_unknown(values: Tensor, reported: Tensor) -> Tensor:
     """Fill unknown values (clients,) with the mean of the known ones; with 1 if none is known."""
-    return torch.where(known, values, values[known].mean() if known.any() else 1.0)
+    return torch.where(reported, values, values[reported].mean() if reported.any() else 1.0)
 
 
 def draw_clients(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:

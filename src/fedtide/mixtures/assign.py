@@ -63,21 +63,21 @@ def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     return (assign_by_rank if posterior.shape[1] == 2 else assign_by_cost)(posterior, joint, room)
 
 
-def members_of(member: Tensor, groups: int, own: Tensor | None = None) -> Tensor:
+def members_of(member: Tensor, groups: int, preferred: Tensor | None = None) -> Tensor:
     """Return the mask (K, m) of each component's members; only of those that agree, where there are any.
 
     Args:
         member: (m,) assigned components.
         groups: K.
-        own: (m,) components that participants prefer themselves; None asks for no agreement.
+        preferred: (m,) components that participants prefer themselves; None asks for no agreement.
 
     >>> members_of(torch.tensor([0, 0, 1]), 2, torch.tensor([0, 1, 0])).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
     inside = F.one_hot(member, groups).T.double()
-    if own is None:
+    if preferred is None:
         return inside
-    agreeing = inside * F.one_hot(own, groups).T
+    agreeing = inside * F.one_hot(preferred, groups).T
     return torch.where(agreeing.any(1, keepdim=True), agreeing, inside)
 
 

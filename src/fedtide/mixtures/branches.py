@@ -77,11 +77,11 @@ class BranchLoss:
         (logits, _), (shared, count, _) = outputs, shared
         columns, rest = columns[:count], columns[count:]
         if isinstance(self.choice, int):
-            own, others = logits[self.choice], [z for k, z in enumerate(logits) if k != self.choice]
+            chosen, others = logits[self.choice], [z for k, z in enumerate(logits) if k != self.choice]
         else:
             k, rest, rows = rest[0], rest[1:], torch.arange(len(y), device=y.device)
-            own, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
-        value = self.base.value(own, y, shared, columns)
+            chosen, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
+        value = self.base.value(chosen, y, shared, columns)
         if self.lam == 0 or not others:
             return value
         # Columns of its own beside the mask, which `each` would take one by one, are not there for other branches.
@@ -100,8 +100,8 @@ class BranchLoss:
         """Return what base losses of several clients prepare, stacked; with branches (clients,) that are clients'."""
         prepared, _, choices = zip(*shared, strict=True)
         base: Any = self.base
-        made = base.stacked(prepared)
-        return (made, torch.tensor(choices)) if isinstance(self.choice, int) else made
+        stacked_base = base.stacked(prepared)
+        return (stacked_base, torch.tensor(choices)) if isinstance(self.choice, int) else stacked_base
 
     def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:
         """Return the loss of every label, in the shape of `y`, of one of several clients."""
@@ -121,13 +121,13 @@ class BranchLoss:
 
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
             (prepared, choice), count = shared, logits.shape[2]
-            own = choice.reshape(len(y), -1, 1) == torch.arange(count, device=choice.device)
-            share = logits.new_full(own.shape, self.lam / max(count - 1, 1)).masked_fill_(own, 1.0)
-            eps = logits.new_full(own.shape, self.eps).masked_fill_(own, 0.0)
-            each, gradient = graded(logits, y[..., None].expand(*y.shape, count), prepared, eps)
+            chosen = choice.reshape(len(y), -1, 1) == torch.arange(count, device=choice.device)
+            share = logits.new_full(chosen.shape, self.lam / max(count - 1, 1)).masked_fill_(chosen, 1.0)
+            eps = logits.new_full(chosen.shape, self.eps).masked_fill_(chosen, 0.0)
+            losses, gradient = graded(logits, y[..., None].expand(*y.shape, count), prepared, eps)
             if self.lam == 0:  # idle branches may have diverged
-                each, gradient = each.masked_fill_(~own, 0.0), gradient.masked_fill_(~own[..., None], 0.0)
-            return (each * share).sum(-1), gradient.mul_(share[..., None])
+                losses, gradient = losses.masked_fill_(~chosen, 0.0), gradient.masked_fill_(~chosen[..., None], 0.0)
+            return (losses * share).sum(-1), gradient.mul_(share[..., None])
 
         return None if graded is None else both
 
@@ -161,8 +161,8 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
     for logits, _ in task.outputs(weights, shard.x):
         rows = slice(done, done + logits.shape[1])
         mask = None if shard.mask is None else shard.mask[rows]
-        some = Shard(shard.x[rows], shard.y[rows], shard.ids[rows], mask=mask)
-        losses.append(branch_losses(logits, some, task.target))
+        batch = Shard(shard.x[rows], shard.y[rows], shard.ids[rows], mask=mask)
+        losses.append(branch_losses(logits, batch, task.target))
         done = rows.stop
     return torch.cat(losses, 1)
 
@@ -189,21 +189,21 @@ def blend_branches(
     def mixed() -> Iterator[Tensor]:
         done = 0
         for logits, _ in task.outputs(weights, x):
-            made = torch.empty(logits.shape[1:], dtype=torch.float64)
+            blended = torch.empty(logits.shape[1:], dtype=torch.float64)
             # float64 copies of all branches, twice: parts are smaller by that factor.
-            for rows in parts(max(made.shape[0], 1), 4 * len(logits) * made.shape[1:-1].numel()):
-                told = task.target.read_outputs(logits[:, rows].double())
+            for rows in parts(max(blended.shape[0], 1), 4 * len(logits) * blended.shape[1:-1].numel()):
+                log_probs = task.target.read_outputs(logits[:, rows].double())
                 for name, shares in ways.items():
-                    share = shares[done : done + len(made)][rows].clamp(min=1e-12).log().T
-                    found = task.target.mixed(told, share.reshape(*share.shape, *[1] * (made.dim() - 1)))
+                    share = shares[done : done + len(blended)][rows].clamp(min=1e-12).log().T
+                    parts_of = task.target.mixed(log_probs, share.reshape(*share.shape, *[1] * (blended.dim() - 1)))
                     if name:
-                        labels[name].append(task.target.says(found))
+                        labels[name].append(task.target.says(parts_of))
                     else:
-                        made[rows] = found
-            done += len(made)
-            yield made
+                        blended[rows] = parts_of
+            done += len(blended)
+            yield blended
 
-    return concat_passes(mixed(), len(x)), {name: torch.cat(found) for name, found in labels.items()}
+    return concat_passes(mixed(), len(x)), {name: torch.cat(parts_of) for name, parts_of in labels.items()}
 
 
 def branch_losses(logits: Tensor, shard: Shard, target: Target = CLASSES) -> Tensor:
@@ -229,7 +229,7 @@ def counted_steps(task: Task, x: Tensor) -> Tensor | None:
     return None if x.is_floating_point() or x.dim() != 2 else x != 0
 
 
-def most_certain(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | None = None) -> Tensor:
+def most_certain(logits: Tensor, owner: Tensor, per_owner: bool, mask: Tensor | None = None) -> Tensor:
     """Return the most certain branch (rows,) of each row, or of all rows of an owner together; ties: the first.
 
     For sequences certainty is the mean over the steps that count.
@@ -238,7 +238,7 @@ def most_certain(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | N
     if sure.dim() == 3:
         counts = torch.ones_like(sure[0]) if mask is None else mask.to(sure.dtype)
         sure = (sure * counts).sum(-1) / counts.sum(-1).clamp(min=1)
-    return (mean_by_owner(sure.T, owner)[owner] if together else sure.T).argmax(1)
+    return (mean_by_owner(sure.T, owner)[owner] if per_owner else sure.T).argmax(1)
 
 
 def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
@@ -250,10 +250,10 @@ def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
 
 def predict_chosen(logits: Tensor, choice: Tensor, target: Target = CLASSES) -> Prediction:
     """Predict each row by its chosen branch (rows,)."""
-    told, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
+    log_probs, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
     for rows in _parts(logits):
-        told[rows] = target.read_outputs(logits[choice[rows], place[rows]])
-    return Prediction(told, choice)
+        log_probs[rows] = target.read_outputs(logits[choice[rows], place[rows]])
+    return Prediction(log_probs, choice)
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:

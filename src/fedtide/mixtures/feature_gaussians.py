@@ -167,12 +167,12 @@ def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
     tensor([[-4.2242]], dtype=torch.float64)
     """
     z, mu, cov = z.double(), mu.double(), cov.double()
-    found = []
+    densities = []
     roots, failed = torch.linalg.cholesky_ex(cov)
     for m, root in zip(mu, roots.masked_fill(failed[:, None, None] > 0, math.nan), strict=True):
         away = torch.linalg.solve_triangular(root, (z - m).T, upper=False)
-        found.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
-    return torch.stack(found, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+        densities.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
+    return torch.stack(densities, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
 
 
 def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,9 +195,9 @@ def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Te
     center = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
     # Around the new mean, one component at a time: no (rows, K, d) array and no cancellation.
     spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, center, strict=True)])
-    there = (mass >= LEAST_MASS)[:, None]
+    has_mass = (mass >= LEAST_MASS)[:, None]
     spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
-    return torch.where(there, center, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)
+    return torch.where(has_mass, center, mu.double()), torch.where(has_mass, spread, var.double()), gamma.mean(0)
 
 
 def fit_full_gaussians(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
@@ -277,11 +277,11 @@ class Collected:
         if reply.total is None:
             return self
         counts = reply.rows["counts"].flatten()
-        there = counts > 0
-        centers, spreads = (reply.rows[name].flatten(0, 1)[there] for name in ("centers", "spreads"))
+        filled = counts > 0
+        centers, spreads = (reply.rows[name].flatten(0, 1)[filled] for name in ("centers", "spreads"))
         return Collected(
             torch.cat([self.centers.reshape(-1, centers.shape[1]), centers]),
-            torch.cat([self.counts, counts[there]]),
+            torch.cat([self.counts, counts[filled]]),
             torch.cat([self.spreads.reshape(-1, spreads.shape[1]), spreads]),
         )
 
@@ -294,8 +294,8 @@ def collect_question(extract: Extract, count: int) -> Work:
         z = z[z.isfinite().all(1)]
         if not len(z):
             return None
-        found = summary(z.double().numpy(), count, rng.at("seeds"))
-        rows = {name: torch.from_numpy(part) for name, part in zip(SEEN, found, strict=True)}
+        summaries = summary(z.double().numpy(), count, rng.at("seeds"))
+        rows = {name: torch.from_numpy(part) for name, part in zip(SEEN, summaries, strict=True)}
         return Answer({"rows": Weighted(float(len(z)))}, rows)
 
     return collect
@@ -357,33 +357,33 @@ class GaussianSetup:
         z = self.extract(model, public).double()
         return self.fit(Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z)), rng)
 
-    def fit(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
+    def fit(self, collected: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads from the collection."""
-        mu, var = fit_centers(held, self.count, rng.at("centres"))
+        mu, var = fit_centers(collected, self.count, rng.at("centres"))
         return mu, self.spread(var)
 
-    def added_to(self, made: Algorithm[S], cohort: Cohort) -> Algorithm[S]:
+    def added_to(self, algorithm: Algorithm[S], cohort: Cohort) -> Algorithm[S]:
         """Put the rounds of the initialization, if it has any, before those of a method."""
         extract = self.extract  # now, because it raises if the network has no such features
         if not self.before:
-            return made
+            return algorithm
 
         def round(state: S, fleet: Simulation, rng: Rng) -> tuple[S, Facts]:
             if fleet.moment.round >= 0:
-                return made.round(state, fleet, rng)
+                return algorithm.round(state, fleet, rng)
             return self.collect(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
 
-        works = {"collect": collect_question(extract, self.count), **made.works}
-        traits = replace(made.traits, reveals=self.reveals, before=self.before)
-        return replace(made, works=works, round=round, traits=traits)
+        works = {"collect": collect_question(extract, self.count), **algorithm.works}
+        traits = replace(algorithm.traits, reveals=self.reveals, before=self.before)
+        return replace(algorithm, works=works, round=round, traits=traits)
 
     def collect(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
         """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""
         payload = state.weights[0] if self.features.moves else Weights({})
-        held = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
+        collected = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
         if fleet.moment.round < -1:
-            return replace(state, collected=held)
-        mu, spread = self.fit(held, rng) if len(held.counts) else (state.mu, state.spread)
+            return replace(state, collected=collected)
+        mu, spread = self.fit(collected, rng) if len(collected.counts) else (state.mu, state.spread)
         return replace(state, mu=mu, spread=spread, collected=Collected.nothing())
 
 

@@ -59,7 +59,7 @@ class Expecting:
         """Return the memo before the first round."""
         return None
 
-    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng, came: int = 1) -> Any:
+    def see(self, memo: Any, moment: Moment, means: Mapping[str, Tensor], rng: Rng, participants: int = 1) -> Any:
         """Return the memo after a round."""
         return memo
 
@@ -184,8 +184,8 @@ class Measured(_Timed):
     def at(self, s: float, period: float, groups: int) -> Tensor:
         """Return the expected shares `s` rounds after the beginning of a period."""
         place = s % period / period * len(self.curve)
-        here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
-        q = here + (place - int(place)) * (there - here)
+        before, after = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
+        q = before + (place - int(place)) * (after - before)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
 
 
@@ -250,7 +250,7 @@ class Soft(_Timed):
     kind: Literal["soft"] = "soft"
     most: ClassVar[float] = 2
 
-    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng, came: int = 1) -> Any:
+    def see(self, memo: Any, moment: Moment, means: Mapping[str, Tensor], rng: Rng, participants: int = 1) -> Any:
         """Return the expected share of the first group (Eq. 26); it is the memo.
 
             s = 0            1
@@ -261,12 +261,12 @@ class Soft(_Timed):
         Args:
             memo: `before`, the result of the round before; None in the first round.
             moment: the round; s is the time since a peak of the first group mod T, in whole rounds.
-            told: "modes", of which the first is `now`: the counted share of the first group.
+            means: "modes", of which the first is `now`: the counted share of the first group.
             rng: not used.
-            came: not used.
+            participants: not used.
         """
         s, period = self.elapsed(moment)
-        now = float(told["modes"][0])
+        now = float(means["modes"][0])
         s, trough = int(s % period), int(period / 2)
         before = now if memo is None else memo
         return 1.0 if s == 0 else 0.0 if s == trough else min(before, now) if s < trough else max(before, now)
@@ -327,34 +327,34 @@ class Learned(Expecting):
         none = torch.zeros(0, dtype=torch.float64)
         return Heard(0, none, none, none, none, None, Found(False, (), 0.0, 0.0))
 
-    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng, came: int = 1) -> Any:
+    def see(self, memo: Any, moment: Moment, means: Mapping[str, Tensor], rng: Rng, participants: int = 1) -> Any:
         """Return the memo after a round.
 
         Args:
             memo: the memo before.
             moment: the round.
-            told: means over participants: the "sketch" (d,), and the counted shares of the "modes" (K,).
+            means: means over participants: the "sketch" (d,), and the counted shares of the "modes" (K,).
             rng: the round's key, for shuffles.
-            came: participants, by which rounds are weighted.
+            participants: participants, by which rounds are weighted.
         """
-        groups, rounds = len(told["modes"]), memo.rounds + 1
+        groups, rounds = len(means["modes"]), memo.rounds + 1
         ahead = self._ahead(memo, moment)
-        now, count = torch.tensor([[float(moment.round)], [float(came)]], dtype=torch.float64)
+        now, count = torch.tensor([[float(moment.round)], [float(participants)]], dtype=torch.float64)
         times, counts, sketches, shares = (
             (torch.cat([old, new]) if memo.rounds else new)[-self.memory :]
             for old, new in (
                 (memo.times, now),
                 (memo.counts, count),
-                (memo.sketches, told["sketch"].double()[None]),
-                (memo.shares, told["modes"].double()[None]),
+                (memo.sketches, means["sketch"].double()[None]),
+                (memo.shares, means["modes"].double()[None]),
             )
         )
-        found, weights = memo.found, weights_of(counts.numpy())
+        result, weights = memo.found, weights_of(counts.numpy())
         if rounds % self.look_every == 0 and len(times) >= LEAST and groups > 1:
-            found = look(times.numpy(), sketches.numpy(), rng.at("rhythm").numpy(), weights)
-        if found.moves:
+            result = look(times.numpy(), sketches.numpy(), rng.at("rhythm").numpy(), weights)
+        if result.moves:
             shares = torch.from_numpy(read_shares(sketches.numpy(), groups, shares.numpy(), weights))
-        return Heard(rounds, times, counts, sketches, shares, ahead, found)
+        return Heard(rounds, times, counts, sketches, shares, ahead, result)
 
     def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor | None:
         """Return the share of each group (groups,): as read in the round heard last, else as forecast, or None."""
@@ -366,12 +366,12 @@ class Learned(Expecting):
 
     def facts(self, memo: Any) -> dict[str, Any]:
         """Return the believed periods and the forecast of this round, and at a look its gain and that of chance."""
-        found: Found = memo.found
+        result: Found = memo.found
         facts: dict[str, Any] = {}
         if memo.rounds % self.look_every == 0 and len(memo.times) >= LEAST:
-            facts |= {"gain": found.gain, "chance": found.chance}
-        if found.periods:
-            facts |= {"periods": torch.tensor(found.periods, dtype=torch.float64)}
+            facts |= {"gain": result.gain, "chance": result.chance}
+        if result.periods:
+            facts |= {"periods": torch.tensor(result.periods, dtype=torch.float64)}
         return facts if memo.ahead is None else facts | {"forecast": memo.ahead}
 
     def _ahead(self, memo: Heard, moment: Moment) -> Tensor | None:

@@ -144,7 +144,7 @@ def best_period(times: Array, values: Array, weights: Array | float = 1.0) -> tu
         if part[1] > gain - max(10.0, 0.1 * gain):
             return 1 / part[0], part[1]
     if parts and not _came_twice(times, 1 / frequency):
-        part = max(parts, key=lambda found: found[1])
+        part = max(parts, key=lambda candidate: candidate[1])
         return 1 / part[0], part[1]
     return 1 / frequency, gain
 
@@ -175,7 +175,7 @@ def told_by_others(times: Array, values: Array, period: float, weights: Array | 
         weights: (n,) of the rounds, 1 in the mean.
     """
     cycles = max(round((times[-1] - times[0] + _step(times)) / period), 2)
-    parts = _told(times, values, period, np.minimum((times - times[0]) // period, cycles - 1), weights)
+    parts = _unexplained(times, values, period, np.minimum((times - times[0]) // period, cycles - 1), weights)
     return 1 - sum(left for left, _ in parts) / (sum(whole for _, whole in parts) + 1e-300)
 
 
@@ -194,24 +194,26 @@ def told_within(times: Array, values: Array, period: float, longer: float, weigh
         weights: (n,) of the rounds, 1 in the mean.
     """
     part = np.floor(times % longer / longer * round(longer / period))
-    parts = _told(times, values, period, part, weights)
+    parts = _unexplained(times, values, period, part, weights)
     return sum(left < whole for left, whole in parts) > 2 / 3 * len(parts)
 
 
-def _told(times: Array, values: Array, period: float, part: Array, weights: Array | float) -> list[tuple[float, float]]:
+def _unexplained(
+    times: Array, values: Array, period: float, part: Array, weights: Array | float
+) -> list[tuple[float, float]]:
     """Return the sum of squares of each part (n,) that a curve fitted to the others leaves, and the sum before."""
     root = np.sqrt(np.broadcast_to(weights, len(times)))
     values, waves = root * (values - _mean(values, root)), root[:, None] * _waves(times, np.array([1 / period]))[0]
     parts = []
-    for held in np.unique(part):
-        others, own = part != held, part == held
+    for training in np.unique(part):
+        others, cycle = part != training, part == training
         inner = waves[others].T @ waves[others] + 1e-3 * others.sum() * np.eye(waves.shape[1])
         curve = np.linalg.solve(inner, waves[others].T @ values[others])
-        parts.append((float(((values[own] - waves[own] @ curve) ** 2).sum()), float((values[own] ** 2).sum())))
+        parts.append((float(((values[cycle] - waves[cycle] @ curve) ** 2).sum()), float((values[cycle] ** 2).sum())))
     return parts
 
 
-def read_shares(series: Array, groups: int, known: Array, weights: Array | float = 1.0) -> Array:
+def read_shares(series: Array, groups: int, counted: Array, weights: Array | float = 1.0) -> Array:
     """Return the share of each group in each round (n, K), from the readings of the slowest directions.
 
     A group's own reading is the most extreme one, in means of three rounds, or of five where fewer came to the three
@@ -220,7 +222,7 @@ def read_shares(series: Array, groups: int, known: Array, weights: Array | float
     Args:
         series: (n, d) sketches of the rounds, three at least.
         groups: K.
-        known: (n, K) shares as they were told before, or counted; they say which group is which.
+        counted: (n, K) shares as they were told before, or counted; they say which group is which.
         weights: (n,) of the rounds, 1 in the mean.
     """
     readings, w = slowest(series, groups - 1, weights)[0], np.broadcast_to(weights, len(series))[:, None]
@@ -230,7 +232,7 @@ def read_shares(series: Array, groups: int, known: Array, weights: Array | float
     summed[1:][few[1:]] += both[:-3][few[1:]]
     summed[:-1][few[:-1]] += both[3:][few[:-1]]
     shares = shares_between(readings, extremes(summed[:, 1:] / summed[:, :1], groups))
-    return shares[:, order_like(shares, known)]
+    return shares[:, order_like(shares, counted)]
 
 
 def look(times: Array, series: Array, draw: np.random.Generator, weights: Array | float = 1.0) -> Found:
@@ -302,11 +304,11 @@ def curve(times: Array, values: Array, periods: Sequence[float], at: Array, weig
         at: times, also of the future.
         weights: (n,) of the rounds.
     """
-    made, left = np.zeros((len(at), values.shape[1])), values
+    total, left = np.zeros((len(at), values.shape[1])), values
     for period in periods:
-        made = made + folded(times, left, period, at, weights)
+        total = total + folded(times, left, period, at, weights)
         left = left - folded(times, left, period, times, weights)
-    return made
+    return total
 
 
 def folded(times: Array, values: Array, period: float, at: Array, weights: Array | float = 1.0) -> Array:
@@ -319,9 +321,9 @@ def folded(times: Array, values: Array, period: float, at: Array, weights: Array
         at: times, also of the future.
         weights: (n,) of the rounds.
     """
-    apart = np.abs((at[:, None] - times[None]) / period)
-    apart = np.minimum(apart % 1, -apart % 1)
-    kernel = weights * (np.exp(-0.5 * (apart / WIDTH) ** 2) + 1e-300)
+    phases = np.abs((at[:, None] - times[None]) / period)
+    phases = np.minimum(phases % 1, -phases % 1)
+    kernel = weights * (np.exp(-0.5 * (phases / WIDTH) ** 2) + 1e-300)
     mean: Array = kernel @ values / kernel.sum(1, keepdims=True)
     return mean
 
@@ -359,16 +361,16 @@ def shares_between(points: Array, corners: Array) -> Array:
     edges = (corners[1:] - corners[0]).T
     others = (points - corners[0]) @ np.linalg.pinv(edges).T
     shares = np.concatenate([1 - others.sum(1, keepdims=True), others], 1).clip(0, 1)
-    found: Array = shares / shares.sum(1, keepdims=True)
-    return found
+    normalized: Array = shares / shares.sum(1, keepdims=True)
+    return normalized
 
 
-def order_like(shares: Array, known: Array) -> NDArray[np.int64]:
+def order_like(shares: Array, past: Array) -> NDArray[np.int64]:
     """Return which group is which (K,): the order in which the shares go along best with known ones.
 
     Args:
         shares: (n, K), in any order of the groups.
-        known: (n, K), as they were told in the past.
+        past: (n, K), as they were told in the past.
 
     >>> shares = np.array([[1.0, 0.0], [0.3, 0.7]])
     >>> order_like(shares, 1 - shares)
@@ -376,8 +378,8 @@ def order_like(shares: Array, known: Array) -> NDArray[np.int64]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    together = (known - known.mean(0)).T @ (shares - shares.mean(0))
-    order: NDArray[np.int64] = linear_sum_assignment(-together)[1]
+    covariance = (past - past.mean(0)).T @ (shares - shares.mean(0))
+    order: NDArray[np.int64] = linear_sum_assignment(-covariance)[1]
     return order
 
 

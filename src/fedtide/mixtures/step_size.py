@@ -169,20 +169,20 @@ def _follow(log_alpha: Tensor, expected: Tensor, counted: Tensor, eta: float, sc
     return (moved - moved[0]).clamp(-LARGEST, LARGEST)
 
 
-def first_whole(steps: Tensor, found: Tensor, started: Tensor) -> Tensor:
+def first_whole(steps: Tensor, estimated: Tensor, started: Tensor) -> Tensor:
     """Set the first positive step of each component to 1, and steps without an estimate to 0 (K,).
 
     A component that was never updated is a random one, and nothing of it is worth keeping.
 
     Args:
         steps: (K,) by an `Update`.
-        found: (K,) bool, whether this round has an estimate for the component.
+        estimated: (K,) bool, whether this round has an estimate for the component.
         started: (K,) bool, whether the component was ever updated.
 
     >>> first_whole(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([True, False, True]), torch.zeros(3).bool())
     tensor([1., 0., 0.])
     """
-    return torch.where(started, steps, 1.0) * (found & (steps > 0))
+    return torch.where(started, steps, 1.0) * (estimated & (steps > 0))
 
 
 def certainty(shares: Tensor, a0: float, min_share: float | None = None) -> Tensor:

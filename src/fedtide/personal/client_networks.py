@@ -94,8 +94,8 @@ def train_early_stopping(
 def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tuple[Any, Any]) -> float:
     """Return the mean loss of all samples at once, in evaluation mode."""
     module = task.scratch.load(weights, train=False)
-    found = loss.value(task.run(module, task.inputs(shard.x)), *task.to_device((shard.y, *prepared)))
-    value = float(to_cpu(found))
+    losses = loss.value(task.run(module, task.inputs(shard.x)), *task.to_device((shard.y, *prepared)))
+    value = float(to_cpu(losses))
     return value if math.isfinite(value) else math.inf
 
 
@@ -136,17 +136,17 @@ class Networks:
         shape = tuple(example.shape[1:])
         outputs = task.logits(task.init(Rng(0)), example).shape[-1] if classes is None else classes
         init: Any = getattr(model, "init", "torch")
-        made = Task(
+        own_task = Task(
             lambda: model.build(shape, outputs), task.loss if classes is None else CrossEntropy(), task.dtype,
             task.channels_last, example, init_layers=partial(initialize, init=init), bfloat=task.bfloat,
             target=task.target if classes is None else CLASSES, device=task.device,
         )  # fmt: skip
         with within("personal"):  # a network refuses rows as the federation's model
             try:
-                made.logits(made.init(Rng(0)), example)
+                own_task.logits(own_task.init(Rng(0)), example)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
-        return made
+        return own_task
 
     def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:
         """Build a network and check that its solver fits it.
@@ -154,17 +154,17 @@ class Networks:
         Raises:
             FedtideError: the network or its solver does not fit.
         """
-        made, example = self.of(model, classes), self.task.example
+        own_task, example = self.of(model, classes), self.task.example
         if example is not None:
-            solver.check(made.scratch, tuple(example.shape[1:]), key)
+            solver.check(own_task.scratch, tuple(example.shape[1:]), key)
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
         """Return gate, local expert and K other experts as one task with loss -log p(y|x), whatever the task's loss."""
         key = f"{gate} {model} {models} models"
         if key not in self._made:
-            task, gated, own = self.task, self.of(gate, models + 1), self.of(model)
+            task, gated, local = self.task, self.of(gate, models + 1), self.of(model)
             self._made[key] = Task(
-                lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
+                lambda: Experts(gated.build(), [local.build(), *(task.build() for _ in range(models))]),
                 CrossEntropy(), task.dtype, task.channels_last, task.example, bfloat=task.bfloat, device=task.device,
             )  # fmt: skip
         return self._made[key]
@@ -183,17 +183,17 @@ class Experts(nn.Module):
         return torch.logsumexp(F.log_softmax(to_float32(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
-def local_expert(own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
+def local_expert(task: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
     """Train a model from scratch on a client's samples, with early stopping on its validation samples."""
-    return local_experts(own, solver, shard, moment, rng, whole=False)[0]
+    return local_experts(task, solver, shard, moment, rng, whole=False)[0]
 
 
 def local_experts(
-    own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, *, whole: bool
+    task: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, *, whole: bool
 ) -> tuple[Weights, Weights]:
     """Return the `local_expert`, and its last weights: if `whole` those of a client without validation samples."""
-    start = own.init(rng.at("own"))
-    return train_early_stopping(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)
+    start = task.init(rng.at("own"))
+    return train_early_stopping(task, solver, task.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)
 
 
 @runtime_checkable
@@ -214,5 +214,5 @@ class Personalization(Protocol):
         """Return the client's memory from its labeled samples; None without any."""
 
     @abstractmethod
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict rows."""

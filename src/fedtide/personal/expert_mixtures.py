@@ -89,35 +89,35 @@ class Mixture(Personalization):
         if not len(shard):
             return None
         expert_rows, gate_rows = split_for_gate(shard, self.held, rng.at("held"))
-        own = local_expert(nets.of(self.model), self.solver, expert_rows, moment, rng)
+        expert = local_expert(nets.of(self.model), self.solver, expert_rows, moment, rng)
         gate = nets.of(self.gate, len(models) + 1)
         start = gate.init(rng.at("gate"))
         if not self.tune:
-            loss = Mixed(((nets.of(self.model), own), *((nets.task, each) for each in models)))
+            loss = Mixed(((nets.of(self.model), expert), *((nets.task, model) for model in models)))
             weights, _ = train_early_stopping(
                 gate, self.gating, loss, start, gate_rows, shard.val, moment, rng.at("gating"), every=2, patience=20
             )
-            return {"own": own, "gate": weights}
+            return {"own": expert, "gate": weights}
         whole = nets.mixture(self.model, self.gate, len(models))
-        together = merge_networks(
-            {"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}}
+        joined = merge_networks(
+            {"gate": start, "experts.0": expert, **{f"experts.{k + 1}": m for k, m in enumerate(models)}}
         )
         tuned, _ = train_early_stopping(
-            whole, self.gating, whole.loss, together, shard, shard.val, moment, rng.at("gating"), every=2, patience=20
+            whole, self.gating, whole.loss, joined, shard, shard.val, moment, rng.at("gating"), every=2, patience=20
         )
         return {"mixture": tuned}
 
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the mixture, in log space; the weights are the gate's, the local expert first."""
         if self.tune:
-            parts = split_networks(kept["mixture"], len(models) + 2)
-            gate_weights, (own, *models) = parts[0], parts[1:]
+            parts = split_networks(memory["mixture"], len(models) + 2)
+            gate_weights, (expert, *models) = parts[0], parts[1:]
         else:
-            gate_weights, own = kept["gate"], kept["own"]
+            gate_weights, expert = memory["gate"], memory["own"]
         log_gate = F.log_softmax(nets.of(self.gate, len(models) + 1).logits(gate_weights, x).double(), -1)
-        told = [nets.of(self.model).predict_rows(own, x, double=True)]
-        told += [nets.task.predict_rows(each, x, double=True) for each in models]
-        mixed = nets.task.target.mixed(torch.stack(told, 1), log_gate[:, :, None], 1)
+        log_probs = [nets.of(self.model).predict_rows(expert, x, double=True)]
+        log_probs += [nets.task.predict_rows(model, x, double=True) for model in models]
+        mixed = nets.task.target.mixed(torch.stack(log_probs, 1), log_gate[:, :, None], 1)
         return Prediction(mixed, log_gate.argmax(1), log_gate.exp())
 
 
@@ -137,19 +137,19 @@ class Mixed:
         return -torch.logsumexp(F.log_softmax(outputs, -1) + logp.to(outputs.dtype), 1).mean()
 
 
-def split_for_gate(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
+def split_for_gate(shard: Shard, share: float, rng: Rng) -> tuple[Shard, Shard]:
     """Split samples between expert and gate, at least one each; both get all samples if none are held back."""
-    if not held or len(shard) < 2:
+    if not share or len(shard) < 2:
         return shard, shard
     order = torch.from_numpy(rng.numpy().permutation(len(shard)))
-    count = min(max(round(held * len(shard)), 1), len(shard) - 1)
+    count = min(max(round(share * len(shard)), 1), len(shard) - 1)
     gate, expert = order[:count].sort().values, order[count:].sort().values
     return shard.pick(expert), shard.pick(gate)
 
 
 def merge_networks(parts: dict[str, Weights]) -> Weights:
     """Merge weights of several networks into those of one network with these parts."""
-    longer = [{key: f"{name}.{key}" for key in (*each.params, *each.buffers)} for name, each in parts.items()]
+    longer = [{key: f"{name}.{key}" for key in (*weights.params, *weights.buffers)} for name, weights in parts.items()]
     return detached(united(map(renamed, parts.values(), longer)))
 
 
@@ -205,28 +205,28 @@ class Stacking(Personalization):
         chosen = F.one_hot(best, len(models)).double()
         if rows is shard:
             return {"private": [], "weights": chosen}
-        own = local_expert(nets.of(self.model), self.solver, shard, moment, rng)
+        local = local_expert(nets.of(self.model), self.solver, shard, moment, rng)
         tuned, _ = train_early_stopping(
             nets.task, self.tuning, nets.task.loss, models[int(best)], shard, rows, moment, rng
         )
-        experts = self._experts(nets, models, [own, tuned])
-        each = torch.stack([-task.row_losses(model, rows.x, rows.y) for task, model in experts], -1)
-        each = each.flatten(0, -2) if rows.mask is None else each[rows.mask]
-        usable = each.isfinite().all(0)
+        experts = self._experts(nets, models, [local, tuned])
+        likelihoods = torch.stack([-task.row_losses(model, rows.x, rows.y) for task, model in experts], -1)
+        likelihoods = likelihoods.flatten(0, -2) if rows.mask is None else likelihoods[rows.mask]
+        usable = likelihoods.isfinite().all(0)
         if not usable.any():
             return {"private": [], "weights": chosen}
         weights = torch.zeros(len(experts), dtype=torch.float64)
-        weights[usable] = stack(each[:, usable], self.pseudo_count)
-        return {"private": [own, tuned], "weights": weights}
+        weights[usable] = stack(likelihoods[:, usable], self.pseudo_count)
+        return {"private": [local, tuned], "weights": weights}
 
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the mixture; of the reported weights the first is that of the client's two models together."""
-        weights, experts = kept["weights"], self._experts(nets, models, kept["private"])
+        weights, experts = memory["weights"], self._experts(nets, models, memory["private"])
         # One without weight may say NaN.
-        heard = [(*expert, weight) for expert, weight in zip(experts, weights, strict=True) if weight]
-        told = torch.stack([task.predict_rows(model, x, double=True) for task, model, _ in heard])
-        each = torch.stack([weight for *_, weight in heard]).log()
-        mixed = nets.task.target.mixed(told, each.reshape(-1, *[1] * (told.dim() - 1)))
+        weighted = [(*expert, weight) for expert, weight in zip(experts, weights, strict=True) if weight]
+        log_probs = torch.stack([task.predict_rows(model, x, double=True) for task, model, _ in weighted])
+        log_weights = torch.stack([weight for *_, weight in weighted]).log()
+        mixed = nets.task.target.mixed(log_probs, log_weights.reshape(-1, *[1] * (log_probs.dim() - 1)))
         shares = torch.cat([weights[len(models) :].sum().reshape(1), weights[: len(models)]])
         return Prediction(mixed, shares.argmax().expand(len(x)), shares.expand(len(x), -1))
 
@@ -234,7 +234,10 @@ class Stacking(Personalization):
         self, nets: Networks, models: Sequence[Weights], private: Sequence[Weights]
     ) -> list[tuple[Task, Weights]]:
         """Return the received models, and the client's local and fine-tuned ones if it has them."""
-        return [*((nets.task, each) for each in models), *zip((nets.of(self.model), nets.task), private, strict=False)]
+        return [
+            *((nets.task, model) for model in models),
+            *zip((nets.of(self.model), nets.task), private, strict=False),
+        ]
 
 
 def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:

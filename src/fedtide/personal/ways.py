@@ -52,9 +52,9 @@ class Choice(Personalization):
         rows = decision_rows(shard, self.choose_on)
         return {"model": mean_losses(nets.task, models, rows).argmin()} if len(rows) else None
 
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the chosen model."""
-        k = int(kept["model"])
+        k = int(memory["model"])
         return Prediction(nets.task.predict_rows(models[k], x), torch.full((len(x),), k))
 
 
@@ -81,14 +81,14 @@ class FineTuned(Personalization):
         if not len(rows):
             return None
         k = mean_losses(nets.task, models, rows).argmin()
-        own, _ = train_early_stopping(
+        tuned, _ = train_early_stopping(
             nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.val, moment, rng
         )
-        return {"model": k, "own": own}
+        return {"model": k, "own": tuned}
 
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the client's fine-tuned copy."""
-        return Prediction(nets.task.predict_rows(kept["own"], x), torch.full((len(x),), int(kept["model"])))
+        return Prediction(nets.task.predict_rows(memory["own"], x), torch.full((len(x),), int(memory["model"])))
 
 
 @ingredient
@@ -121,9 +121,9 @@ class Alone(OwnModel):
 
     kind: Literal["alone"] = "alone"
 
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the client's model."""
-        return Prediction(nets.of(self.model).predict_rows(kept["own"], x))
+        return Prediction(nets.of(self.model).predict_rows(memory["own"], x))
 
 
 @ingredient
@@ -143,13 +143,13 @@ class Ensemble(OwnModel):
             raise refused("personal.of", self.of, "'probabilities' where rows have no classes")
         nets.check(self.model, self.solver, "personal.solver")
 
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the ensemble."""
-        logits = [nets.of(self.model).logits(kept["own"], x), *(nets.task.logits(each, x) for each in models)]
+        logits = [nets.of(self.model).logits(memory["own"], x), *(nets.task.logits(outputs, x) for outputs in models)]
         if self.of == "logits":
             return Prediction(F.log_softmax(torch.stack(logits).sum(0), -1))
         target = nets.task.target
-        return Prediction(target.mixed(torch.stack([target.read_outputs(each.double()) for each in logits])))
+        return Prediction(target.mixed(torch.stack([target.read_outputs(outputs.double()) for outputs in logits])))
 
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
@@ -163,10 +163,10 @@ def names_of(ways: Sequence[Any]) -> list[str]:
     """
     kinds, out = [way.kind for way in ways], list[str]()
     for way in ways:
-        told = {key: value for key, value in changed(way).items() if isinstance(value, bool | int | float | str)}
-        telling = [f"{key} {str(value).lower()}" for key, value in told.items() if key != "kind"]
+        settings = {key: value for key, value in changed(way).items() if isinstance(value, bool | int | float | str)}
+        telling = [f"{key} {str(value).lower()}" for key, value in settings.items() if key != "kind"]
         name = " ".join([way.kind, *telling]) if kinds.count(way.kind) > 1 else str(way.kind)
-        again = sum(known == name or known.startswith(f"{name} #") for known in out)
+        again = sum(name_before == name or name_before.startswith(f"{name} #") for name_before in out)
         out.append(f"{name} #{again + 1}" if again else name)
     return out
 
@@ -192,24 +192,24 @@ def predict_personal(
         owner: (rows,) the client of each row.
     """
     parts, places = [], []
-    for place, kept in enumerate(memories):
+    for place, memory in enumerate(memories):
         rows = (owner == place).nonzero().flatten()
-        if kept is None:
-            made = Choice().predict(nets, models, {"model": usual}, x[rows])
+        if memory is None:
+            part_of = Choice().predict(nets, models, {"model": usual}, x[rows])
             if personal.own_expert:  # without a local expert, all weight is on one of the others
                 choice = torch.full((len(rows),), usual + 1)
-                made = Prediction(made.told, choice, F.one_hot(choice, len(models) + 1).double())
+                part_of = Prediction(part_of.told, choice, F.one_hot(choice, len(models) + 1).double())
         else:
-            made = personal.predict(nets, models, kept, x[rows])
-        parts.append(made)
+            part_of = personal.predict(nets, models, memory, x[rows])
+        parts.append(part_of)
         places.append(rows)
     order = torch.cat(places).argsort()
-    told = torch.cat([part.told.double() for part in parts])[order]
+    log_probs = torch.cat([part.told.double() for part in parts])[order]
     if not personal.chooses:
-        return Prediction(told)
+        return Prediction(log_probs)
     choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
     weights = [part.weights for part in parts if part.weights is not None]
-    return Prediction(told, choice, torch.cat(weights)[order] if weights else None)
+    return Prediction(log_probs, choice, torch.cat(weights)[order] if weights else None)
 
 
 def by_own_weights(task: Task, key: str) -> Any:
@@ -221,11 +221,11 @@ def by_own_weights(task: Task, key: str) -> Any:
     """
 
     def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        told = task.predict(payload, memories, x, owner).told
+        log_probs = task.predict(payload, memories, x, owner).told
         for place, memory in enumerate(memories):
             if memory is not None:
                 rows = owner == place
-                told[rows] = task.predict(memory[key], (), x[rows], owner[rows]).told
-        return Prediction(told)
+                log_probs[rows] = task.predict(memory[key], (), x[rows], owner[rows]).told
+        return Prediction(log_probs)
 
     return predict

@@ -135,24 +135,24 @@ class Anchored:
             if answer is None:
                 return None
             answer = replace(answer, total=detached(answer.total), update=detached(answer.update))
-            made = yield from local_update(task, local, variant, payload.anchor, shard, moment, rng)
-            if made is None:
+            fitted = yield from local_update(task, local, variant, payload.anchor, shard, moment, rng)
+            if fitted is None:
                 return answer
-            total = {**answer.total, "anchor": Weighted(detached(made[0]), client_weight(shard, weighting))}
+            total = {**answer.total, "anchor": Weighted(detached(fitted[0]), client_weight(shard, weighting))}
             if (likelihoods := weigh(payload, memory, answer, shard)) is not None:
                 total["likelihoods"] = likelihoods
             return replace(answer, total=total)
 
         def weigh(payload: Received, memory: Memory, answer: Answer, shard: Shard) -> Weighted | None:
             """Weigh the anchor on a client's validation samples, beside what the method would have predicted."""
-            given, val = algorithm.as_served, shard.val
-            kept = memory if answer.memory is None else answer.memory
-            served = (payload.method, kept) if given is None else given(payload.method, memory, answer)
+            as_served, val = algorithm.as_served, shard.val
+            own_memory = memory if answer.memory is None else answer.memory
+            served = (payload.method, own_memory) if as_served is None else as_served(payload.method, memory, answer)
             if served is None or val is None or not len(val):
                 return None
-            own = algorithm.predict(served[0], [served[1]], val.x, torch.zeros(len(val), dtype=torch.int64)).told
+            method = algorithm.predict(served[0], [served[1]], val.x, torch.zeros(len(val), dtype=torch.int64)).told
             anchor = task.predict_rows(payload.anchor, val.x, double=True)
-            return likelihoods_of(own, anchor, val, task.target)
+            return likelihoods_of(method, anchor, val, task.target)
 
         def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
             sums: dict[str, Any] = {}
@@ -176,29 +176,29 @@ class Anchored:
             return each_slot(payload, options, lambda part: Received(part, state.own.weights, state.own.share)), slot
 
         def adapting(adapt: Work | None) -> Work | None:
-            return adapt and (lambda payload, *given: adapt(payload.method, *given))
+            return adapt and (lambda payload, *args: adapt(payload.method, *args))
 
         def mixing(predict: Predict) -> Predict:
             """Mix the anchor into a prediction, of a mixture as one more component; others are the labels of each."""
 
             def mixed(payload: Received, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-                found, share = predict(payload.method, memories, x, owner), payload.share
+                prediction, share = predict(payload.method, memories, x, owner), payload.share
                 other, says = task.predict_rows(payload.anchor, x, double=True), task.target.says
-                choice, weights = found.choice, found.weights
+                choice, weights = prediction.choice, prediction.weights
                 if weights is not None:
                     last = torch.full((len(x), 1), share, dtype=torch.float64)
                     weights = torch.cat([weights * (1 - share), last], 1)
                     choice = weights.argmax(1)
-                labels = {**found.others, "components": says(found.told), "anchor": says(other)}
-                told = mix(found.told.double(), other, share, task.target)
-                return replace(found, told=told, choice=choice, weights=weights, others=labels)
+                labels = {**prediction.others, "components": says(prediction.told), "anchor": says(other)}
+                log_probs = mix(prediction.told.double(), other, share, task.target)
+                return replace(prediction, told=log_probs, choice=choice, weights=weights, others=labels)
 
             return mixed
 
-        def check(held: Holdings) -> None:
+        def check(clients: Holdings) -> None:
             if algorithm.check is not None:
-                algorithm.check(held)
-            if not held.has_val:
+                algorithm.check(clients)
+            if not clients.has_val:
                 raise FedtideError(
                     "transforms: 'anchored' is not allowed without validation samples, because they choose its weight; "
                     "set data.split.val, or leave 'anchored' and safe out"
@@ -250,35 +250,35 @@ def without_parts(total: Any) -> tuple[Any, Any]:
     return {name: leaf for name, leaf in total.items() if name not in parts}, parts
 
 
-def mix(own: Tensor, anchor: Tensor, share: float, target: Target = CLASSES) -> Tensor:
+def mix(method: Tensor, anchor: Tensor, share: float, target: Target = CLASSES) -> Tensor:
     """Return log((1 - share) p + share p_anchor), or what a target makes of both; at share 0 or 1 one, unchanged.
 
     >>> mix(torch.tensor([0.2]).log(), torch.tensor([0.6]).log(), 0.5).exp()
     tensor([0.4000])
     """
     if share in (0.0, 1.0):
-        return anchor if share else own
-    parts = torch.stack([own, anchor])
-    return target.mixed(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * own.dim()))
+        return anchor if share else method
+    parts = torch.stack([method, anchor])
+    return target.mixed(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * method.dim()))
 
 
-def likelihoods_of(own: Tensor, anchor: Tensor, val: Shard, target: Target = CLASSES) -> Weighted:
+def likelihoods_of(method: Tensor, anchor: Tensor, val: Shard, target: Target = CLASSES) -> Weighted:
     """Return the mean log-likelihood (11,) of a client's validation labels at each of `WEIGHTS`.
 
     Of other targets it is minus the plain loss of what the mixture tells.
 
     Args:
-        own: what the mixture tells without the anchor: log-probabilities (rows, ..., classes).
+        method: what the mixture tells without the anchor: log-probabilities (rows, ..., classes).
         anchor: what the anchor tells.
         val: the samples.
         target: what rows are labeled with.
     """
     if target != CLASSES:
-        blends = (mix(own.double(), anchor, share, target) for share in WEIGHTS.tolist())
-        found = torch.stack([-target.losses(blend, val.y).double() for blend in blends])
+        blends = (mix(method.double(), anchor, share, target) for share in WEIGHTS.tolist())
+        likelihoods = torch.stack([-target.losses(blend, val.y).double() for blend in blends])
     else:
-        each_row = [-target.losses(told, val.y).double() for told in (own, anchor)]
+        each_row = [-target.losses(outputs, val.y).double() for outputs in (method, anchor)]
         ours, theirs = (rows if val.mask is None else rows[val.mask] for rows in each_row)
-        found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
-    rows = found.shape[1]
-    return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)
+        likelihoods = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
+    rows = likelihoods.shape[1]
+    return Weighted(likelihoods.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)

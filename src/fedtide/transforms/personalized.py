@@ -76,13 +76,13 @@ class Personalized:
         if self.way is None and not self.others:
             raise refused(KEY, None, "one of " + ", ".join(WAYS))
         nets = Networks(*made_with(algorithm, "task"))
-        made = algorithm if self.way is None else with_way(algorithm, self.way, nets, KEY)
+        changed = algorithm if self.way is None else with_way(algorithm, self.way, nets, KEY)
         others = {
             name: with_way(algorithm, way, nets, f"transforms: 'personalized'.others[{number}]")
             for number, (name, way) in enumerate(self.named().items())
         }
         # All are judged by what the algorithm serves; ways read the models in it.
-        return replace(made, others={**algorithm.others, **others})
+        return replace(changed, others={**algorithm.others, **others})
 
     def named(self) -> dict[str, Any]:
         """Return the other ways by the names with which they are reported."""
@@ -128,9 +128,9 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         return apply(replace(with_way(inner, way, nets, key), plain=None, transforms=()), *algorithm.transforms)
     count = algorithm.options.get("clusters", 1)
 
-    def check(held: Holdings | None) -> None:
-        if held is not None and algorithm.check is not None:
-            algorithm.check(held)
+    def check(clients: Holdings | None) -> None:
+        if clients is not None and algorithm.check is not None:
+            algorithm.check(clients)
         try:
             way.check(nets, (count if isinstance(count, int) else 1) + anchored)
         except FedtideError as error:
@@ -140,13 +140,13 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         check(None)
 
     def adapt(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        kept = way.fit(nets, received(payload).models, shard, moment, rng)
-        return None if kept is None else Answer({}, memory=kept)
+        own_memory = way.fit(nets, received(payload).models, shard, moment, rng)
+        return None if own_memory is None else Answer({}, memory=own_memory)
 
     def predict(payload: Payload, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         got = received(payload)
-        found = predict_personal(way, nets, got.models, got.usual, memories, x, owner)
-        return renumber(found, got.numbers, got.count, own=way.own_expert)
+        prediction = predict_personal(way, nets, got.models, got.usual, memories, x, owner)
+        return renumber(prediction, got.numbers, got.count, own=way.own_expert)
 
     traits = replace(algorithm.traits, own_expert=way.own_expert)
     return replace(
@@ -175,21 +175,21 @@ def received(payload: Payload) -> Models:
     return Models(tuple(payload.models), numbers, int(payload.usual or 0), count)
 
 
-def renumber(found: Prediction, numbers: Tensor, count: int, *, own: bool) -> Prediction:
+def renumber(prediction: Prediction, numbers: Tensor, count: int, *, own: bool) -> Prediction:
     """Renumber a prediction of some of the models by the server's numbers.
 
     Args:
-        found: prediction with choices and weights of the models that were sent, in their order; with `own` preceded by
-            the local expert.
+        prediction: with choices and weights of the models that were sent, in their order; with `own` preceded by the
+            local expert.
         numbers: server numbers of the models that were sent.
         count: number of all models; one that was not sent has no weight.
         own: whether the first expert is the local one; then model j has number j + 1.
     """
-    if found.choice is None:
-        return found
+    if prediction.choice is None:
+        return prediction
     places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1]) if own else numbers
     weights = None
-    if found.weights is not None:
-        weights = torch.zeros(len(found.choice), count + own, dtype=torch.float64)
-        weights[:, places] = found.weights
-    return Prediction(found.told, places[found.choice], weights)
+    if prediction.weights is not None:
+        weights = torch.zeros(len(prediction.choice), count + own, dtype=torch.float64)
+        weights[:, places] = prediction.weights
+    return Prediction(prediction.told, places[prediction.choice], weights)

@@ -81,7 +81,7 @@ class Evidence:
 
 
 def pool_updates(
-    totals: Sequence[Any], middle: Weights, share: Tensor, held: Evidence | None
+    totals: Sequence[Any], middle: Weights, share: Tensor, earlier: Evidence | None
 ) -> tuple[list[Weights], Evidence, Tensor]:
     """Draw the mean updates of clusters toward their mean.
 
@@ -90,34 +90,34 @@ def pool_updates(
             None without any.
         middle: D.
         share: (K,) float64, what each cluster counts for in D; 0 without participants.
-        held: the evidence of earlier rounds.
+        earlier: the evidence of earlier rounds.
 
     Returns:
         The update of each model, the evidence, and b (layers, K), 0 without participants.
     """
-    there = [k for k, total in enumerate(totals) if total is not None and share[k] > 0]
-    got, layers = [mean(totals[k]) for k in there], layers_of(middle)
-    participants = [totals[k]["delta"].weight / float(found["weight"]) for k, found in zip(there, got, strict=True)]
-    n, p = torch.tensor(participants, dtype=torch.float64), share[there] / share.sum()
-    far = [Weights({name: d - middle.params[name] for name, d in found["delta"].params.items()}) for found in got]
+    trained = [k for k, total in enumerate(totals) if total is not None and share[k] > 0]
+    got, layers = [mean(totals[k]) for k in trained], layers_of(middle)
+    participants = [totals[k]["delta"].weight / float(means["weight"]) for k, means in zip(trained, got, strict=True)]
+    n, p = torch.tensor(participants, dtype=torch.float64), share[trained] / share.sum()
+    far = [Weights({name: d - middle.params[name] for name, d in means["delta"].params.items()}) for means in got]
     inside = torch.stack([
-        n[j] * (found["squares"] - squared_lengths(found["delta"])) for j, found in enumerate(got)
+        n[j] * (means["squares"] - squared_lengths(means["delta"])) for j, means in enumerate(got)
     ]).sum(0)  # fmt: skip
-    apart = torch.stack([p[j] * squared_lengths(each) for j, each in enumerate(far)]).sum(0)
+    between_clusters = torch.stack([p[j] * squared_lengths(difference) for j, difference in enumerate(far)]).sum(0)
     one = torch.ones(len(layers), dtype=torch.float64)
     within = torch.stack([inside, (n - 1).sum() * one], 1)
-    between = torch.stack([apart, (p * (1 - p) / n).sum() * one, (p * (1 - p)).sum() * one], 1)
-    if held is not None:
-        within, between = within + FADE * held.within, between + FADE * held.between
-    kept = torch.zeros(len(layers), len(totals), dtype=torch.float64)
-    kept[:, there] = shares_kept(within, between, n)
-    factor = {name: row for row, names in zip(kept, layers.values(), strict=True) for name in names}
+    between = torch.stack([between_clusters, (p * (1 - p) / n).sum() * one, (p * (1 - p)).sum() * one], 1)
+    if earlier is not None:
+        within, between = within + FADE * earlier.within, between + FADE * earlier.between
+    shares = torch.zeros(len(layers), len(totals), dtype=torch.float64)
+    shares[:, trained] = shares_kept(within, between, n)
+    factor = {name: row for row, names in zip(shares, layers.values(), strict=True) for name in names}
     moved = {
-        k: Weights({name: middle.params[name] + float(factor[name][k]) * d for name, d in each.params.items()},
+        k: Weights({name: middle.params[name] + float(factor[name][k]) * d for name, d in difference.params.items()},
                    middle.buffers)
-        for k, each in zip(there, far, strict=True)
+        for k, difference in zip(trained, far, strict=True)
     }  # fmt: skip
-    return [moved.get(k, middle) for k in range(len(totals))], Evidence(within, between), kept
+    return [moved.get(k, middle) for k in range(len(totals))], Evidence(within, between), shares
 
 
 def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
@@ -131,8 +131,8 @@ def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
     tau2 = ((between[:, 0] - s2 * between[:, 1]) / between[:, 2].clamp(min=1e-9)).clamp(min=0)
     noise = s2[:, None] / n
     # Without a second participant anywhere nothing is known about s2.
-    known = (within[:, 1] > 1e-9)[:, None] & (tau2[:, None] > 0)
-    return torch.where(known, tau2[:, None] / (tau2[:, None] + noise).clamp(min=1e-300), 0.0)
+    is_known = (within[:, 1] > 1e-9)[:, None] & (tau2[:, None] > 0)
+    return torch.where(is_known, tau2[:, None] / (tau2[:, None] + noise).clamp(min=1e-300), 0.0)
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class Pooled:
 
         def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
             pool, facts = state.own, dict[str, Any]()
-            known = {id(model) for model in state.weights}
+            models_before = {id(model) for model in state.weights}
 
             def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
                 nonlocal pool
                 count, evidence = _models_of(state, payload, options), pool.evidence
-                anew = count != pool.models or any(id(model) not in known for model in models_in(payload))
+                anew = count != pool.models or any(id(model) not in models_before for model in models_in(payload))
                 if evidence is not None and anew:
                     evidence = evidence.of_new_clusters()
                 reply = fleet.ask("train", clients, payload, **options)
@@ -189,13 +189,13 @@ class Pooled:
                 totals = parts_of(reply.total)
                 sums = [None if part is None else part["delta"] for part in totals]
                 share = shares_of(sums, reply, clients, options)
-                pooled, evidence, kept = pool_updates(totals, mean_of_all(sums, share), share, evidence)
-                facts["apart"] = float(kept[:, share > 0].mean())
+                pooled, evidence, shares = pool_updates(totals, mean_of_all(sums, share), share, evidence)
+                facts["apart"] = float(shares[:, share > 0].mean())
                 pool = Pool(evidence, count)
                 return replace(reply, total=with_updates(reply.total, pooled, share))
 
-            inner, told = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
-            return Extended(inner, pool), {**told, **facts}
+            inner, inner_facts = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
+            return Extended(inner, pool), {**inner_facts, **facts}
 
         def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
             return algorithm.serve(state.inner, clients)
@@ -229,8 +229,8 @@ def with_squares(train: Work) -> Work:
         delta = answer.total["delta"]
         if isinstance(delta, Weighted):
             return replace(answer, total={**answer.total, **_squares(delta)})
-        told = {k: _squares(part) for k, part in delta.parts.items()}
-        more = {name: Slotted({k: part[name] for k, part in told.items()}, delta.slots) for name in SQUARES}
+        squares = {k: _squares(part) for k, part in delta.parts.items()}
+        more = {name: Slotted({k: part[name] for k, part in squares.items()}, delta.slots) for name in SQUARES}
         return replace(answer, total={**answer.total, **more})
 
     return changed_answer(train, change)
@@ -270,8 +270,8 @@ def with_updates(total: Any, updates: Sequence[Weights], share: Tensor) -> Any:
     if not isinstance(total, list):
         sums = [_sum(update, float(weight) or 1.0) for update, weight in zip(updates, share, strict=True)]
         return {name: leaf for name, leaf in total.items() if name not in SQUARES} | {"delta": sums}
-    told = next(part for part in total if part is not None)
-    nothing = {name: Sum(map_leaves(lambda leaf: leaf * 0.0, leaf.value), 0.0) for name, leaf in told.items()}
+    example = next(part for part in total if part is not None)
+    nothing = {name: Sum(map_leaves(lambda leaf: leaf * 0.0, leaf.value), 0.0) for name, leaf in example.items()}
     return [
         {name: leaf for name, leaf in (part or nothing).items() if name not in SQUARES} | {"delta": _sum(update)}
         for part, update in zip(total, updates, strict=True)

@@ -92,11 +92,11 @@ class Shared:
             FedtideError: the model has no such layer.
         """
         names = list(task.init(Rng(0)).params)
-        known = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-        last = "head" if any(in_layer(name, "head") for name in names) else known[-1]
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        last = "head" if any(in_layer(name, "head") for name in names) else layers[-1]
         for layer in self.layers:
             if layer not in (TRUNK, ALL) and not any(in_layer(name, layer) for name in names):
-                raise unknown("transforms: 'shared'.layers", layer, [TRUNK, ALL, *known])
+                raise unknown("transforms: 'shared'.layers", layer, [TRUNK, ALL, *layers])
 
         def shared(name: str) -> bool:
             return any(
@@ -111,16 +111,16 @@ class Shared:
         task, server = made_with(algorithm, "task", "server")
         shared, work = self.is_shared(task), algorithm.works["train"]
 
-        def put(trunk: Weights, model: Weights) -> Weights:
+        def replace_shared(trunk: Weights, model: Weights) -> Weights:
             """Return a model with the shared layers of the trunk."""
             params, buffers = (
-                {name: (theirs if shared(name) else own)[name] for name in own}
-                for own, theirs in ((model.params, trunk.params), (model.buffers, trunk.buffers))
+                {name: (theirs if shared(name) else leaves)[name] for name in leaves}
+                for leaves, theirs in ((model.params, trunk.params), (model.buffers, trunk.buffers))
             )
             return Weights(params, buffers)
 
         def with_trunk(inner: Any, trunk: Weights) -> Any:
-            return with_weights(inner, tuple(put(trunk, model) for model in inner.weights))
+            return with_weights(inner, tuple(replace_shared(trunk, model) for model in inner.weights))
 
         def init(fleet: Any, rng: Rng) -> Extended:
             inner = algorithm.init(fleet, rng)
@@ -130,10 +130,12 @@ class Shared:
         def sent(payload: Payload, trunk: Weights) -> Payload:
             """Put the trunk into what clients receive; of several models only the first has it."""
             if isinstance(payload, Weights):
-                return put(trunk, payload)
+                return replace_shared(trunk, payload)
             if not hasattr(payload, "models"):
                 return payload
-            return replace(payload, models=send_models([put(trunk, model) for model in payload.models], shared))
+            return replace(
+                payload, models=send_models([replace_shared(trunk, model) for model in payload.models], shared)
+            )
 
         def whole(payload: Payload) -> Payload:
             """Return what the method sent, with whole models."""
@@ -189,8 +191,8 @@ def shared(algorithm: Algorithm, layers: str | Sequence[str] = TRUNK) -> Algorit
 
 def send_models(models: Sequence[Weights], shared: Callable[[str], bool]) -> list[Weights]:
     """Return models as they are sent: shared layers only in the first."""
-    own = {name: name for name in (*models[0].params, *models[0].buffers) if not shared(name)} if models else {}
-    return [*models[:1], *(renamed(model, own) for model in models[1:])]
+    names = {name: name for name in (*models[0].params, *models[0].buffers) if not shared(name)} if models else {}
+    return [*models[:1], *(renamed(model, names) for model in models[1:])]
 
 
 def receive_models(models: Sequence[Weights]) -> list[Weights]:

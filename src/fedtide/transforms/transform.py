@@ -50,7 +50,7 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
             raise refused("transforms", transform, "a transform, such as ft.transforms.Anchored()")
     plain = algorithm if algorithm.plain is None else algorithm.plain
     wanted = sorted((*algorithm.transforms, *transforms), key=lambda transform: transform.place)
-    made = unpersonalized(plain) if any(getattr(transform, "way", None) for transform in wanted) else plain
+    changed = unpersonalized(plain) if any(getattr(transform, "way", None) for transform in wanted) else plain
     for number, transform in enumerate(wanted):
         if transform.kind in [before.kind for before in wanted[:number]]:
             if transform.kind == "personalized":
@@ -60,8 +60,8 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
             raise FedtideError(f"transforms: '{transform.kind}' stands twice, with those of safe = true; leave one out")
         if why := why_not(plain, transform):
             raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
-        made = replace(transform(made), plain=plain, transforms=(*made.transforms, transform))
-    return made
+        changed = replace(transform(changed), plain=plain, transforms=(*changed.transforms, transform))
+    return changed
 
 
 def unpersonalized(plain: Algorithm) -> Algorithm:
@@ -140,8 +140,8 @@ def made_with(algorithm: Algorithm, *names: str) -> tuple[Any, ...]:
         FedtideError: its function does not take one of them.
     """
     if missing := [name for name in names if name not in algorithm.options]:
-        said = ", ".join(missing)
-        raise FedtideError(f"transforms: the function of '{algorithm.name}' must take {said}")
+        names_missing = ", ".join(missing)
+        raise FedtideError(f"transforms: the function of '{algorithm.name}' must take {names_missing}")
     return tuple(algorithm.options[name] for name in names)
 
 

@@ -222,10 +222,10 @@ def test_each_row_or_all_rows_of_an_owner():
 
     logits = torch.stack([sure_of(1.0, 8.0, 1.0, 0.0, 0.0), sure_of(1.5, 0.0, 1.5, 1.0, 1.0)])
     owner = torch.tensor([0, 0, 0, 1, 1])
-    assert most_certain(logits, owner, together=False).tolist() == [1, 0, 1, 1, 1]
-    assert most_certain(logits, owner, together=True).tolist() == [0, 0, 0, 1, 1]
+    assert most_certain(logits, owner, per_owner=False).tolist() == [1, 0, 1, 1, 1]
+    assert most_certain(logits, owner, per_owner=True).tolist() == [0, 0, 0, 1, 1]
     order = torch.tensor([3, 1, 4, 0, 2])
-    mixed = most_certain(logits[:, order], owner[order], together=True)
+    mixed = most_certain(logits[:, order], owner[order], per_owner=True)
     assert mixed.tolist() == [1, 0, 1, 0, 0]
 
 
