@@ -13,8 +13,8 @@ Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5. With nothing but its name
     w_g^j  = sum_{k: j_k = j} (n_k / n_j) w^k                                                         Eqs. 2 and 3
     y_k(x) = g_l(x) f_l(x) + sum_j g_j(x) f_g^j(x)                                                    Eq. 5
 
-When to use it: clients hold few classes or have styles of their own, each has labeled samples to spare, and the goal
-is a model for each client, not one for all.
+When to use it: clients hold few classes or have styles of their own, and the goal is a model for each client. Each
+needs labeled samples to spare.
 
 Choices:
     - paper: `exploration = { epsilon = 0.0 }` with the way "choice" is IFCA's averaging. The number of participants
@@ -24,9 +24,9 @@ Choices:
       explorer does not compute losses.
     - released code: the kinds of exploration that fall over the rounds.
     - ours: with `freeze`, the validation loss of a model, over participants that trained it since the last check, is
-      checked every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best
-      weights and no longer sent; a check without members does not count. Only frozen models are served at their best
-      weights (in the released code all are). If all are frozen, nobody trains any more.
+      checked every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best weights
+      and no longer sent; a check without members does not count. Only frozen models are served at their best weights
+      (in the released code all are). If all are frozen, nobody trains any more.
     - ours: gate and local expert stop early on a real validation set; the released code uses its test set.
     - paper: all models are in the mixture. With `drop_unused`, ours, those that no participant has chosen by loss for
       ten rounds are left out; the released code leaves out those that no evaluated client picks. A model that was in
@@ -35,8 +35,8 @@ Choices:
       convolutional networks of other widths (Table 1).
 
 The transform `personalized` judges other things that clients make of the same models; the paper compares choice,
-fine-tuning, ensembles and training alone. In the safe form a client chooses a model, and an anchor is mixed into it:
-a client has too few validation samples to train a gate everywhere (docs/never-worse.md).
+fine-tuning, ensembles and training alone. In the safe form a client chooses a model, and an anchor is mixed into it: a
+client has too few validation samples to train a gate everywhere (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Sent:
-    """What participants receive: the models that train, and their numbers."""
+    """Payload of participants: the models that train, and their numbers."""
 
     models: list[Weights]
     active: Tensor

@@ -22,27 +22,19 @@ cohorts are called clusters here.
                 clients, and, from the second split on, neither more than twice as many as the other
                 the new cluster begins with a copy of the model;  R_ic + 1 on the side of client i
 
-When to use it: many clients of which few participate at a time, groups that want different models, and nothing beyond
-training may be asked of a client. A client that does not participate is not moved, however its data change.
+When to use it: few of many clients participate at a time, groups want different models, and clients only train. A
+client that does not participate is not moved, however its data change.
 
 Choices:
-    - ours: a cluster knows a client if the client has a reward above 1 there and was labeled or rewarded by it.
-      Re-assignment touches participants only. When a cluster splits, members with evidence for a side go with it;
-      others stay.
-    - ours: before a split by evidence the released code requires 100 times the number of participants as clients,
-      which most populations do not have. So it ships with fixed rounds, at which it splits even if a side is empty;
-      ours does not.
-    - ours: evidence for sides is always gathered; the released code stops one round after the last of its fixed
-      rounds.
-    - ours: with several clusters a cluster may split if fewer than two participants are known; in the released code
-      it does not.
+    - ours: a cluster knows a client with a reward above 1 there that was labeled or rewarded by it. Re-assignment
+      touches participants only. When a cluster splits, members without evidence for a side stay.
+    - ours: evidence of 5 % of all clients is enough for a split; the released code requires 100 times the participants.
+    - ours: a split at a given round needs two sides with clients.
+    - ours: evidence for sides is always gathered; the released code stops after the last of its fixed rounds.
+    - ours: with several clusters a cluster may split if fewer than two participants are known.
     - ours: exploration decays with rounds; in the released code each time a client is looked at.
-    - released code: if only one side has labels, the quarter of the participants nearest to the first of them gets
-      its label.
-    - ours: the experiment's cohort selects participants, so clusters train the clients that come to them, not equal
-      numbers. Clients are weighted by samples.
-    - ours: before evaluation, a client that was never asked takes the cluster whose model has the lowest loss on its
-      labeled samples; one without samples takes the largest cluster.
+    - released code: if only one side has labels, the quarter of the participants nearest to the first gets its label.
+    - ours: the cohort selects participants, so clusters train the clients that come to them, weighted by samples.
 
 The safe form pools the updates of clusters that are alike (docs/never-worse.md).
 """

@@ -4,8 +4,8 @@ With nothing but its name it plays that bound.
 When to use it: as a baseline, to see what is lost because data stay where they are.
 
 Choices:
-    - ours: a round is local training on the samples of all reachable clients together, shuffled: with `epochs` as
-      many passes over all data, with `local_steps` as many steps as one client of a federation would take.
+    - ours: a round is local training on the samples of all reachable clients together, shuffled: with `epochs` as many
+      passes over all data, with `local_steps` as many steps as one client of a federation would take.
     - ours: it costs no time on the simulated clock and no messages. Only a simulation has the samples; on a fleet of
       real clients it is refused.
 """

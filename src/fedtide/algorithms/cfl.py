@@ -16,16 +16,16 @@ ours, which follow the updates, because the paper's are absolute and it names no
     provided that  sqrt((1 - alpha_cross) / 2) > gamma,  alpha_cross the maximum above             Eq. 34
     theta_c += mean_{i in c} delta_i                                                             in every new cluster
 
-When to use it: groups want models that contradict each other, all clients can participate in nearly every round, and
-the server may see single updates. A split is never undone.
+When to use it: groups want models that contradict each other, and the server may see single updates. All clients
+should participate in nearly every round. A split is never undone.
 
 Choices:
     - paper: single linkage on the cosines is the exact optimum of the bipartition; the released code has complete
       linkage.
-    - ours: the two thresholds are absolute in the paper and depend on the size of the network and on local training.
-      By default they are a tenth of the cluster's largest mean update so far, and six times that. With plain steps at
-      a fixed rate no mean gets there, and there is one model. Thresholds of one's own then lie between the norms that
-      a run without splits records (`mean_update`, `largest_update`).
+    - ours: the two thresholds are absolute in the paper and depend on the size of the network and on local training. By
+      default they are a tenth of the cluster's largest mean update so far, and six times that. With plain steps at a
+      fixed rate no mean gets there, and there is one model. Thresholds of one's own then lie between the norms that a
+      run without splits records (`mean_update`, `largest_update`).
     - ours: in the paper `gamma` bounds the difference of gradients within a group, which cannot be known. 0.1, as in
       other code, requires little; if clients have few samples the noise of their updates alone can split a group. 0.7
       and more requires sides that turn away from each other.

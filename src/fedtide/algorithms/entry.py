@@ -27,7 +27,7 @@ Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "no
 
 @dataclass(frozen=True)
 class Safe:
-    """What `safe = true` stands for: the form of a method that lost no point where there was nothing to find.
+    """The safe form of a method (`safe = true`): it lost no point if there was nothing to find.
 
     Args:
         options: of the algorithm, which may not be given beside `safe`.
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def sees(self) -> str:
-        """What the server sees of a client by itself, in words."""
+        """Words for the values that the server sees of a single client."""
         return ", ".join(filter(None, (self.tells, in_words(self.reveals)))) or "sums only"
 
 

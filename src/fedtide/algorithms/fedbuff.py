@@ -16,16 +16,16 @@ When to use it: devices of very different speeds, where a round would wait for t
 clock of devices (`devices.kind`). If the concurrency is not above the buffer size it is FedAvg.
 
 Choices:
-    - ours: a round is a server step. It lasts until K of the clients in flight have answered; the others continue
-      into the next round.
+    - ours: a round is a server step. It lasts until K of the clients in flight have answered; the others continue into
+      the next round.
     - ours: places are filled after a step; in the paper whenever an answer comes. A client that began before the step
-      would get the same weights, but would begin sooner. So steps take longer here, by about K / (2 M_c), and far
-      more if K is close to M_c. At K = M_c no client is ever late, and it is FedAvg.
-    - ours: a client trains on the samples that it holds when its answer comes, shuffled by the key of that round and
-      at that round's learning rate. A client that has begun answers even if it is asleep by then.
+      would get the same weights, but would begin sooner. So steps take longer here, by about K / (2 M_c), and far more
+      if K is close to M_c. At K = M_c no client is ever late, and it is FedAvg.
+    - ours: a client trains on the samples that it holds when its answer comes, shuffled by the key of that round and at
+      that round's learning rate. A client that has begun answers even if it is asleep by then.
     - paper: the update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform") or a client's samples. The
-      listing divides by K, and scaling (the paper's remark on staleness) shortens the step of a stale buffer instead
-      of only down-weighting its stale members.
+      listing divides by K, and scaling (the paper's remark on staleness) shortens the step of a stale buffer instead of
+      only down-weighting its stale members.
     - ours: a client that drops out is noticed when its answer is due. A client that has not answered for
       `max_staleness` rounds is given up, so the server keeps the models of at most that many rounds.
 """
@@ -104,8 +104,8 @@ def fedbuff(
 ) -> Algorithm[State]:
     """Buffered asynchronous aggregation.
 
-    Sends the weights down to clients that begin and the update up, as a weighted sum for each age of the model that the
-    update began from; clients keep nothing.
+    Sends the weights down to clients that begin, and the update up. There is a weighted sum for each age of the model
+    that updates began from. Clients keep nothing.
 
     Args:
         buffer: answers per server step; all clients in flight if there are fewer.

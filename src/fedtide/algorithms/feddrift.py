@@ -20,25 +20,18 @@ streams.
         each resulting group becomes one model, the mean weighted by (client, step) pairs
     rounds of the step: FedAvg inside each model, on the samples of the steps in which clients had that model
 
-When to use it: concepts come and go at different clients at different times, their number is unknown, and all clients
-can answer at the beginning of a step and run every model. A concept that comes back finds its model again.
+When to use it: concepts come and go at different clients at different times, and their number is unknown. All clients
+have to run every model at the beginning of a step. A concept that comes back finds its model again.
 
 Choices:
     - released code: the loss of a model is its error rate; the paper's is its cross-entropy (`criterion = "loss"`).
-    - released code: a new model begins as the one that its client leaves, for Eager as that of the lowest client; or
-      as the run began.
+    - released code: a new model begins as the one that its client leaves, for Eager as that of the lowest client.
     - ours: a new model stays apart in the step in which it is made, W = 1.
-    - released code: the first loss that clients are compared with is that before any training, so a drift between the
-      first two steps goes unnoticed.
-    - ours: a new model takes the least recently used of `max_clusters` places. If all are in use, clients stay with
-      their best model.
-    - ours: a stream does not give back the samples of earlier steps. Clients train on the samples of the step alone,
-      and models are compared on those.
-    - ours: the samples of a step also represent the model that a client had a step ago, if that is worse than its
-      best by at most delta and the client does not leave. A model that no client had then or has now does not merge.
+    - released code: clients are compared first with their loss before any training.
+    - ours: a new model takes the least recently used of `max_clusters` places, if one is free.
+    - ours: clients train and judge on the samples of the step alone, because a stream does not give back earlier ones.
+    - ours: these samples also represent the client's previous model, if that is worse than its best by at most delta.
     - ours: the optimizer of a merged model is reset.
-    - ours: before evaluation, a client that was never asked takes the model with the lowest loss on its labeled
-      samples; one without takes the model that most clients have.
 
 The paper's baseline "Window" is the method `window`. The safe form has an anchor (docs/never-worse.md).
 """
@@ -97,8 +90,11 @@ Criterion = Literal["error", "loss"]
 
 @dataclass(frozen=True)
 class Places:
-    """The places for models (K,): whether each has one, the last step in which it had a client, how many (client, step)
-    pairs it had, and whether its model was made in this step."""
+    """The places for models (K,).
+
+    in_use: mask of places with a model. used: last step in which a place had a client. pairs: (client, step) pairs of
+    its model. fresh: mask of models that were made in this step.
+    """
 
     in_use: Tensor
     used: Tensor
@@ -242,13 +238,11 @@ def feddrift(
         before = state.model[reply.clients]
         state, left = with_best(state, reply, places, step, delta)
         leavers = reply.clients[left]
-        for each in [leavers] if isinstance(variant, Eager) else leavers.split(1):
-            state = with_new(state, each, init_new_from, server)
-        pairs = torch.bincount(state.model[reply.clients], minlength=max_clusters)
-        new, state = (
-            int(state.places.fresh.sum()),
-            replace(state, places=replace(state.places, pairs=state.places.pairs + pairs)),
-        )
+        for clients in [leavers] if isinstance(variant, Eager) else leavers.split(1):
+            state = with_new(state, clients, init_new_from, server)
+        new = int(state.places.fresh.sum())
+        pairs = state.places.pairs + torch.bincount(state.model[reply.clients], minlength=max_clusters)
+        state = replace(state, places=replace(state.places, pairs=pairs))
         groups: list[list[int]] = []
         if isinstance(variant, Isolate):
             mine = (state.model[reply.clients][:, None] == places) | still_good(reply, before, left, places, delta)

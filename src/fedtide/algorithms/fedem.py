@@ -24,9 +24,8 @@ Choices:
     - ours: the K models are one network with a repeated layer, or repeated as a whole, so shared layers are run once.
     - paper: a client's own mixture weights the probabilities of the models at inference. Shares are at least 1e-12
       (ours).
-    - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without
-      samples keeps the uniform mixture. The periodic-shift paper runs EM on labeled test data, which nobody has in
-      practice.
+    - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without samples
+      keeps the uniform mixture. The periodic-shift paper runs EM on labeled test data, which nobody has in practice.
 
 The safe form has an anchor, as one more component for all clients (docs/never-worse.md).
 """

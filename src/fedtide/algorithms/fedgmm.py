@@ -19,21 +19,21 @@ Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning unde
     mu_m1, S_m1  = means weighted by n_i sum_m2 pi_i(m1, m2);  learner m2 by n_i sum_m1 pi_i(m1, m2)
     p(y | x)     = sum_m2 p(m2 | x) p_m2(y | x),    p(m2 | x) = sum_m1 softmax over pairs ( log pi_i + log N(z) )
 
-When to use it: like FedEM, where the inputs tell which learner to use, or where new clients have few labels; its
-density measures the novelty of a sample.
+When to use it: like FedEM, if the inputs tell which learner to use, or if new clients have few labels. Its density
+measures the novelty of a sample.
 
 Choices:
     - ours: z are principal components of public samples; the released code takes those of a pretrained network.
     - released code: rho = 0.1.
-    - ours: k-means runs once, on the server (`gaussian_init`). The released code begins with k-means on each client,
-      so clients average components that do not belong together.
+    - ours: k-means runs once, on the server (`gaussian_init`). The released code begins with k-means on each client, so
+      clients average components that do not belong together.
     - released code: covariances are averaged without the spread of the clients' means.
     - ours: predictions weigh by log pi; the released code adds pi instead.
-    - ours: with several `em_steps` the E-steps after the first use the client's own Gaussians. Learners train once,
-      on the last posteriors.
+    - ours: with several `em_steps` the E-steps after the first use the client's own Gaussians. Learners train once, on
+      the last posteriors.
     - ours: the E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their samples.
-    - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without
-      samples keeps the uniform mixture.
+    - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without samples
+      keeps the uniform mixture.
     - paper: with one Gaussian it is FedEM, but for the weights of the learners.
 
 The safe form has an anchor (docs/never-worse.md).

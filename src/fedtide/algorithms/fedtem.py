@@ -15,43 +15,28 @@ plays Algorithm 1 as printed.
 | `q(t)` | the assumed share of each mode among the participants |
 | `n_k` | number of participants that the prior gives to mode k |
 
-A client picks its branch by its own posterior and trains it. The server then ranks the participants: the `n_1` that
-look most like mode 1 are assigned to mode 1, whatever their own choice, and their feature statistics make the mode's
-new component.
+A client picks its branch by its own posterior and trains it. The server then ranks the participants. The `n_1` that
+look most like mode 1 are assigned to it, and their feature statistics make its new component.
 
 Line numbers in the code are those of Algorithm 1.
 
-When to use it: two or more populations take turns, they mean different things by the same label or share too little
-for one model, and the server may see per-client feature statistics. If it may not, use FedTKM.
+When to use it: two or more populations take turns, and share too little for one model. The server sees per-client
+feature statistics; if it may not, use FedTKM.
 
 Choices:
-    - ours: no code of FedTEM was found; that of FedTKM was released.
-    - ours: the initial components are mu ~ N(0, 0.1^2), var = 1 and pi uniform.
-    - paper: `update = "overwrite"` is Eq. 10. With "certainty", ours, a component moves only while the prior gives
-      its mode the majority, by `a0 * (K q_k - 1) / (K - 1)`. Overwriting lets an outlier near a peak take over the
-      component of the absent mode.
-    - ours: `consistent_only` takes statistics only from participants whose own posterior agrees with the mode that
-      the server gave them, unless there are none. It was no worse under any prior that was tried (recipe
-      fedtem-wrong-prior).
-    - ours: features move with the network, and a component that rests for half a period is left behind. Moving it
-      along with the fresher one lost 2 to 4 points in small settings, so it stays where it is.
+    - ours: no code of FedTEM was found. The initial components are mu ~ N(0, 0.1^2), var = 1 and pi uniform.
+    - paper: `update = "overwrite"` is Eq. 10. With "certainty", ours, a component moves only while the prior gives its
+      mode the majority.
+    - ours: `consistent_only` takes statistics from participants whose own posterior agrees with their mode.
     - ours: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
-    - ours: the server's default is Adam as released, of Keras, with lr = 0.01 and eps = 1e-4. Table 2 tunes both for
-      each data set.
-    - paper: the prior has exponent 1, whatever the true one.
-    - ours: shares are clipped in the E-step. Variances are at least 1e-6 and `var_floor` times their mean, because
-      dead units of a ReLU would decide everything otherwise.
+    - ours: variances are at least `var_floor` times their mean, because dead units of a ReLU would decide everything.
     - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.
     - ours: ties of saturated posteriors are broken by log-odds, then by id.
-    - paper: at inference pi is uniform, and samples use one branch together (Eq. 5), whatever the `selection` in
-      training. Ours: together are all samples of a client; the paper takes batches of at most 64 images.
+    - paper: at inference pi is uniform, and all samples use one branch together (Eq. 5); ours: all samples of a client.
     - ours: for K > 2 participants are assigned at the least cost, and idle branches have the mean of their losses.
-    - ours: `prior = "learned"` is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and with
-      em-only and uniform, a component moves by its share of the samples.
-    - ours: with K = 1 it is FedAvg with the same server optimizer.
+    - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).
 
-The safe form moves components by certainty, takes consistent statistics alone, and has an anchor
-(docs/never-worse.md).
+The safe form moves by certainty, takes consistent statistics alone, and has an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -114,7 +99,7 @@ REVEALS = ("pi", "odds", "mu", "var", "n")
 
 @dataclass(frozen=True)
 class Sent:
-    """What clients receive: the network, and the mixture: means, variances and shares of the modes."""
+    """Payload of clients: the network, and the means, variances and shares of the modes."""
 
     weights: Weights
     mixture: tuple[Tensor, Tensor, Tensor]

@@ -13,37 +13,29 @@ Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, s
 | `q(t)` | the assumed share of each mode |
 | `qbar` | the share of participants nearest to each mode |
 
-If more participants than the prior expects are nearest to a mode, the distance to its center is stretched:
+If too many participants are nearest to a mode, the distance to its center is stretched:
 `log alpha_2 = (1 - rho) * log alpha_2 + eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta` (Eq. 27)
 and rho = 0 in the paper.
 
 Line numbers in the code are those of Algorithm 2.
 
-When to use it: like FedTEM, where the server must not see single clients: all answers are sums, with a cohort that
-asks for nothing (arrivals, uniform, everyone).
+When to use it: like FedTEM, if the server must not see single clients. All answers are sums, with a cohort that asks
+for nothing (arrivals, uniform, everyone).
 
 Choices:
-    - paper: `distance = "mean"` is the mean of norms, not squared. In the released code ("vote") each sample votes
-      for its nearest center.
+    - paper: `distance = "mean"` is the mean of norms. In the released code ("vote") each sample votes for its center.
     - paper: a tie goes to the last branch, because branch 1 needs a strictly smaller distance (line 10).
-    - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves only while the prior gives its
-      mode the majority.
-    - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if every client is assigned
-      rightly. If the exponent of the shift is 1/4, alpha_2 is .38 after 12 periods of 32 rounds.
-    - released code: eta is .02, which is not printed: that of the released command for Stack Overflow.
-    - ours: "per-period" steps by eta / T, so each period adds the same whatever its length. "leaky" forgets rho of
-      log alpha in each round, and keeps it within eta / rho = .4.
-    - ours: log alpha stays within [-5, 5].
-    - paper: `rescale` applies alpha at inference too (Eq. 11). The released code does so in its test.
-    - ours: for K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)`, and all are taken relative to the first.
-      For two that is the formula above.
+    - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves while its mode has the majority.
+    - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if all are assigned rightly.
+    - ours: "per-period" steps by eta / T. "leaky" forgets rho of log alpha in each round. All stay within [-5, 5].
+    - released code: eta is .02, which is not printed.
+    - paper: `rescale` applies alpha at inference too (Eq. 11).
+    - ours: for K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)`, relative to the first.
     - ours: lam and eps are of no released command. With lam = 0 an untrained branch is not stepped.
-    - ours: the server's default is Adam as released, of Keras, with lr = 0.01 and eps = 1e-4. Table 2 tunes both for
-      each data set. The released command for Stack Overflow clips updates (`max_update_norm = 1.0`).
+    - released code: the server's Adam is that of Keras. lr = 0.01 and eps = 1e-4 are ours.
     - released code: centers begin as N(0, 0.1^2). Ours: a mode without participants keeps its center.
     - ours: at test time all samples of a client choose together; the paper takes batches.
-    - ours: `prior = "learned"` is told nothing of the rhythm and finds it in sums (docs/learned-rhythm.md).
-    - ours: with K = 1 it is FedAvg with the same server optimizer.
+    - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).
 
 The safe form has leaky factors, which apply in training alone, and an anchor (docs/never-worse.md).
 """
@@ -96,7 +88,7 @@ from fedtide.transforms import Anchored
 
 @dataclass(frozen=True)
 class Sent:
-    """What clients receive: the network, and centers and log alpha of the modes."""
+    """Payload of clients: the network, and centers and log alpha of the modes."""
 
     weights: Weights
     centers: Tensor

@@ -18,14 +18,12 @@ to 3 as printed.
                                               w_k = mean over members of the model that each had
     M / K participants of each cluster train w_k; FedAvg within the cluster                           Algorithm 1
 
-When to use it: clients are of a few kinds and change, some all the time, many at once now and then, and can report
-their kind by a small vector. Label distributions detect label shift, embeddings input shift; if the meaning of labels
-changes, only gradients detect it; `{ kind = "combined", parts = ["labels", "gradient"] }` detects both. If the server
-must not see single clients, use fielding-by-sums.
+When to use it: clients are of a few kinds and change, and can report their kind by a small vector. Label distributions
+detect label shift, embeddings input shift, and only gradients a change of what labels mean; "combined" detects several.
+If the server must not see single clients, use fielding-by-sums.
 
-Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering: a client joins
-the nearest cluster at its first report and stays. `tau = inf` alone moves clients and never re-clusters. Algorithm 4
-is close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and `trigger = "adaptive"`.
+Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering. Algorithm 4 is
+close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and `trigger = "adaptive"`.
 
 Choices:
     - paper: centers are recomputed after each move (line 3). The order is that of clients' numbers (ours).
@@ -34,18 +32,12 @@ Choices:
     - paper: clients have equal weights within a cluster. With `q` clusters aggregate as in q-FedAvg.
     - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those that arrive.
     - ours: a cluster smaller than its share trains whole. The rest of M / K goes to the largest clusters.
-    - ours: one epoch by default; `local.local_steps` is the paper's L. k-means has 2 to 10 clusters.
-    - ours: a client reports if its representation is more than `drift_eps` away from its last report.
     - ours: a center without members stays where it is. With a single cluster the next event always re-clusters.
     - ours: running statistics and the optimizer's moments are mixed as models are.
-    - ours: a client that never reported trains with the largest cluster, and is not counted as its member. Before
-      evaluation it finds its cluster by its own representation.
-    - ours: with `trigger = "learned"` reachable clients score their cluster's model in every round.
-    - ours: movements and theta are lengths: roots of distances that grow with the square.
-    - ours: parts of a combined representation are compared in units of their mean distance at the last clustering.
+    - ours: a client that never reported trains with the largest cluster, and is not counted as its member.
 
-The safe form has one cluster if the best silhouette is below 0.15, pools updates, and takes the participants that
-arrive unless another cohort is given (docs/never-worse.md).
+The safe form has one cluster if the best silhouette is below 0.15, and pools updates. Its default cohort is "arrivals"
+(docs/never-worse.md).
 """
 
 from __future__ import annotations

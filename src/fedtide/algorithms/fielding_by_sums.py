@@ -21,28 +21,16 @@ When to use it: as Fielding, if the server must see no single client.
 
 Choices:
     - ours: all of it. Fielding's server sees the report of every client that drifted.
-    - ours: participants are drawn whatever their cluster, because the server does not know who is in which. Large
-      clusters train with more of them: M of N clients, and not M / K of each. Drawn by `cohort = "uniform"`, many
-      clusters have none in a round, and some for long. With `cohort = "in-turn"` each trains with all of its members
-      in every lap.
-    - ours: each participant gets all K models, and sends one update into one of K sums; only under secure sums is it
-      hidden which. An update's sum is of those who trained that cluster in that round, which may be one client.
-    - ours: with `fewest_updates` the server counts participants first, and clusters with fewer share a sum: each
-      steps along their mean update. Draw several times K, or all train as one.
-    - ours: all reachable clients answer in every round, drifted or not, with K + 3 numbers; the server stays idle
-      unless some drifted.
-    - ours: a cluster with fewer than `fewest` members is closed: who would be nearest to it takes the nearest of the
-      others. One without any stays where it is and can be found again, because its members may only be away.
-    - ours: centers are of the clients that can be reached at the moment, and so are new clusters; who was away finds
-      the nearest center when it is back. Reports of others are not kept, so nothing about a client is at the server.
-      What two sums tell that differ by one client only noise hides.
+    - ours: participants are drawn whatever their cluster, M of N clients. With `cohort = "in-turn"` each cluster trains
+      with all of its members in every lap.
+    - ours: each participant gets all K models and sends one update into one of K sums. Only secure sums hide which.
+    - ours: with `fewest_updates` clusters with fewer participants share a sum.
+    - ours: all reachable clients answer in every round with K + 3 numbers; the server stays idle unless some drifted.
+    - ours: a cluster with fewer than `fewest` members is closed. A cluster without any can be found again.
+    - ours: centers are of the clients that can be reached at the moment. Only noise hides what two sums tell that
+      differ by one client.
     - ours: the first centers come of no client: the mean of all is split again and again, along what varies most.
-    - paper: center and model of a cluster follow from its members. The centers are those of all that moved, taken at
-      once.
-    - ours: "gain" compares mean distances from the mean of the others, and the silhouette is of distances from
-      centers, about a quarter larger than that of pairs, so `min_silhouette` is a little less strict. All clients
-      count for it, whatever `silhouette_samples` and `fit_samples`. With `reassign = "all"` clients move in any
-      round, also if none drifted.
+    - ours: all that moved are taken at once. All clients count for the silhouette.
 
 The safe form is that of Fielding: one cluster if the best silhouette is below 0.15, and pooled updates.
 """
@@ -103,7 +91,7 @@ Own = Callable[[Any, Memory, Shard], int]
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client needs to find its cluster, and what it is sent beside: models, and the sum of each cluster.
+    """Payload of clients: the centers to find its cluster by, models, and the number of each cluster's sum.
 
     centers: (K, d). open, full: (K,) clusters that a client may take, and those with others in them. made: number of
     clusterings so far. usual: cluster of a client without samples. at: model for the representation. again: whether it
@@ -210,7 +198,7 @@ def fielding_by_sums(
         return adopted(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
 
     def places(state: State) -> Sent:
-        """Return what a client needs to find its cluster: a closed one has members, but not as many as `fewest`."""
+        """Return the payload to find a cluster; a closed cluster has members, but not as many as `fewest`."""
         model = mix_models(state.weights, state.members + 1e-9) if representation.needs_model else None
         full = state.members >= fewest
         full = full if full.any() else torch.ones_like(full)
@@ -338,7 +326,7 @@ def fielding_by_sums(
 def own_cluster(represent: Represent) -> Own:
     """Build what tells a client its cluster: as it noted, unless that is closed or old; else the nearest one.
 
-    Who reports goes to one with others, or it would be alone in a sum.
+    A client that reports goes to a cluster with others, or it would be alone in a sum.
     """
 
     def cluster_of(where: Any, memory: Memory, shard: Shard) -> int:

@@ -23,23 +23,14 @@ When to use it: a known number of groups that want different models, and single 
 are made only once, so they stop fitting if a drift changes what the groups are.
 
 Choices:
-    - ours: all reachable clients check for a label shift by themselves in every round, and report its size. The
-      released code applies a distance between samples to label counts, which is that of the sorted shares; its
-      threshold of 0.2 n_i / C corresponds to our 0.2.
-    - ours: cosines to directions come from the updates' inner products, with the same result as from the directions.
-      k-means is the best of ten starts, and groups are numbered by their lowest member.
-    - ours: members of the cold start have equal weights, also in running statistics. With `group_init = "same"` all
-      groups begin at w0.
-    - ours: a group that k-means leaves empty always does: it has no direction, and gets clients that turn away from
-      all others.
-    - ours: the cold start asks reachable clients before round 0, and again while fewer than m answer; until then no
-      client trains.
+    - ours: all reachable clients check for a label shift in every round, and report its size. The threshold of the
+      released code, 0.2 n_i / C, corresponds to our 0.2.
+    - ours: cosines to directions come from the updates' inner products. k-means is the best of ten starts.
+    - ours: members of the cold start have equal weights. With `group_init = "same"` all groups begin at w0.
+    - ours: a group that k-means leaves empty has no direction, and gets clients that turn away from all others.
+    - ours: the cold start asks reachable clients before round 0, and again while fewer than m answer.
     - released code: the step between groups moves parameters only.
-    - ours: before evaluation, a client that was never grouped finds its group by its own pre-training; one without
-      samples takes the largest group.
-    - ours: `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups it gives
-      FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which are
-      sent before round 0.
+    - ours: `clusters = "silhouette"` makes as many groups as Fielding begins with, from clients' label distributions.
 
 The safe form pools the updates of groups that are alike (docs/never-worse.md).
 """
@@ -94,7 +85,7 @@ PART = 1 << 16
 
 @dataclass(frozen=True)
 class Places:
-    """What a client without a group finds one by: the model that it trains, and the groups' directions from there."""
+    """Payload to find a group by: the model that a client trains, and the groups' directions from there."""
 
     start: Weights
     directions: Tensor

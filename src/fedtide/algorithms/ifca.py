@@ -14,8 +14,8 @@ With nothing but its name it plays the averaging of Algorithm 1 as printed; its 
     averaging:  theta_j  = mean_{i: j_i = j} (theta_j after local training)
 
 When to use it: clients form a few groups that want different models, the groups are unknown, and every client can
-evaluate all models. All K models are sent to every participant. If groups differ little, or one model is ahead from
-the start, all clients may end up with one model: check the entropy of the choices, and try several starts.
+evaluate all models. All K models are sent to every participant. If groups differ little, all clients may end up with
+one model: check the entropy of the choices, and try several starts.
 
 Choices:
     - released code: a model without members is not stepped.
@@ -25,15 +25,15 @@ Choices:
       loss is that of training mode.
     - paper: members have equal weights. The released code for FEMNIST weights them by samples, as the expert-model
       paper does (`weighting = "samples"`).
-    - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has
-      none. The released code chooses with test labels on CIFAR and MNIST. A client without labeled samples takes the
-      model that most clients have trained so far.
+    - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has none.
+      The released code chooses with test labels on CIFAR and MNIST. A client without labeled samples takes the model
+      that most clients have trained so far.
     - ours: `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
       before any training. The paper repeats whole runs, as the seeds of an experiment do. The released code for CIFAR
       draws models anew until each has a share of the participants.
 
-The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shared", layers = "trunk" }]`. The safe
-form has an anchor (docs/never-worse.md).
+The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shared", layers = "trunk" }]`. The safe form
+has an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations

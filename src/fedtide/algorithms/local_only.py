@@ -5,12 +5,12 @@ When to use it: as a baseline. A federation that is no better than this is not w
 
 Choices:
     - ours: a client trains from scratch with early stopping on its validation samples, once, and again whenever its
-      samples have changed; nothing is sent either way. All reachable clients look for that in every round, so there
-      is no cohort.
-    - ours: a client that never takes part, such as a held-out one, trains on its labeled samples before evaluation.
-      One without any is judged by an untrained model.
-    - ours: validation samples by which training stopped cannot judge it. What they judge is the model at the end of
-      the same training, all epochs of it, which the client keeps as well.
+      samples have changed; nothing is sent either way. All reachable clients look for that in every round, so there is
+      no cohort.
+    - ours: a client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One
+      without any is judged by an untrained model.
+    - ours: validation samples by which training stopped cannot judge it. What they judge is the model at the end of the
+      same training, all epochs of it, which the client keeps as well.
 """
 
 from __future__ import annotations

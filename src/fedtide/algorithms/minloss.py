@@ -10,8 +10,8 @@ Choices:
     - paper: the choice uses plain cross-entropy of the received network. Ties go to the first branch (ours).
     - paper: at inference, without labels, the more certain branch predicts each sample (KL of its prediction to
       uniform). With `choose_per = "client"` one branch predicts all samples of a client together.
-    - paper: `normalize_by = "participants"` divides a branch's update by the samples of all participants; "members"
-      by the samples of those that trained it.
+    - paper: `normalize_by = "participants"` divides a branch's update by the samples of all participants; "members" by
+      the samples of those that trained it.
     - ours: an untrained branch that has no gradient (lam = 0) is not stepped, nor do its moments move. With "members"
       and lam > 0 gradients on a branch from clients that did not choose it are divided by the members' samples too.
 

@@ -19,32 +19,22 @@ with the backbone network as f.
     mu_k, var_k = sum_i n_ik (mu_ik, var_ik) / sum_j n_jk,  pi_k = sum_i n_ik / sum_q sum_j n_jq       Eq. 12 to 14
     h(x)  = sum_k pi_k h_k(x)                                                                          Eq. 15
 
-When to use it: each client's data are a mixture of a few distributions whose shares drift with time, the
-distributions once different, and one model cannot fit all of them well. If samples of all distributions once alike
-the split is arbitrary: check its purity, or the entropy of the posteriors.
+When to use it: each client's data are a mixture of a few distributions whose shares drift with time, and one model
+cannot fit all of them well. If the features of all distributions are alike the split is arbitrary: check its purity, or
+the entropy of the posteriors.
 
 Choices:
-    - ours: no code was found. The paper does not say of which of the K models f is the trunk, nor which layer it ends
-      at: f is the inputs of `layer` ("head") of the first model, as it is now (`features = "network"`).
-    - ours: `features = "pca"` takes principal components of public samples, and "frozen" a network that is never
-      trained. K networks that change have no space in common.
-    - ours: `gaussian_init = "random"` draws the first Gaussians. "k-means++" finds them by federated k-means++ over
-      half a cycle before round 0, with K > 2 over a whole one, because the first round has samples of one
-      distribution alone.
-    - paper: `update = "overwrite"` is Eq. 12 and 13, after which both components describe the same distribution while
-      the other one is away. With "certainty", ours, a component moves only as far as its share is above 1/K, by `a0 *
-      (K share - 1)/(K - 1)`; with "share" by its share.
-    - paper: `normalize_by = "participants"` is Eq. 5. Ours: its n_i are those of the round's participants; the paper's
-      are of all samples so far. "members" weights by n_ik, which is the stated objective (Eq. 6).
+    - ours: no code was found. f is the inputs of `layer` ("head") of the first model (`features = "network"`).
+    - ours: "pca" takes principal components of public samples, and "frozen" a network that is never trained.
+    - ours: `gaussian_init = "random"` draws the first Gaussians. "k-means++" finds them before round 0.
+    - paper: `update = "overwrite"` is Eq. 12 and 13. With "certainty", ours, a component moves only as far as its share
+      is above 1/K; with "share" by its share.
+    - paper: `normalize_by = "participants"` is Eq. 5, with the n_i of the round (ours). "members" is Eq. 6.
     - ours: one epoch by default. `local.local_steps` is the paper's J, the same for all K models.
     - ours: variances are at least `var_floor` times their mean, and shares are clipped in the E-step.
-    - paper: `inference = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1. "posterior" weights
-      models by the sample's own posterior. All ways are reported.
-    - ours: the split is that of the last E-step, after the M-steps of the previous ones.
-    - paper: a client begins with the global shares in each round.
-    - ours: a component without samples anywhere keeps its model, its Gaussian and a share of 1e-3, so that it can
-      come back.
-    - paper: Eq. 3 averages over K, which only scales the learning rate.
+    - paper: `inference = "global"` is Eq. 15. "posterior" weights models by the sample's own posterior.
+    - ours: the split is that of the last E-step. A client begins with the global shares in each round (paper).
+    - ours: a component without samples anywhere keeps its model, its Gaussian and a share of 1e-3.
 
 Line numbers in the code are those of Algorithm 1. The safe form begins with k-means++, moves by certainty (a0 = 0.3),
 weights by members and posteriors, has features of PCA unless others are given, and an anchor (docs/never-worse.md).
@@ -193,9 +183,9 @@ def pfedem(
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k in component.unique().tolist():
             # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
-            own = shard.pick(component == k)
-            n_k = len(own)
-            trained = yield Train(task, local, payload.models[k], own, moment, rng)
+            samples = shard.pick(component == k)
+            n_k = len(samples)
+            trained = yield Train(task, local, payload.models[k], samples, moment, rng)
             if trained.steps:  # a single sample with BatchNorm makes none
                 deltas[k] = Weighted(detached(trained.delta), weight * (n_k / n if normalize_by == "members" else 1.0))
                 losses, done = losses + n_k * trained.loss, done + n_k

@@ -17,13 +17,12 @@ ICML 2020, Algorithm 1. With nothing but its name it plays Algorithm 1 as printe
     w    <- w + eta_g * mean over the cohort of (y - w)
     c    <- c + (1/N) * sum over the cohort of (c_i+ - c_i)       N: all clients
 
-When to use it: clients differ, do many local steps, and participate often. A client that participates for the first
-time has no variate of its own and is only pulled along `c`; if most participate once or never, it is FedAvg with a
-stale direction. It sends twice as much as FedAvg both ways, and needs a smaller local learning rate.
+When to use it: clients differ, do many local steps, and participate often. If most participate once or never, it is
+FedAvg with a stale direction. It sends twice as much as FedAvg both ways, and needs a smaller local learning rate.
 
 Choices:
-    - paper: all variates start at zero, so the first round is FedAvg's with equal weights. Widely used code starts
-      them from a random network, which pushes every newcomer in a random direction.
+    - paper: all variates start at zero, so the first round is FedAvg's with equal weights. Widely used code starts them
+      from a random network, which pushes every newcomer in a random direction.
     - ours: only trainable parameters have variates; running statistics are averaged like an update.
     - paper: option II is the default, as in the experiments.
     - paper: the mean of updates is uniform. `weighting = "samples"` weights updates by samples, as in NIID-Bench, and
@@ -74,7 +73,7 @@ Variate = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sent:
-    """What participants receive: the weights, and the server's variate."""
+    """Payload of participants: the weights, and the server's variate."""
 
     weights: Weights
     control: Variate

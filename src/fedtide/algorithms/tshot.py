@@ -62,7 +62,7 @@ from fedtide.models.branched import BranchCount
 
 @dataclass(frozen=True)
 class Sent:
-    """What clients receive: the network, and the center of each branch."""
+    """Payload of clients: the network, and the center of each branch."""
 
     weights: Weights
     centers: Tensor | None

@@ -7,8 +7,8 @@ When to use it: as the baseline of multi-branch methods.
 
 Choices:
     - released code: the mean is taken over logits, not over probabilities.
-    - paper: with `choose_per` the more certain branch answers, as for Min Loss. The paper's Figure 4 lets its
-      baseline choose, too, and finds it worse.
+    - paper: with `choose_per` the more certain branch answers, as for Min Loss. The paper's Figure 4 lets its baseline
+      choose, too, and finds it worse.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ When to use it: data drift for good, and one model serves all. A short window fo
 
 Choices:
     - paper: a step has `rounds_per_step` rounds, and a client trains on the samples of the last `window` steps.
-    - ours: a client keeps the samples of earlier steps itself, because a stream does not give them back. The samples
-      of a step are those that it last trained on in that step. One that it holds again counts once.
+    - ours: a client keeps the samples of earlier steps itself, because a stream does not give them back. The samples of
+      a step are those that it last trained on in that step. One that it holds again counts once.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ starts, the treatment of empty clusters and ties are our own choices, documented
 
 Starts are drawn by k-means++ in proportion to a row's part of the cost, the sum of distances (Arthur and Vassilvitskii
 2007, section 5). A start with fewer clusters uses the first of its seeds, which have the distribution of a draw for
-that number. Lloyd's iterations skip distances that the triangle inequality shows to be too long (Elkan 2003), but for
-the first, after which seeds become means: there all are taken at once, those from equal centers of several starts one
-time. That changes no assignment, and leaves a tenth of the distances if clients are in groups.
+that number. Lloyd's iterations skip distances that the triangle inequality shows to be too long (Elkan 2003). In
+the first iteration all distances are computed, from equal centers of several starts once. That changes no assignment,
+and leaves a tenth of the distances if clients are in groups.
 """
 
 from __future__ import annotations
@@ -408,8 +408,9 @@ def _reassign(
 ) -> None:
     """Move each row to the nearest center, in place.
 
-    `upper` bounds the distance to the row's center from above, and `bound` the distance to each center from below. If no
-    other center's bound is below `upper` the row stays; otherwise both distances are computed. `slack` covers rounding.
+    `upper` bounds the distance to the row's center from above, and `bound` the distance to each center from below. If
+    no other center's bound is below `upper` the row stays. Otherwise both distances are computed. `slack` covers
+    rounding.
     """
     n = bound.shape[1]
     its_own, its_bound, its_label = upper.view(-1), bound.view(-1), label.view(-1)

@@ -1,7 +1,7 @@
 """Distances between representations of clients, and centers of clusters of them.
 
-Fielding (section 2.3) measures label vectors by L1 and embeddings by squared Euclidean distance; cosine is for
-gradients, and the Jensen-Shannon distance is an alternative for label vectors. Input and result are float32 or float64.
+Fielding (section 2.3) measures label vectors by L1 and embeddings by squared Euclidean distance. Cosine is for
+gradients. The Jensen-Shannon distance is an alternative for label vectors. Input and result are float32 or float64.
 Several representations side by side are compared by the sum of their distances (`Joint`). All computation is in blocks
 that fit a processor's cache, so memory is that of the result.
 """
@@ -185,7 +185,7 @@ def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Halves:
-    """What the Jensen-Shannon distance needs of rows: half of each (rows, d), and its entropy in nats (rows,).
+    """Half of each row (rows, d) and its entropy in nats (rows,), for the Jensen-Shannon distance.
 
     Both are float64, since the difference of entropies is small for rows that are near each other. To halve is exact,
     so two halves have the sum that is the mean of their rows.

@@ -1,7 +1,7 @@
 """k-means over clients of whose vectors the server sees sums alone.
 
-Lloyd's algorithm needs of the members of a cluster their sum and their number, and both are sums over clients who find
-their nearest center themselves. So a server that asks for sums over its clusters runs the same iterations as one that
+Lloyd's algorithm needs the sum and the number of a cluster's members. Both are sums over clients, who find their
+nearest center themselves. So a server that asks for sums over its clusters runs the same iterations as one that
 holds all vectors. How it begins, how it chooses K and what it asks first is our own:
 
 | symbol | meaning |
@@ -22,8 +22,8 @@ The silhouette of distances to centers (Hruschka, de Castro, Campello 2004) choo
 and is about a quarter larger. A client leaves itself out of its cluster's mean, (n c - r) / (n - 1), else many small
 clusters would look tight. Cells have `m` clients or more: where clients are few, so are clusters.
 
-What this does not hide: two sums, asked one after the other, may differ by one client, whose vector is then their
-difference; only noise hides it. And clients may vanish between the two questions.
+Not hidden: two sums, asked one after the other, may differ by one client, whose vector is then their difference. Only
+noise hides it. Clients may also vanish between the two questions.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def nearest(vector: Tensor, centers: Tensor, distance: Distance, allowed: Tensor
 
 
 def summed(vector: Tensor, k: int, count: int, distance: Distance) -> dict[str, Tensor]:
-    """Return what a client adds to the sums of `count` clusters: its number and its vector in row k, zeros elsewhere.
+    """Return the terms of a client for the sums of `count` clusters: 1 and its vector in row k, zeros elsewhere.
 
     So its message has one shape whatever its cluster. Under the cosine distance the vector is made one long.
     """

@@ -202,8 +202,7 @@ def hashing(size: int, width: int, rng: Rng) -> Callable[[Tensor], Tensor]:
     """Draw a linear map of vectors (size,) to sketches (width,): each number goes to one random sum, by a random sign.
 
     Charikar, Chen, Farach-Colton: *Finding Frequent Items in Data Streams*, ICALP 2002. Inner products are right in the
-    mean, with a variance of at most (|x|^2 |y|^2 + <x, y>^2) / width, that of as many Gaussian projections, and memory
-    is one integer for each number and not `width` of them.
+    mean, with the variance of as many Gaussian projections. Memory is one integer for each number.
 
     >>> hashing(4, 4, Rng(0))(torch.tensor([1.0, 2.0, 4.0, 8.0])).abs().sum()
     tensor(15., dtype=torch.float64)
@@ -314,7 +313,7 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
 
 @dataclass(frozen=True)
 class Places:
-    """What a client finds its cluster by: the centers (K, r), those with members (K,), and the model to report at."""
+    """Payload to find a cluster by: centers (K, r), the mask (K,) of those with members, and the model to report at."""
 
     centers: Tensor
     filled: Tensor

@@ -23,9 +23,9 @@ ChooseOn = Literal["val", "train"]
 class Served:
     """Models that a client is served, of which it takes one.
 
-    numbers: by which the server calls them; None for their places. usual: place of that for a client that finds none.
-    count: of all models of the method; None if these are all. places: what a client finds its own by, if the method
-    has a way of its own.
+    numbers: server numbers of the models; None for their places. usual: place of the model for a client that finds
+    none. count: number of all models of the method; None if these are all. places: payload to find a model by, if the
+    method has a way of its own.
     """
 
     models: Sequence[Weights]
@@ -51,8 +51,8 @@ def serve_clusters(
         model: (registered,) the model of each client; -1 if unknown.
         clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
             model by themselves (by `find_model`, or the method's own way).
-        among: (n,) the models that they may find; None means all. Who finds none gets the model that most clients are
-            known to have, the "usual" one.
+        among: (n,) the models that they may find; None means all. A client that finds none gets the model
+            that most clients are known to have, the "usual" one.
         places: what clients of the last slot find their model by; None for `find_model`.
 
     >>> models = [Weights({"w": torch.tensor(k)}) for k in (0.0, 1.0)]
@@ -71,7 +71,7 @@ def serve_clusters(
 
 
 def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
-    """Return what a client would have been served that was asked in the slot of its cluster; see `Algorithm`."""
+    """Return the payload that would be served to a client asked in the slot of its cluster; see `Algorithm`."""
     return Served((payload,), usual=0), None
 
 

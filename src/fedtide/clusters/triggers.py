@@ -1,9 +1,9 @@
 """Triggers of a re-clustering, after drift.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
-(arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Our own choices: theta is 0 if only one
-cluster is left, the details of learned thresholds, and the lower bound c of an adaptive threshold (as printed it
-becomes negative).
+(arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Ours: theta is 0 if only one cluster is
+left. The details of learned thresholds are ours, and the lower bound c of an adaptive threshold (as printed it becomes
+negative).
 
 A trigger is a frozen dataclass. `start()` returns its first memo; `fires(memo, event)` tells whether an event
 re-clusters; `after(memo, fired)` returns the memo after an event; `record(memo, accuracy)` returns the memo after a
@@ -167,8 +167,7 @@ class Gain(Trigger):
     """Re-cluster if that makes clusters tighter by `least` or more; our own.
 
     At every event the server clusters the last reports anew, and compares the mean distance of clients from the other
-    members of their clusters; the ratio of two such means has no unit. As clients are where they were if the new
-    clusters are no better, it is quiet where there are no groups.
+    members of their clusters. Clusters stay if the new ones are no better, so it is quiet without groups.
 
     Args:
         least: smallest part by which that mean distance has to fall.

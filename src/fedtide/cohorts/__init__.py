@@ -12,8 +12,8 @@
 | power-of-choice | the candidates with the largest losses | samples, the candidates' losses |
 | python | those that your own code selects | what it asks for |
 
-A cohort is a value: `init(fleet)` makes its memo and may ask questions before round 0, `pick(memo, fleet, rng, serve)`
-selects clients, `learn(memo, reply, moment)` updates the memo after a round. The memo is part of the algorithm's state,
+A cohort is a value. `init(fleet)` makes its memo and may ask questions before round 0. `pick(memo, fleet, rng, serve)`
+selects clients. `learn(memo, reply, moment)` updates the memo after a round. The memo is part of the algorithm's state,
 so it is saved in checkpoints.
 """
 

@@ -11,8 +11,8 @@ Choices:
     - ours: a lap has no fixed number of rounds, because clients come and go. Each lap has a new order.
     - ours: if too few clients wait, others fill up. Once one of these has answered a second time, a new lap begins.
     - ours: a client without an answer waits on, as a new client does.
-    - ours: draws in several clusters share one lap, which ends when the first cluster is through. New clusters
-      begin a new lap.
+    - ours: draws in several clusters share one lap, which ends when the first cluster is through. New clusters begin a
+      new lap.
 """
 
 from __future__ import annotations

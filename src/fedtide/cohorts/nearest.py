@@ -20,8 +20,8 @@ class Nearest(Sized):
 
     Drawn without replacement with probability softmax(-distance / T), T being `temperature` times the median distance.
     The paper that compares this way (Fielding) gives no formula; this is ours. Label distributions of many labels are
-    about equally far from their mean: with 1 that is hardly other than a uniform draw, with a few hundredths about half
-    of those drawn are of the nearest fifth.
+    about equally far from their mean: a temperature of 1 is hardly other than a uniform draw. With a few hundredths
+    about half of those drawn are of the nearest fifth.
 
     Args:
         temperature: 0 takes the nearest; the larger, the closer to a uniform draw.

@@ -13,12 +13,11 @@ Algorithm 1; where it leaves something open, FedScale's code.
 When to use it: devices differ in speed, and clients in how much the model still has to learn from them.
 
 Choices:
-    Rounds are counted from 1, as `t` in the paper. The range in the score is that of utilities before clipping. The
-    duration of a client that was never tried is unknown, so it is not penalized. Ties are broken at random. For a
-    client that trains the model it received, the utility is computed from plain cross-entropy under that model,
-    whatever the training loss; if a method's clients do more than that (choose a model, say), from their mean training
-    loss, as in FedScale. Where a client answers in a later round (FedBuff), `s_i` is its whole time and `l_i` the round
-    of its answer.
+    - paper: rounds are counted from 1. The range in the score is that of utilities before clipping.
+    - ours: a client that was never tried is not penalized. Ties are broken at random.
+    - ours: the utility is computed from plain cross-entropy under the received model. If a method's clients do more
+      than train it, the utility is computed from their mean training loss, as in FedScale.
+    - ours: if a client answers in a later round (FedBuff), `s_i` is its whole time and `l_i` the round of its answer.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def with_cohort(
         local: local training, for the number of samples used in a round.
         forward: passes without gradients of the algorithm's questions, for the clock; see `training_cost`.
         trained: samples held -> samples that "train" trains on, for the clock; None means those of `local`.
-        adapt: whether clients adapt before they tell a loss. Where the server knows which model a client has they do
-            not: that would train a client without one, or try all models.
+        adapt: whether clients adapt before they report a loss. They do not if the server knows the model of each
+            client, because a client without one would train, or try all models.
         asks: questions of the cohort that the algorithm asks; None for all.
 
     Raises:

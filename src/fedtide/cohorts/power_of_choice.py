@@ -18,13 +18,11 @@ When to use it: rounds are few and clients differ. With d = m it is a draw by si
 and ends farther from the optimum of the mean loss.
 
 Choices:
-    The paper's mean over participants is uniform: `weighting = "uniform"` of the method. `F_k` is plain cross-entropy
-    on all training samples, whatever the training loss, of the global model, of the client's cluster (if the server
-    does not know it, of the largest), or of what the client makes of several models before evaluation; where that is
-    training it is refused. A candidate that does not answer (it dropped out, or has no samples) is not picked, so fewer
-    than m may be; before there is a model, m are drawn by size. Clients are asked once for their number of samples,
-    before round 0; one that could not be asked counts as having the mean of the others. The losses cost a question each
-    round: bytes, and seconds of as many passes over a client's samples as the method needs.
+    - paper: the mean over participants is uniform: `weighting = "uniform"` of the method.
+    - ours: `F_k` is plain cross-entropy on all training samples, of the model that the client would be evaluated with.
+    - ours: a candidate that does not answer is not picked. Before there is a model, m are drawn by size.
+    - ours: clients are asked for their number of samples before round 0. Others count as having the mean.
+    - ours: the losses cost a question each round, in bytes and in seconds of passes over a client's samples.
 """
 
 from __future__ import annotations

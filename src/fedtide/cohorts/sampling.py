@@ -62,8 +62,8 @@ def fill_unknown(values: Tensor, reported: Tensor) -> Tensor:
 def draw_clients(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:
     """Draw `m` clients without replacement in proportion to exp(`likely`), sorted.
 
-    Those of probability zero (minus infinity) are drawn uniformly once all others are taken. A client's luck is of its
-    id alone: with equal weights, draws in each of several clusters first take those that a draw among all would.
+    Those of probability zero (minus infinity) are drawn uniformly once all others are taken. A client's random number
+    depends on its id alone. With equal weights, draws in several clusters first take those that a draw among all would.
 
     >>> draw_clients(torch.tensor([4, 7, 9]), torch.tensor([0.0, -torch.inf, 1.0]), 2, Rng(0)).tolist()
     [4, 9]

@@ -97,7 +97,7 @@ class BranchLoss:
         return id(self.base), self.lam, self.eps, isinstance(self.choice, int)
 
     def stacked(self, shared: Sequence[Any]) -> Any:
-        """Return what base losses of several clients prepare, stacked; with branches (clients,) that are clients'."""
+        """Stack the prepared values of several clients' base losses, with the branch of each client (clients,)."""
         prepared, _, choices = zip(*shared, strict=True)
         base: Any = self.base
         stacked_base = base.stacked(prepared)

@@ -5,11 +5,14 @@ Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine"
 the exponent of the shift; appendix A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
 participants. "measured" and more than two groups are our own extension.
 
-Every prior has `check(groups)`, which algorithms call at construction; `init(groups)`, the memo that it begins with;
-`see(memo, moment, told, rng, came)`, the memo after a round, from the means `told` of its sums over those who `came`;
-`shares(moment, groups, memo)`, the expected share of each group (groups,) in float64, or None for no expectation;
-`facts(memo)` for the record; `timed`, whether it depends on the time; and `sketch`, how many numbers it has clients add
-to their sums, or None. Only "soft" and "learned" have a memo; for the others it may be left out.
+| member of a prior | meaning |
+| --- | --- |
+| `check(groups)` | refuses numbers of groups, at construction of an algorithm |
+| `init(groups)` | first memo; only "soft" and "learned" have one |
+| `see(memo, moment, means, rng, participants)` | memo after a round, from the means of its sums |
+| `shares(moment, groups, memo)` | expected share of each group (groups,) float64; None without an expectation |
+| `facts(memo)` | facts for the record |
+| `timed`, `sketch` | whether it depends on the time; numbers that clients add to their sums, or None |
 
 The time is the round, or with a period such as "1d" the clock: then `phase` is a time of the day such as "14h". A
 simulation begins at midnight; real clients have the midnight of their time zone.
@@ -64,7 +67,7 @@ class Expecting:
         return memo
 
     def facts(self, memo: Any) -> dict[str, Any]:
-        """Return what the record should hold of the memo."""
+        """Return the facts of the memo for the record."""
         return {}
 
 
@@ -280,7 +283,7 @@ class Soft(_Timed):
 
 @dataclass(frozen=True)
 class Heard:
-    """What a learned prior remembers of n rounds, and what it believes.
+    """Memo of a learned prior about n rounds, with its beliefs.
 
     rounds: how many were heard in all. times: (n,) in rounds. counts: (n,) participants. sketches: (n, d) means over
     them. shares: (n, K) as they are read now, or as counted where nothing is read. ahead: (K,) forecast of the last
@@ -405,11 +408,11 @@ def need_period(value: float | str | None, key: str, allowed: str = UNKNOWN) -> 
 
 
 def sketching(prior: Prior, task: Task) -> Callable[[Shard], Steps[dict[str, Weighted]]]:
-    """Return what clients add to their sums for a prior: the leaf "sketch", or nothing for all priors but "learned".
+    """Return the terms that clients add to their sums for a prior: "sketch" for "learned", nothing for others.
 
     A sketch is the direction of the gradient of the last layer of a network that is never trained, in a few random
-    sums: of length 1 whatever the samples, so that 1 is its bound under privacy. Labels and what they are put on are
-    both in it, and each client counts the same.
+    sums. Its length is 1, which is its bound under privacy. It depends on inputs and labels, and each client counts the
+    same.
 
     Args:
         prior: the prior.

@@ -58,7 +58,7 @@ class Found:
 def weights_of(counts: Array) -> Array:
     """Return weights of rounds (n,), 1 in the mean: participants, up to ten times the median.
 
-    What chance puts into a mean is the less, the more take part; in a large cohort the rest is the population's own.
+    The more clients take part, the less noise is in a mean. In a large cohort the population's own noise remains.
 
     Args:
         counts: (n,) participants.

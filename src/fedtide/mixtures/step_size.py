@@ -5,12 +5,12 @@ Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, Eq. 13 f
 "overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "share", "per-period", "leaky" and more than two groups are our
 own extension.
 
-An update is a function `(expected, mass) -> (K,)`: `expected` (K,) is the expected share of each component in this
-round, None without an expectation, and `mass` (K,) the counted one. A step of 1 replaces the old value with the new
-estimate, a step of 0 keeps the old value.
+An update is a function `(expected, mass) -> (K,)`. `expected` (K,) is the expected share of each component in this
+round, None without an expectation; `mass` (K,) is counted. A step of 1 replaces the old value with the new estimate, a
+step of 0 keeps the old value.
 
-A rule for FedTKM's factors alpha is a function `(log_alpha, expected, counted, period) -> log_alpha`: (K,) logarithms
-of the factors, expected and counted shares of the modes, and the period of the prior in rounds.
+A rule for FedTKM's factors alpha is a function `(log_alpha, expected, counted, period) -> log_alpha`. Its arguments are
+(K,) logarithms of the factors, expected and counted shares of the modes, and the period of the prior in rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What personalizations are made of: the protocol, networks of clients, and training with early stopping."""
+"""Parts of personalizations: their protocol, networks of clients, and training with early stopping."""
 
 from __future__ import annotations
 

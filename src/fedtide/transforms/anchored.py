@@ -1,14 +1,14 @@
 """Anchored: FedAvg's model beside a method's own, mixed into its predictions. Our own.
 
 Each participant also trains one model for all, as in FedAvg. The two predictions are mixed with one weight for all
-clients: the one of 0, 0.1, ..., 1 under which the validation samples of participants are likeliest. Clients send the
-log-likelihood at each weight, summed over their samples, so the server learns eleven sums and nothing of one client. A
-round has few participants, so the sums of earlier rounds count as well, less with each round.
+clients. This weight is one of 0, 0.1, ..., 1: the validation samples of participants are likeliest under it. Clients
+send the log-likelihood at each weight, summed over their samples, so the server learns eleven sums and nothing of one
+client. A round has few participants, so the sums of earlier rounds count as well, less with each round.
 
 The method's own models neither see the anchor nor train otherwise. Clients train up to twice as much.
 
-When to use it: it is not known whether clients are of different kinds. Where they are not, K models of fewer samples
-each lose to one model of all; with an anchor the weight says so (docs/never-worse.md).
+When to use it: it is not known whether clients are of different kinds. If they are alike, K models of fewer samples
+each lose to one model of all, and the anchor gets the weight (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Received:
-    """What a client receives: what the method sends, the anchor, and its share."""
+    """Payload of clients: the payload of the method, the anchor, and its share."""
 
     method: Payload
     anchor: Weights
@@ -112,7 +112,7 @@ class Anchored:
 
     @property
     def label(self) -> str:
-        """What stands beside the name of a method that has it."""
+        """Words beside the name of a method with this transform."""
         return self.kind
 
     def why_not(self, algorithm: Algorithm) -> str:

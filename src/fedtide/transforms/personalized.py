@@ -1,4 +1,4 @@
-"""Personalized: what a client makes of the models it receives before it is evaluated.
+"""Personalized: clients adapt the models that they receive before they are evaluated.
 
 Choose one, fine-tune it, average or mix all with a model of its own, or train alone (`fedtide.personal.ways`). Nothing
 of it leaves the client, and training stays as it is. Further ways in `others` are judged beside, each as a method
@@ -47,7 +47,7 @@ class Models:
 
 @ingredient
 class Personalized:
-    """What a client makes of the received models before it is evaluated; nothing of it leaves the client.
+    """A personalization of the received models before evaluation; nothing of it leaves the client.
 
     Args:
         way: what is judged as the method; None leaves what the method does itself.
@@ -61,7 +61,7 @@ class Personalized:
 
     @property
     def label(self) -> str:
-        """What stands beside the name of a method that has it."""
+        """Words beside the name of a method with this transform."""
         return "" if self.way is None else self.way.kind
 
     def why_not(self, algorithm: Algorithm) -> str:

@@ -16,15 +16,16 @@ Estimator and its Generalizations*, JASA 1975).
     tau2 = max(0, (sum_k p_k |D_k - D|^2 - s2 sum_k p_k (1 - p_k) / n_k) / sum_k p_k (1 - p_k))
     b_k  = tau2 / (tau2 + s2 / n_k),  and model k steps along  D + b_k (D_k - D)
 
-Where clusters are alike b is near 0 and all models stay one model; where they are far apart it is near 1.
+If clusters are alike b is near 0 and all models stay one model. If clusters are far apart b is near 1.
 
 Choices:
-    Squares are summed over all numbers of a layer, so variances are those of its vector. With unequal weights w of
-    clients `n_k` is (sum w)^2 / sum w^2. Numerators and denominators are sums over rounds that fade by `FADE`, as with
-    one participant in each cluster a round says nothing about s2; those of tau2 begin anew with new clusters. As long
-    as no cluster had two participants in a round, s2 is unknown and all clusters step along D: draw at least twice as
-    many participants as there are clusters. A cluster without participants steps along D. Running statistics are those
-    of all clusters.
+    - ours: squares are summed over all numbers of a layer, so variances are those of its vector.
+    - ours: with unequal weights w of clients `n_k` is (sum w)^2 / sum w^2.
+    - ours: numerators and denominators are sums over rounds that fade by `FADE`. Those of tau2 begin anew with new
+      clusters.
+    - ours: s2 is unknown until a cluster has two participants in a round, and all clusters step along D. So draw at
+      least twice as many participants as there are clusters.
+    - ours: a cluster without participants steps along D. Running statistics are those of all clusters.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ FADE = 0.8
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about the variances of each layer: fading sums, float64.
+    """Evidence about the variances of each layer: fading sums, float64.
 
     within: (layers, 2) numerator and denominator of s2. between: (layers, 3) sums of p_k |D_k - D|^2, of
     p_k (1 - p_k) / n_k and of p_k (1 - p_k).
@@ -76,7 +77,7 @@ class Evidence:
     between: Tensor
 
     def of_new_clusters(self) -> Evidence:
-        """Return what it still says when clients have been clustered anew."""
+        """Return the evidence after clients were clustered anew."""
         return Evidence(self.within, torch.zeros_like(self.between))
 
 
@@ -137,7 +138,7 @@ def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pool:
-    """What is kept between rounds: the evidence, None before any, and the number of models that it is about."""
+    """Memo between rounds: the evidence, None before any, and the number of models that it is about."""
 
     evidence: Evidence | None = None
     models: int = 1
@@ -155,7 +156,7 @@ class Pooled:
 
     @property
     def label(self) -> str:
-        """What stands beside the name of a method that has it."""
+        """Words beside the name of a method with this transform."""
         return self.kind
 
     def why_not(self, algorithm: Algorithm) -> str:

@@ -7,8 +7,8 @@ IFCA's paper shares layers in this way on FEMNIST.
 When to use it: clients are of different kinds, each kind has few samples, and features serve all.
 
 Choices:
-    ours: participants count for themselves in the mean, however the method picks them from its clusters. The trunk
-    begins as that of the method's first model. Models that a method makes, mixes or splits take the trunk as it is.
+    - ours: participants count for themselves in the mean, however the method picks them from its clusters.
+    - ours: the trunk begins as that of the method's first model. New models take the trunk as it is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Shared:
 
     @property
     def label(self) -> str:
-        """What stands beside the name of a method that has it."""
+        """Words beside the name of a method with this transform."""
         return f"shared {' '.join(self.layers)}"
 
     def why_not(self, algorithm: Algorithm) -> str:
@@ -86,7 +86,7 @@ class Shared:
         return "it trains one model for all" if models == "one" else ""
 
     def is_shared(self, task: Task) -> Callable[[str], bool]:
-        """Return what tells whether a parameter is of a shared layer.
+        """Return the predicate of shared parameters, by name.
 
         Raises:
             FedtideError: the model has no such layer.
@@ -138,7 +138,7 @@ class Shared:
             )
 
         def whole(payload: Payload) -> Payload:
-            """Return what the method sent, with whole models."""
+            """Return the payload of the method, with whole models."""
             return replace(payload, models=receive_models(payload.models)) if hasattr(payload, "models") else payload
 
         @Stepwise

@@ -1,4 +1,4 @@
-"""What all transforms share: a value that makes an algorithm of another, and the order in which several apply."""
+"""The protocol of transforms, the order in which several apply, and helpers for their rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Transform(Protocol):
 
     @property
     def label(self) -> str:
-        """What stands beside the name of a method that has it."""
+        """Words beside the name of a method with this transform."""
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm; "" if it has one."""
@@ -117,7 +117,7 @@ def models_in(payload: Tree) -> list[Weights]:
 
 
 def shares_of(sums: Sequence[Sum | None], reply: Reply, clients: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return what each model's mean update counts for in that of all (K,) float64.
+    """Return the weight of each model's mean update in the mean of all (K,) float64.
 
     Args:
         sums: sums of the updates of each model's members; None if there are none.
