@@ -76,28 +76,28 @@ def build(
     if isinstance(rows, GeneratedRows):
         check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
         return generated_population(rows, split, shift, seed, transforms)
-    made: Any = own(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
-    if isinstance(made, Saved):
-        return _fitted(replace(_replayed(rows, made, shift, seed, public_samples), transforms=transforms))
+    rule: Any = own(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
+    if isinstance(rule, Saved):
+        return _fitted(replace(_replayed(rows, rule, shift, seed, public_samples), transforms=transforms))
     rng = Rng(seed if dealing is None else dealing).at("partition")
     ahead = getattr(shift.what, "ahead", False)
     if ahead:
         rows, split = _without_test(rows, split, shift)
-    if made.shares_rows and not ahead and rows.held_out is None:
+    if rule.shares_rows and not ahead and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"), borders)
-    if isinstance(made, Rotation) and shift.how.kind == "identity":
-        shift = replace(shift, how=Turned(made.angles))
-    samples = rows if rows.steps is None else _unlabeled(rows, made, groups)
+    if isinstance(rule, Rotation) and shift.how.kind == "identity":
+        shift = replace(shift, how=Turned(rule.angles))
+    samples = rows if rows.steps is None else _unlabeled(rows, rule, groups)
     early = samples if borders is None else replace(samples, held_out=_from(samples, min(borders)))
     public = _public(early, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
     with _rewording(lambda line: _with_public_samples(line, public_samples)):
-        if isinstance(made, Natural):
-            dealt = _natural(samples, free, made, groups, held_out_clients, rng)
+        if isinstance(rule, Natural):
+            dealt = _natural(samples, free, rule, groups, held_out_clients, rng)
         else:
-            dealt = _by_group(samples, free, made, groups, held_out_clients, rng)
+            dealt = _by_group(samples, free, rule, groups, held_out_clients, rng)
         empty = (dealt.seen.counts == 0).nonzero().flatten().tolist()
-        if empty and len(dealt.seen.rows) and getattr(made, "min_samples", 1):
+        if empty and len(dealt.seen.rows) and getattr(rule, "min_samples", 1):
             raise FedtideError(f"data.partition: client {empty[0]} has no rows; allowed: fewer clients, or more rows")
     own_test = 0.0 if len(dealt.test.rows) or (held_out_clients.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
@@ -114,10 +114,10 @@ def build(
     outside, labeled = dealt.held_out_clients, held_out_clients.labeled
     if borders is not None:
         outside = outside.only(_from(rows, borders[1]))
-    known, checked, judged = (Ragged.empty(len(outside)),) * 2 + (outside,)
+    known_rows, checked, judged = (Ragged.empty(len(outside)),) * 2 + (outside,)
     if labeled:
-        known, checked, judged = divide(outside, split.val, 1 - labeled, rng.at("unseen").numpy())
-    parts = {"train": train.joined(known), "val": val.joined(checked), "test": test.joined(judged)}
+        known_rows, checked, judged = divide(outside, split.val, 1 - labeled, rng.at("unseen").numpy())
+    parts = {"train": train.joined(known_rows), "val": val.joined(checked), "test": test.joined(judged)}
     clients = dealt.group, dealt.names, len(dealt.seen)
     names = dealt.client_names
     return _fitted(Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public))
@@ -126,8 +126,8 @@ def build(
 def _fitted(people: Population) -> Population:
     """Return the population with features made by its training rows alone: by the others models are judged."""
     rows = cast(Rows, people.rows)
-    made = rows.fitted(people.trained_on)
-    return people if made is rows else replace(people, rows=made)
+    rows_fitted = rows.fitted(people.trained_on)
+    return people if rows_fitted is rows else replace(people, rows=rows_fitted)
 
 
 def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:
@@ -252,20 +252,20 @@ def _by_group(
     for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
         n = part.clients if isinstance(partition, ByGroup) else _part_size(partition.clients, k, len(masks))
         n_unseen = _part_size(held_out_clients.clients, k, len(masks))
-        own, given = mask & free & ~held_out, mask & held_out
-        if not n or not own.any():
+        trained, tested = mask & free & ~held_out, mask & held_out
+        if not n or not trained.any():
             but = f"of {len(masks)} groups '{names[k]}' gets no {'rows' if n else 'clients'}"
             raise refused("data.partition.clients", partition.clients, "rows and clients for each group", but)
         prefix = f"data.partition.of.{names[k]}" if isinstance(partition, ByGroup) else "data.partition"
         with _rewording(lambda line, prefix=prefix: line.replace("data.partition", prefix, 1)):  # type: ignore[misc]
             if n_unseen:
-                out_of = given if given.any() else own
+                out_of = tested if tested.any() else trained
                 taken = _deal_held_out(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
-                own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
+                trained = trained & ~torch.zeros_like(trained).index_fill_(0, taken.rows.long(), True)
                 outside.append(taken)
-            seen.append(_deal(part, rows, own, n, rng.at(k)))
-        if given.any() and not n_unseen:
-            where, counts = given.nonzero().flatten(), _class_counts(seen[-1], rows)
+            seen.append(_deal(part, rows, trained, n, rng.at(k)))
+        if tested.any() and not n_unseen:
+            where, counts = tested.nonzero().flatten(), _class_counts(seen[-1], rows)
             test.append(follow(rows.y[where].numpy(), counts, rng.at(k, "test")).translated(where))
         sizes.append((n, n_unseen))
     if test and len(test) < len(masks):
@@ -303,13 +303,13 @@ def _deal_held_out(
     own_share = None
     if rows.held_out is None or not rows.held_out[mask].any():
         own_share = max(len(mask.nonzero()) // (seen + held_out_clients), 1)
-    each = settings.samples or own_share
-    within = with_limit(partition, each)
+    samples = settings.samples or own_share
+    within = with_limit(partition, samples)
     if within is not None:
         return _deal(within, rows, mask, held_out_clients, rng)
-    if each is not None:  # A kind without a limit deals the wanted number of rows, drawn at random.
+    if samples is not None:  # A kind without a limit deals the wanted number of rows, drawn at random.
         where = mask.nonzero().flatten()
-        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * each])]
+        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * samples])]
         mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
     return _deal(partition, rows, mask, held_out_clients, rng)
 
@@ -332,10 +332,10 @@ def _natural(
     if rows.client is None:
         raise refused("data.partition.kind", "natural", "a kind that deals rows", f"{rows.name} names no clients")
     row_group, names = groups.of(rows)
-    client, kept = rows.client.numpy(), (row_group >= 0) & free.numpy()
+    client, inside_groups = rows.client.numpy(), (row_group >= 0) & free.numpy()
     held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
     n = int(client.max()) + 1
-    large = np.flatnonzero(np.bincount(client[kept & ~held_out], minlength=n) >= partition.min_samples)
+    large = np.flatnonzero(np.bincount(client[inside_groups & ~held_out], minlength=n) >= partition.min_samples)
     seen = partition.clients or len(large) - held_out_clients.clients
     wanted = seen + held_out_clients.clients
     if wanted > len(large) or seen <= 0:
@@ -345,7 +345,7 @@ def _natural(
     chosen = np.concatenate([np.sort(chosen[:seen]), np.sort(chosen[seen:])])
     number = np.full(n, -1)
     number[chosen] = np.arange(wanted)
-    owner = np.where(kept, number[client], -1)
+    owner = np.where(inside_groups, number[client], -1)
     votes = np.zeros((wanted, len(names)), dtype=np.int64)
     np.add.at(votes, (owner[owner >= 0], row_group[owner >= 0]), 1)
     inside, outside = np.where(owner < seen, owner, -1), np.where(owner >= seen, owner - seen, -1)
@@ -359,25 +359,25 @@ def _natural(
     )
 
 
-def divide(own: Ragged, val: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
+def divide(lists: Ragged, val: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
     """Divide each client's rows at random into train, val and test.
 
     A client with two rows or more gets at least one test row if `test` > 0. It gets at least one validation row if
     `val` > 0 and ten rows are left.
     """
     if not val and not test:
-        return own, Ragged.empty(len(own)), Ragged.empty(len(own))
-    counts = own.counts.numpy()
+        return lists, Ragged.empty(len(lists)), Ragged.empty(len(lists))
+    counts = lists.counts.numpy()
     n_test, n_val = part_sizes(counts, val, test)
     left = counts - n_test
     sizes = (n_test, n_val, left - n_val)
-    out = [np.empty(int(size.sum()), dtype=own.rows.numpy().dtype) for size in sizes]
+    out = [np.empty(int(size.sum()), dtype=lists.rows.numpy().dtype) for size in sizes]
     filled = [0, 0, 0]
-    for first in range(0, len(own), BLOCK):
+    for first in range(0, len(lists), BLOCK):
         here = slice(first, first + BLOCK)
-        start, end = int(own.start[first]), int(own.start[min(first + BLOCK, len(own))])
+        start, end = int(lists.start[first]), int(lists.start[min(first + BLOCK, len(lists))])
         part = _parts_of(counts[here], n_test[here], n_val[here], draw)
-        rows = own.rows[start:end].numpy()
+        rows = lists.rows[start:end].numpy()
         for p in range(3):
             mine = rows[part == p]  # sorted for each client, as before
             out[p][filled[p] : filled[p] + len(mine)] = mine
@@ -441,9 +441,9 @@ def check_generated(
         ("shift.how.kind", shift.how.kind, "identity"),
     ]
     but = f"rows of '{rows.name}' are made client by client when they are asked for"
-    for key, found, allowed in wrong:
-        if found != allowed:
-            raise refused(key, found, "none" if allowed is None else repr(allowed), but)
+    for key, value, allowed in wrong:
+        if value != allowed:
+            raise refused(key, value, "none" if allowed is None else repr(allowed), but)
     if rows.clients > MOST:
         raise refused("data.source.clients", rows.clients, f"at most {MOST}")
     if partition.min_samples > rows.each:

@@ -75,12 +75,12 @@ class Population:
         groups = self.group.bincount(minlength=len(self.group_names)).tolist()
         parts = (("who", self.shift.who), ("what", self.shift.what), ("how", self.shift.how))
         kinds = (f"{name}: {getattr(part, 'kind', type(part).__name__)}" for name, part in parts)
-        said = [("", repr(self))]
-        said += [(f"rows to {TO[part]}", _spread(held[held > 0])) for part, held in counts.items() if held.any()]
+        lines = [("", repr(self))]
+        lines += [(f"rows to {TO[part]}", _spread(rows[rows > 0])) for part, rows in counts.items() if rows.any()]
         if len(self.group_names) > 1:
             sizes = zip(self.group_names, groups, strict=True)
-            said.append(("clients of each group", ", ".join(f"{name} {count}" for name, count in sizes)))
-        return html_table([*said, ("shift", ", ".join(kinds))])
+            lines.append(("clients of each group", ", ".join(f"{name} {count}" for name, count in sizes)))
+        return html_table([*lines, ("shift", ", ".join(kinds))])
 
     def __post_init__(self) -> None:
         self._who.check(self.group_names, [len(members) for members in self._members])
@@ -179,13 +179,13 @@ class Population:
     def _members_at(self, moment: Moment) -> list[Tensor]:
         """Return the registered clients of each group that hold rows and are awake."""
         # Arrivals of another run are replayed unchanged; clients without rows are removed from them later.
-        there = None if self._who.recorded else self.there(moment)
+        holders = None if self._who.recorded else self.there(moment)
         awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
         fresh = self._dated.fresh(moment) if self._dated and self._by_rows else None
-        known = [each for each in (there, awake, fresh) if each is not None]
-        if not known:
+        masks = [mask for mask in (holders, awake, fresh) if mask is not None]
+        if not masks:
             return self._members
-        here = torch.stack(known).all(0)
+        here = torch.stack(masks).all(0)
         return [members[here[members]] for members in self._members]
 
     def window(self, moment: Moment) -> Window | None:
@@ -216,9 +216,9 @@ class Population:
         """Return q(t), the expected share of each group among the arrivals (groups,)."""
         limited = self.availability is not None or self._by_rows
         members = self._members_at(moment) if limited else self._members
-        if not any(len(some) for some in members):  # if no client is awake, all clients count
+        if not any(len(group) for group in members):  # if no client is awake, all clients count
             members = self._members
-        sizes = np.array([len(some) for some in members])
+        sizes = np.array([len(group) for group in members])
         return self._who.shares(self.shift.time(moment), sizes)
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
@@ -234,8 +234,8 @@ class Population:
         return self._members_at(moment), self.shift.time(moment), Rng(self.seed).at(moment.round, "arrivals")
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
-        there = self.there(moment) if self._who.recorded else None
-        return clients if there is None else clients[there[clients]]
+        holders = self.there(moment) if self._who.recorded else None
+        return clients if holders is None else clients[holders[clients]]
 
     def substituted(self, m: int, moment: Moment) -> int:
         """Count the arrivals among `m` that replace clients of an exhausted group."""
@@ -263,7 +263,7 @@ class Population:
         else:
             pairs = zip(began.tolist(), clients.tolist(), strict=True)
             keys = [key.at("since", since.hex(), client, "dropout") for since, client in pairs]
-        chance = [each.numpy().random() for each in keys]
+        chance = [rng.numpy().random() for rng in keys]
         return torch.tensor(chance) >= self._who.dropout_rate
 
     # -- rows and labels ----------------------------------------------------------------------------------------------
@@ -286,10 +286,10 @@ class Population:
         Where these rows are to come, clients that have some are judged, though they may have nothing yet to train on.
         """
         counted = self.counts(clients, part, moment) > 0
-        there = None if self.apart else self.there(moment)  # what is to come is judged, whoever has nothing yet
-        if there is not None:
+        holders = None if self.apart else self.there(moment)  # what is to come is judged, whoever has nothing yet
+        if holders is not None:
             seen = clients < self.registered
-            counted &= ~seen | there[torch.where(seen, clients, 0)]
+            counted &= ~seen | holders[torch.where(seen, clients, 0)]
         return clients if bool(counted.all()) else clients[counted]
 
     def group_at(self, moment: Moment) -> Tensor:
@@ -375,14 +375,14 @@ class Population:
         if not isinstance(self.target, Measured) or not isinstance(self.rows, Rows) or self.rows.value is None:
             return {}
         rows, _ = self.pooled(clients, moment, part)
-        found = {}
+        skills = {}
         for name, earlier in self.rows.earlier.items():
             before = earlier[rows.long()]
-            known = before >= 0
-            if len(rows) and 2 * int(known.sum()) >= len(rows):
-                said, value = self.rows.value[before[known]], self.rows.value[rows.long()[known]]
-                found[name] = self.target.skill_of(said, value)
-        return found
+            present = before >= 0
+            if len(rows) and 2 * int(present.sum()) >= len(rows):
+                prediction, value = self.rows.value[before[present]], self.rows.value[rows.long()[present]]
+                skills[name] = self.target.skill_of(prediction, value)
+        return skills
 
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
         """Return the names of events since the previous round or `before`: "arrival", "drift", "swap", ..."""
@@ -441,7 +441,7 @@ class Population:
         columns = (joined.x, joined.y, joined.ids, joined.time, joined.mask, joined.bins)
         *parts, bins = [[None] * len(sizes) if column is None else column.split(sizes) for column in columns]
         fetch = [partial(self.aside, client, moment) if self.has_val else None for client in clients.tolist()]
-        return [Shard(*own) for own in zip(*parts, fetch, bins, strict=True)]
+        return [Shard(*columns_of_client) for columns_of_client in zip(*parts, fetch, bins, strict=True)]
 
     def pooled(self, clients: Tensor, moment: Moment, part: str) -> tuple[Tensor, Tensor]:
         """Return the concatenated rows of several clients, and for each row its owner's position in `clients`."""

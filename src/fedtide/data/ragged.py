@@ -51,9 +51,9 @@ class Ragged:
     @staticmethod
     def equal(table: np.ndarray) -> Ragged:
         """Build lists of equal length from a table (clients, rows each), which is sorted in place and kept."""
-        clients, each = table.shape
+        clients, size = table.shape
         table.sort(axis=1)
-        return Ragged(torch.arange(clients + 1) * each, torch.from_numpy(table.reshape(-1)))
+        return Ragged(torch.arange(clients + 1) * size, torch.from_numpy(table.reshape(-1)))
 
     @staticmethod
     def empty(clients: int) -> Ragged:
@@ -91,9 +91,9 @@ class Ragged:
 
     def only(self, mask: Tensor) -> Ragged:
         """Leave out the entries `i` of which `mask[i]` is false."""
-        kept = mask[self.rows.long()]
-        counts = torch.bincount(self.owner[kept], minlength=len(self))
-        return Ragged(torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), self.rows[kept])
+        entries = mask[self.rows.long()]
+        counts = torch.bincount(self.owner[entries], minlength=len(self))
+        return Ragged(torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), self.rows[entries])
 
     def joined(self, other: Ragged) -> Ragged:
         """Append the lists of `other` to these."""

@@ -131,13 +131,13 @@ class Rows:
         """Short hash of features and labels, to detect other rows: as they were read, so the same for all seeds."""
         if self._fit is not None and self._fit.digest:
             return self._fit.digest
-        found = hashlib.blake2b(b"" if self.fit is None and self.value is None else b"fitted", digest_size=8)
+        digest = hashlib.blake2b(b"" if self.fit is None and self.value is None else b"fitted", digest_size=8)
         for values in (self.x, self.y) if self.value is None else (self.x, self.y, self.value):
-            found.update(str((values.dtype, tuple(values.shape))).encode())
+            digest.update(str((values.dtype, tuple(values.shape))).encode())
             flat = raw(values)
             # Very large arrays are hashed in part: enough to notice another file, not a proof.
-            found.update(flat[:: max(len(flat) // 2**28, 1)].numpy().tobytes())
-        return found.hexdigest()
+            digest.update(flat[:: max(len(flat) // 2**28, 1)].numpy().tobytes())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.x)
@@ -171,13 +171,13 @@ class Rows:
 
     def take(self, rows: Tensor, device: str = CPU) -> tuple[Tensor, Tensor]:
         """Return x and y of some rows, by position; x is gathered on a device where all rows fit on it."""
-        if device not in self._held:
-            self._held[device] = resident(self.x, device)
-        x = self._held[device]
+        if device not in self._x_by_device:
+            self._x_by_device[device] = resident(self.x, device)
+        x = self._x_by_device[device]
         return torch.index_select(x, 0, rows.to(x.device)), torch.index_select(self.y, 0, rows)
 
     @cached_property
-    def _held(self) -> dict[str, Tensor]:
+    def _x_by_device(self) -> dict[str, Tensor]:
         """Features of all rows by the device that asks for them."""
         return {}
 
@@ -207,8 +207,8 @@ class Rows:
             if not bool((gaps == 0).any()):
                 usual = gaps[keys[1:] // span == keys[:-1] // span]
                 half = float(usual.double().median()) / 2 if len(usual) else 0.0
-                return {name: _before(series, since - each.seconds, span, min(half, each.seconds / 2), keys, order)
-                        for name, each in BASELINES.items()}  # fmt: skip
+                return {name: _before(series, since - base.seconds, span, min(half, base.seconds / 2), keys, order)
+                        for name, base in BASELINES.items()}  # fmt: skip
         return {}
 
     def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -236,24 +236,24 @@ class Rows:
         fit = None if self._fit is None else Fit(self._fit.make, picked["x"], self._fit.of[where])
         return replace(self, **picked, fit=fit)
 
-    def fitted(self, known: Tensor) -> Rows:
+    def fitted(self, positions: Tensor) -> Rows:
         """Return rows whose scales, means and categories are those of the known ones alone, where rows have no time.
 
         Args:
-            known: positions, in any order; one that comes again counts once. Without any, rows stay as they are.
+            positions: positions, in any order; one that comes again counts once. Without any, rows stay as they are.
 
         Raises:
             FedtideError: known rows have no number, or no category, in some column.
         """
-        if self.time is not None or not len(known) or (self._fit is None and self.value is None):
+        if self.time is not None or not len(positions) or (self._fit is None and self.value is None):
             return self
-        made, known = self, known.long().unique()
+        rows, positions = self, positions.long().unique()
         if self._fit is not None:
-            x = self._fit.make(self._fit.of[known])[self._fit.of]
-            made = replace(made, x=x, fit=replace(self._fit, x=x, digest=self.digest))
+            x = self._fit.make(self._fit.of[positions])[self._fit.of]
+            rows = replace(rows, x=x, fit=replace(self._fit, x=x, digest=self.digest))
         if self.value is not None and isinstance(self.target, Measured):
-            made = replace(made, target=centered(self.target, self.value[known]))
-        return made
+            rows = replace(rows, target=centered(self.target, self.value[positions]))
+        return rows
 
     @property
     def _fit(self) -> Fit | None:
@@ -281,8 +281,8 @@ def _before(series: Tensor, then: Tensor, span: int, reach: float, keys: Tensor,
 
 def known_rows(rows: Rows) -> Tensor:
     """Return positions of the rows by which values are standardized: no test rows; of times the earliest tenth."""
-    known = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    return known if rows.time is None else known[earliest(rows.time[known])]
+    positions = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
+    return positions if rows.time is None else positions[earliest(rows.time[positions])]
 
 
 def earliest(time: Tensor) -> Tensor:
@@ -306,17 +306,17 @@ def with_target(rows: Rows, setting: Setting) -> Rows:
         wanted = "(rows, labels)" if isinstance(setting, Labels) else "(rows,)"
         raise refused(f"{rows.name}: shape of y", tuple(rows.value.shape), f"{wanted} with target '{setting.kind}'")
     seen = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    known = known_rows(rows)
-    target, bins = setting.fitted(rows.value, known, seen, rows.place)
-    made = replace(rows, y=bins, classes=max(target.bins, 1), target=target)
-    return made if isinstance(setting, Labels) else with_learned(made, known)
+    positions = known_rows(rows)
+    target, bins = setting.fitted(rows.value, positions, seen, rows.place)
+    result = replace(rows, y=bins, classes=max(target.bins, 1), target=target)
+    return result if isinstance(setting, Labels) else with_learned(result, positions)
 
 
-def with_learned(rows: Rows, known: Tensor) -> Rows:
+def with_learned(rows: Rows, positions: Tensor) -> Rows:
     """Return rows that note the latest time of those that decided scales, categories or bins."""
     if rows.time is None:
         return rows
-    latest = float(rows.time[known].max())
+    latest = float(rows.time[positions].max())
     return replace(rows, learned=latest if rows.learned is None else max(rows.learned, latest))
 
 
@@ -330,8 +330,8 @@ def check_classes(rows: Rows) -> None:
         return
     if rows.steps is None and bool((rows.y == rows.y[0]).all()):
         label = int(rows.y[0])
-        found = rows.label_names[label] if rows.label_names else label
-        raise refused(f"{rows.name}: labels", found, "two or more", "that is the label of every row")
+        shown = rows.label_names[label] if rows.label_names else label
+        raise refused(f"{rows.name}: labels", shown, "two or more", "that is the label of every row")
 
 
 def _check_labels(name: str, y: Tensor, classes: int) -> None:
@@ -367,7 +367,7 @@ def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
 def _check_names(name: str, names: tuple[str, ...]) -> None:
     """Raise for names that would be obeyed where they are shown, or cannot be seen there."""
     if HIDDEN.search("".join(names)):
-        wrong = next(each for each in names if HIDDEN.search(each))
+        wrong = next(name_shown for name_shown in names if HIDDEN.search(name_shown))
         raise refused(f"{name}: name of a domain or client", wrong, "names without control characters")
 
 
@@ -453,8 +453,8 @@ class GeneratedRows:
     @property
     def digest(self) -> str:
         """Short hash of the rows of the first and the last client, to detect other rows."""
-        found = hashlib.blake2b(str((self.clients, self.each, self.classes)).encode(), digest_size=8)
+        digest = hashlib.blake2b(str((self.clients, self.each, self.classes)).encode(), digest_size=8)
         for client in (0, self.clients - 1):
             for values in self.make(client):
-                found.update(values.numpy().tobytes())
-        return found.hexdigest()
+                digest.update(values.numpy().tobytes())
+        return digest.hexdigest()

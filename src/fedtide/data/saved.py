@@ -38,8 +38,8 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
     moments = [] if seconds is None else [Moment(r, rounds, r * seconds) for r in range(rounds)]
     table = torch.full((len(moments), cohort), -1, dtype=torch.int64)
     for row, moment in zip(table, moments, strict=True):
-        came = population.arrivals_in_order(cohort, moment)
-        row[: len(came)] = came
+        arrivals = population.arrivals_in_order(cohort, moment)
+        row[: len(arrivals)] = arrivals
     dealt = [part for part in population.parts.values() if isinstance(part, Ragged)]
     small = bool(dealt) and sum(part.total for part in dealt) <= LARGEST
     tree = {
@@ -72,8 +72,8 @@ def labels(population: Any) -> dict[str, Any]:
     rows, train = population.rows, population.parts["train"]
     counts = None
     if rows.steps is None and rows.classes <= CLASSES:
-        held = [rows.labels(train[client].long()) for client in clients.tolist()]
-        counts = torch.stack([torch.bincount(y, minlength=rows.classes) for y in held])
+        labels_by_client = [rows.labels(train[client].long()) for client in clients.tolist()]
+        counts = torch.stack([torch.bincount(y, minlength=rows.classes) for y in labels_by_client])
     names = list(getattr(rows, "label_names", ()))
     return {
         "clients": clients, "counts": counts, "classes": rows.classes, "of": population.registered, "names": names,
@@ -97,19 +97,19 @@ def check(population: Any, path: Path) -> None:
     Raises:
         FedtideError: the data differ, or the file is damaged.
     """
-    made = content_of(str(path), "shift", "rows")["rows"]
-    if made.get("digest") != population.rows.digest:
+    about = content_of(str(path), "shift", "rows")["rows"]
+    if about.get("digest") != population.rows.digest:
         raise FedtideError(f"{population.rows.name}: the data have changed since {path} was written; start a new run")
 
 
 def labels_of(path: Path) -> dict[str, Any] | None:
     """Return the label counts that `save` wrote, without reading the rows; None without any."""
-    found = codec.piece(path, "labels")
-    if found is None:
+    counts = codec.piece(path, "labels")
+    if counts is None:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("counts"), Tensor | None):
+    if not isinstance(counts, dict) or not isinstance(counts.get("counts"), Tensor | None):
         raise FedtideError(f"{path}: damaged: 'labels' is of another kind")
-    return {**found, "names": _words(path, "labels", found.get("names"))}
+    return {**counts, "names": _words(path, "labels", counts.get("names"))}
 
 
 def names_of(path: Path, key: Literal["group_names", "domain_names"]) -> list[str]:
@@ -117,11 +117,11 @@ def names_of(path: Path, key: Literal["group_names", "domain_names"]) -> list[st
     return _words(path, key, codec.piece(path, key))
 
 
-def _words(path: Path, key: str, found: Any) -> list[str]:
-    found = found or ()
-    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+def _words(path: Path, key: str, words: Any) -> list[str]:
+    words = words or ()
+    if not isinstance(words, list | tuple) or not all(isinstance(name, str) for name in words):
         raise FedtideError(f"{path}: damaged: '{key}' is of another kind")
-    return list(found)
+    return list(words)
 
 
 def content_of(path: str, key: str, needed: str) -> dict[str, Any]:
@@ -157,9 +157,9 @@ class Saved:
 
     def fitting(self, rows: int, name: str) -> dict[str, Any]:
         """Return the file's content; raise if it was made from another number of rows."""
-        made = self.saved["rows"]
-        if made["count"] != rows:
+        about = self.saved["rows"]
+        if about["count"] != rows:
             raise FedtideError(
-                f"data.partition.path: {self.path} deals {made['count']} rows of {made['name']}, {name} has {rows}"
+                f"data.partition.path: {self.path} deals {about['count']} rows of {about['name']}, {name} has {rows}"
             )
         return self.saved

@@ -92,12 +92,12 @@ class Fitting(Protocol):
     kind: str
 
     @abstractmethod
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[Target, Tensor]:
+    def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[Target, Tensor]:
         """Return the target, and a bin for each row (rows,), which whatever reads labels is given.
 
         Args:
             values: (rows,) what rows are labeled with; of several labels at once (rows, labels).
-            known: positions of the rows that standardize values and set borders (`fedtide.data.rows.known_rows`).
+            positions: positions of the rows that standardize values and set borders (`fedtide.data.rows.known_rows`).
             seen: positions of all rows that are not for testing: the rival without features says what is best of them.
             place: says which row it is, for messages.
 
@@ -124,12 +124,12 @@ class Number(Fitting):
     loss: Literal["squared", "huber", "gaussian"] = "squared"
     kind: Literal["number"] = "number"
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[NumberTarget, Tensor]:
+    def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[NumberTarget, Tensor]:
         """Return the target of numbers, and their bins."""
         rival = values[seen].double()
         constant = float(rival.quantile(0.5) if self.loss == "huber" else rival.mean())
-        edges = edges_of(values[known])
-        return NumberTarget(*_mean_and_spread(values, known), (constant,), edges, self.loss), binned(values, edges)
+        edges = edges_of(values[positions])
+        return NumberTarget(*_mean_and_spread(values, positions), (constant,), edges, self.loss), binned(values, edges)
 
 
 @ingredient
@@ -147,12 +147,12 @@ class Quantiles(Fitting):
         if not self.at or any(after <= before for before, after in pairwise(self.at)):
             raise ValueError(f"found at {list(self.at)}, allowed: rising numbers between 0 and 1")
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[QuantileTarget, Tensor]:
+    def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[QuantileTarget, Tensor]:
         """Return the target of numbers, and their bins."""
         constant = values[seen].double().quantile(torch.tensor(self.at, dtype=torch.float64))
-        edges = edges_of(values[known])
-        made = QuantileTarget(*_mean_and_spread(values, known), tuple(constant.tolist()), edges, self.at)
-        return made, binned(values, edges)
+        edges = edges_of(values[positions])
+        target = QuantileTarget(*_mean_and_spread(values, positions), tuple(constant.tolist()), edges, self.at)
+        return target, binned(values, edges)
 
 
 @ingredient
@@ -161,15 +161,15 @@ class Counts(Fitting):
 
     kind: Literal["counts"] = "counts"
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[CountTarget, Tensor]:
+    def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[CountTarget, Tensor]:
         """Return the target of counts, and their bins."""
         wrong = (values < 0) | (values != values.floor())
         if wrong.any():
             row = int(wrong.nonzero()[0])
             raise refused(f"{place(row)}: label", float(values[row]), "a whole number from 0, as a count")
-        center, scale = _mean_and_spread(values, known)
+        center, scale = _mean_and_spread(values, positions)
         _check_counted(center)
-        edges = edges_of(values[known])
+        edges = edges_of(values[positions])
         return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
 
 
@@ -179,7 +179,7 @@ class Labels(Fitting):
 
     kind: Literal["labels"] = "labels"
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[LabelsTarget, Tensor]:
+    def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[LabelsTarget, Tensor]:
         """Return the target of labels, and the first one of each row; where it has none, their number.
 
         >>> values, rows = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]), torch.arange(3)
@@ -199,11 +199,11 @@ Setting = Classes | Number | Quantiles | Counts | Labels
 """What `data.target` says."""
 
 
-def _mean_and_spread(values: Tensor, known: Tensor) -> tuple[float, float]:
+def _mean_and_spread(values: Tensor, positions: Tensor) -> tuple[float, float]:
     """Return mean and standard deviation of the known values; a deviation of 0 counts as 1."""
-    some = values[known].double()
-    spread = float(some.std(unbiased=False)) if len(some) > 1 else 0.0
-    return float(some.mean()), spread or 1.0
+    values_known = values[positions].double()
+    spread = float(values_known.std(unbiased=False)) if len(values_known) > 1 else 0.0
+    return float(values_known.mean()), spread or 1.0
 
 
 def centered(target: Measured, values: Tensor) -> Measured:
@@ -230,8 +230,8 @@ def edges_of(values: Tensor, bins: int = BINS) -> tuple[float, ...]:
     (24.75, 49.5, 74.25)
     """
     inner = torch.arange(1, bins, dtype=torch.float64) / bins
-    found = values.double().quantile(inner).unique()
-    return tuple(edge for edge in found.tolist() if edge > float(values.min()))
+    edges = values.double().quantile(inner).unique()
+    return tuple(edge for edge in edges.tolist() if edge > float(values.min()))
 
 
 def binned(values: Tensor, edges: Sequence[float]) -> Tensor:

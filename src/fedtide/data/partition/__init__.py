@@ -91,8 +91,8 @@ def with_limit(partition: Any, rows: int | None) -> Any:
     """Return the partition with at most `rows` rows per client; None if it has no such limit."""
     if rows is None and isinstance(partition, Resample):
         return None  # it shares rows and so cannot divide them
-    known = {field.name for field in fields(partition)} if is_dataclass(partition) else set()
-    return replace(partition, samples=rows) if "samples" in known else None
+    names = {field.name for field in fields(partition)} if is_dataclass(partition) else set()
+    return replace(partition, samples=rows) if "samples" in names else None
 
 
 __all__ = [

@@ -162,9 +162,9 @@ class DealtBy:
         Raises:
             FedtideError: the function does not return a client's number for each row.
         """
-        made = np.asarray(call(self.owner, "data.partition.function", y, classes, clients, rng))
-        if made.shape != y.shape or made.dtype.kind not in "iu":
-            raise refused("data.partition.function", made, f"a client's number for each of {len(y)} rows")
-        if len(made) and not -1 <= made.min() <= made.max() < clients:
-            raise refused("data.partition.function", int(made.max()), f"clients from 0 to {clients - 1}, -1 for none")
-        return Ragged.from_owner(made.astype(np.int64), clients)
+        owners = np.asarray(call(self.owner, "data.partition.function", y, classes, clients, rng))
+        if owners.shape != y.shape or owners.dtype.kind not in "iu":
+            raise refused("data.partition.function", owners, f"a client's number for each of {len(y)} rows")
+        if len(owners) and not -1 <= owners.min() <= owners.max() < clients:
+            raise refused("data.partition.function", int(owners.max()), f"clients from 0 to {clients - 1}, -1 for none")
+        return Ragged.from_owner(owners.astype(np.int64), clients)

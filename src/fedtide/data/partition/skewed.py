@@ -99,19 +99,19 @@ class Majority(Dealing):
             but = f"the rows have {(supply > 0).sum()} classes"
             raise refused("data.partition.kind", self.kind, "rows of 3 classes or more", but)
         pairs = self._pairs(np.flatnonzero(supply), clients, rng)
-        each = self.samples or self._most(len(y) // clients, pairs, supply, rng)
-        check_enough(len(y), clients * max(each, 1), clients)
-        if not each:
+        samples = self.samples or self._most(len(y) // clients, pairs, supply, rng)
+        check_enough(len(y), clients * max(samples, 1), clients)
+        if not samples:
             but = f"too few of the {supply.tolist()} rows of the classes suit them"
             raise refused("data.partition.clients", clients, "fewer clients, or classes of more equal size", but)
-        counts = self._counts(each, pairs, supply, rng)
+        counts = self._counts(samples, pairs, supply, rng)
         if counts is None:
-            asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(each)
+            asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(samples)
             short = np.flatnonzero(asked > supply)
             which = f"class {short[0]} is asked for {asked[short[0]]} times" if len(short) else "classes run out"
             but = f"{which} (there are {supply.tolist()} rows of the classes)"
             most = self._most(len(y) // clients, pairs, supply, rng)
-            raise refused("data.partition.samples", each, f"at most {most}", but)
+            raise refused("data.partition.samples", samples, f"at most {most}", but)
         return Ragged.from_owner(assign_owners(y, counts, rng.at("rows").numpy()), clients)
 
     def _pairs(self, present: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
@@ -122,20 +122,20 @@ class Majority(Dealing):
         draw = rng.at("pairs").numpy()
         return np.stack([draw.choice(present, 2, replace=False) for _ in range(clients)])
 
-    def _half(self, each: int) -> int:
-        return int(round(self.p * each / 2, 9))
+    def _half(self, samples: int) -> int:
+        return int(round(self.p * samples / 2, 9))
 
-    def _counts(self, each: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> np.ndarray | None:
+    def _counts(self, samples: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> np.ndarray | None:
         """Count the rows of each class that each client takes (clients, classes); None if a class has too few."""
         clients = len(pairs)
         majority = np.zeros((clients, len(supply)), dtype=np.int64)
-        np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), self._half(each))
+        np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), self._half(samples))
         left = supply - majority.sum(0)
         if (left < 0).any():
             return None
         others = np.ones_like(majority, dtype=np.float64)
         np.put_along_axis(others, pairs, 0.0, axis=1)
-        rest = draw_counts(others, each - 2 * self._half(each), left, rng.at("others").numpy())
+        rest = draw_counts(others, samples - 2 * self._half(samples), left, rng.at("others").numpy())
         return None if np.take_along_axis(rest, pairs, axis=1).any() else majority + rest
 
     def _most(self, equal: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> int:
@@ -173,31 +173,31 @@ class DirichletClass(Dealing):
         for attempt in range(self.tries):
             draw = rng.at("rows", attempt).numpy()
             owner = np.empty(len(y), dtype=np.int64)
-            held = np.zeros(clients, dtype=np.int64)
+            counts = np.zeros(clients, dtype=np.int64)
             for c in range(classes):
                 rows = draw.permutation(np.flatnonzero(y == c))
                 # NIID-Bench: clients that hold an equal part already get none of this class.
-                share = draw.dirichlet(np.full(clients, self.alpha)) * (held < len(y) / clients)
+                share = draw.dirichlet(np.full(clients, self.alpha)) * (counts < len(y) / clients)
                 share = share / share.sum() if share.sum() > 0 else np.full(clients, 1 / clients)
                 cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
                 owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-                held += np.bincount(owner[rows], minlength=clients)
-            if held.min() >= self.min_samples:
+                counts += np.bincount(owner[rows], minlength=clients)
+            if counts.min() >= self.min_samples:
                 break
         return Ragged.from_owner(_topped_up(owner, clients, self.min_samples, rng.at("moved").numpy()), clients)
 
 
 def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
     """Move random rows from the largest clients to those with fewer than `least`."""
-    held = np.bincount(owner, minlength=clients)
-    for poor in np.flatnonzero(held < least):
-        while held[poor] < least:
-            rich = int(held.argmax())
-            count = min(least - held[poor], max(held[rich] - least, 1))
+    counts = np.bincount(owner, minlength=clients)
+    for poor in np.flatnonzero(counts < least):
+        while counts[poor] < least:
+            rich = int(counts.argmax())
+            count = min(least - counts[poor], max(counts[rich] - least, 1))
             moved = draw.permutation(np.flatnonzero(owner == rich))[:count]
             owner[moved] = poor
-            held[rich] -= len(moved)
-            held[poor] += len(moved)
+            counts[rich] -= len(moved)
+            counts[poor] += len(moved)
     return owner
 
 
@@ -222,11 +222,11 @@ class Dirichlet(Dealing):
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
-        each = self.samples or len(y) // clients
-        check_enough(len(y), clients * max(each, 1), clients)
+        samples = self.samples or len(y) // clients
+        check_enough(len(y), clients * max(samples, 1), clients)
         draw = rng.at("rows").numpy()
         profiles = draw.dirichlet(np.full(classes, self.alpha), size=clients)
-        counts = draw_counts(profiles, each, np.bincount(y, minlength=classes), draw)
+        counts = draw_counts(profiles, samples, np.bincount(y, minlength=classes), draw)
         return Ragged.from_owner(assign_owners(y, counts, draw), clients)
 
 
@@ -282,23 +282,23 @@ class Pachinko(Dealing):
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
-        each = self.samples or len(y) // clients
-        check_enough(len(y), clients * max(each, 1), clients)
+        samples = self.samples or len(y) // clients
+        check_enough(len(y), clients * max(samples, 1), clients)
         supers = self._supers(y, classes)
         draw = rng.at("rows").numpy()
         root = draw.dirichlet(np.full(len(supers), self.alpha), size=clients)
         fine = [draw.dirichlet(np.full(len(labels), self.beta), size=clients) for labels in supers]
-        counts = allocate(root, fine, supers, each, np.bincount(y, minlength=classes), draw)
+        counts = allocate(root, fine, supers, samples, np.bincount(y, minlength=classes), draw)
         return Ragged.from_owner(assign_owners(y, counts, draw), clients)
 
     def _supers(self, y: np.ndarray, classes: int) -> list[np.ndarray]:
         """Return the labels of each super-class; raise if they do not fit the labels of the rows."""
         supers = [np.array(labels) for labels in self.super_classes]
-        known = np.concatenate(supers)
-        if (known >= classes).any():
+        grouped = np.concatenate(supers)
+        if (grouped >= classes).any():
             allowed = f"labels from 0 to {classes - 1} (groups = 'cifar-100' has 100)"
-            raise refused("data.partition.groups", int(known[known >= classes][0]), allowed)
-        lost = np.setdiff1d(y, known)
+            raise refused("data.partition.groups", int(grouped[grouped >= classes][0]), allowed)
+        lost = np.setdiff1d(y, grouped)
         if len(lost):
             raise FedtideError(f"data.partition.groups: label {lost[0]} is in none of them; allowed: every label once")
         return supers

@@ -62,14 +62,14 @@ class Availability(Arriving):
         if self.match == "drawn":
             device = view.rng.at("availability").numpy().integers(len(table.names), size=view.registered)
             return AvailabilityPlan(table, device)
-        known = list(view.names) or [str(client) for client in range(len(view.group))]
-        stranger = next((name for name in table.names if name not in set(known)), None)
+        clients = list(view.names) or [str(client) for client in range(len(view.group))]
+        stranger = next((name for name in table.names if name not in set(clients)), None)
         if stranger is not None:
-            allowed = nearest(stranger, known) if view.names else f"allowed: 0 to {len(known) - 1}"
-            found = f"client: found {shown(stranger)}, {allowed}, or match = 'drawn'"
-            raise FedtideError(f"shift.who.path: {self.path}: {found}")
+            allowed = nearest(stranger, clients) if view.names else f"allowed: 0 to {len(clients) - 1}"
+            line = f"client: found {shown(stranger)}, {allowed}, or match = 'drawn'"
+            raise FedtideError(f"shift.who.path: {self.path}: {line}")
         place = {name: device for device, name in enumerate(table.names)}
-        return AvailabilityPlan(table, np.array([place.get(name, -1) for name in known[: view.registered]]))
+        return AvailabilityPlan(table, np.array([place.get(name, -1) for name in clients[: view.registered]]))
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,17 @@ class Timetable:
 
     def awake(self, time: float) -> np.ndarray:
         """Return the mask (devices,) of the devices that are awake."""
-        found = np.zeros(len(self.names), dtype=bool)
-        found[self.owner[self._since(time) < self.length]] = True
-        return found
+        mask = np.zeros(len(self.names), dtype=bool)
+        mask[self.owner[self._since(time) < self.length]] = True
+        return mask
 
     def next(self, time: float) -> np.ndarray:
         """Return the time until each device is awake (devices,); 0 for those that are."""
         since = self._since(time)
         wait = np.where(since < self.length, 0.0, self.period[self.owner] - since)
-        found = np.full(len(self.names), np.inf)
-        np.minimum.at(found, self.owner, wait)
-        return found
+        waits = np.full(len(self.names), np.inf)
+        np.minimum.at(waits, self.owner, wait)
+        return waits
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,12 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    spans, own = _of_json(path) if path.suffix == ".json" else (_of_csv(path), {})
+    spans, own_periods = _of_json(path) if path.suffix == ".json" else (_of_csv(path), {})
     if not spans:
         raise FedtideError(f"shift.who.path: {path}: no client is ever awake; allowed: one interval or more")
     names = tuple(dict.fromkeys(name for _, name, _, _ in spans))
     last = max(end for *_, end in spans)
-    periods = {name: own.get(name, last) if period is None else period for name in names}
+    periods = {name: own_periods.get(name, last) if period is None else period for name in names}
     for where, name, start, end in spans:
         if end - start > periods[name] * (1 + CLOSE):
             raise refused(f"{where}: end - start", end - start, f"at most the period, {periods[name]:g}")
@@ -168,21 +168,21 @@ def _of_csv(path: Path) -> list[Span]:
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
     """Return the intervals of a JSON file, and the period of each device that has one."""
     with reading(f"shift.who.path: {path}", "JSON"):
-        made = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(made, list):
-        return [_entry(f"{path}: entry {place}", entry) for place, entry in enumerate(made, start=1)], {}
-    if not isinstance(made, dict):
-        raise refused(f"shift.who.path: {path}", made, "a list or an object")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content, list):
+        return [_entry(f"{path}: entry {place}", entry) for place, entry in enumerate(content, start=1)], {}
+    if not isinstance(content, dict):
+        raise refused(f"shift.who.path: {path}", content, "a list or an object")
     spans: list[Span] = []
     periods: dict[str, float] = {}
-    for name, device in made.items():
+    for name, device in content.items():
         where = f"{path}: device '{name}'"
-        found = list(_ready(where, str(name), device))
-        if found:
+        intervals = list(_ready(where, str(name), device))
+        if intervals:
             start, end = (number(where, key, device.get(key), 0) for key in ("trace_start", "trace_end"))
             if end <= start:
                 raise refused(f"{where}: trace_end", end, f"more than trace_start, {start:g}")
-            spans, periods[str(name)] = spans + found, end - start
+            spans, periods[str(name)] = spans + intervals, end - start
     return spans, periods
 
 

@@ -45,9 +45,9 @@ class Chain(Generic[T]):
         """
         check_events(number, self.key)
         if number not in self._kept:
-            known = max((at for at in self._kept if at < number), default=-1)
-            state = self.start() if known < 0 else self._kept[known]
-            for event in range(max(known, 0) + 1, number + 1):
+            nearest = max((at for at in self._kept if at < number), default=-1)
+            state = self.start() if nearest < 0 else self._kept[nearest]
+            for event in range(max(nearest, 0) + 1, number + 1):
                 state = self.after(state, event)
             self._kept[number] = state
         self._kept[number] = self._kept.pop(number)  # most recently used
@@ -64,5 +64,5 @@ def check_events(number: float, key: str) -> None:
         key: the configuration key of the time between events.
     """
     if not number <= MOST:
-        found = f"{number:.6g}" if math.isfinite(number) else "too many"
-        raise FedtideError(f"{key}: it makes {found} events, allowed: at most {MOST}; make it longer")
+        count = f"{number:.6g}" if math.isfinite(number) else "too many"
+        raise FedtideError(f"{key}: it makes {count} events, allowed: at most {MOST}; make it longer")

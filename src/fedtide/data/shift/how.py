@@ -279,9 +279,9 @@ class Private(Swapped):
     def present(self) -> np.ndarray:
         """Mask (clients, classes) of the labels of each client's training rows."""
         rows, train = self.view.rows, self.view.parts["train"]
-        found = np.zeros((len(train), rows.classes), dtype=bool)
-        found[train.owner.numpy(), rows.y[train.rows.long()].numpy()] = True
-        return found
+        mask = np.zeros((len(train), rows.classes), dtype=bool)
+        mask[train.owner.numpy(), rows.y[train.rows.long()].numpy()] = True
+        return mask
 
     def table(self, event: int) -> Tensor:
         """Return the present label for each client and source label after `event` events (clients, classes)."""
@@ -332,15 +332,15 @@ class Shared(Swapped):
     def tables(self) -> Tensor:
         """Label of each source label in each concept (concepts, classes); the first concept is the identity."""
         classes, draw = self.view.rows.classes, self.view.rng.at("concepts").numpy()
-        found = [np.arange(classes)]
-        while len(found) < self.concepts:
+        tables = [np.arange(classes)]
+        while len(tables) < self.concepts:
             order = draw.permutation(classes)
             pairs = order[: classes // 2 * 2].reshape(-1, 2)
             table = np.arange(classes)
             table[pairs[:, 0]], table[pairs[:, 1]] = pairs[:, 1], pairs[:, 0]
-            if not any((table == known).all() for known in found):
-                found.append(table)
-        return torch.from_numpy(np.stack(found))
+            if not any((table == other).all() for other in tables):
+                tables.append(table)
+        return torch.from_numpy(np.stack(tables))
 
     def concept(self, event: int) -> Tensor:
         """Return the concept of each client after `event` events (clients,)."""

@@ -43,11 +43,11 @@ class HeldByPlan(OwnRows):
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        key, own = "shift.what.function", super().hold(client, part, moment)
-        found = call(self.held, key, own, part, moment, self.view.rng.at("what", client))
-        if not (isinstance(found, Tensor) and found.dtype == own.dtype and torch.isin(found, own).all()):
-            raise refused(key, found, f"a tensor with some of the client's own rows, such as {own[:3].tolist()}")
-        return found
+        key, all_rows = "shift.what.function", super().hold(client, part, moment)
+        rows = call(self.held, key, all_rows, part, moment, self.view.rng.at("what", client))
+        if not (isinstance(rows, Tensor) and rows.dtype == all_rows.dtype and torch.isin(rows, all_rows).all()):
+            raise refused(key, rows, f"a tensor with some of the client's own rows, such as {all_rows[:3].tolist()}")
+        return rows
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
@@ -81,11 +81,11 @@ class ReadBy(Reading):
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`."""
         key = "shift.how.function"
-        found = call(self.read, key, x, y, group, time)
-        pair = found if isinstance(found, tuple) else ()
-        if [getattr(made, "shape", None) for made in pair] != [x.shape, y.shape]:
-            raise refused(key, found, f"a pair (x, y) of tensors of shapes {tuple(x.shape)} and {tuple(y.shape)}")
-        return found
+        result = call(self.read, key, x, y, group, time)
+        pair = result if isinstance(result, tuple) else ()
+        if [getattr(tensor, "shape", None) for tensor in pair] != [x.shape, y.shape]:
+            raise refused(key, result, f"a pair (x, y) of tensors of shapes {tuple(x.shape)} and {tuple(y.shape)}")
+        return result
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class AwakeByPlan:
     def awake(self, time: float) -> Tensor:
         """Return the mask (registered,) of the available clients."""
         key = "shift.who.function"
-        found = call(self.function, key, self.clients, time)
-        if not (isinstance(found, Tensor) and found.dtype == torch.bool and found.shape == self.clients.shape):
-            raise refused(key, found, f"a mask: a tensor of {len(self.clients)} true or false, one for each client")
-        return found
+        mask = call(self.function, key, self.clients, time)
+        if not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == self.clients.shape):
+            raise refused(key, mask, f"a mask: a tensor of {len(self.clients)} true or false, one for each client")
+        return mask
 
     def wait(self, time: float) -> float:
         """Return 1 second if no client is available, otherwise 0, since later availability is unknown."""

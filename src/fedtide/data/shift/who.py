@@ -138,15 +138,15 @@ class Replay(Arriving):
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return the first `m` recorded arrivals."""
-        came = self.saved["arrivals"][self._round(time)]
-        came = came[came >= 0]
+        arrivals = self.saved["arrivals"][self._round(time)]
+        arrivals = arrivals[arrivals >= 0]
         registered = sum(len(group) for group in groups)
         # A round may have fewer arrivals if all clients arrived, provided that there are as many clients here.
-        short = len(came) == len(self.saved["arrivals"][0]) or registered != self.saved["registered"]
-        if (short and len(came) < min(m, registered)) or (len(came) and int(came.max()) >= registered):
-            there = f"{len(came)} arrivals a round among {self.saved['registered']} clients"
-            raise FedtideError(f"shift.who.path: {self.path} has {there}; {m} among {registered} are asked for")
-        return came[:m]
+        short = len(arrivals) == len(self.saved["arrivals"][0]) or registered != self.saved["registered"]
+        if (short and len(arrivals) < min(m, registered)) or (len(arrivals) and int(arrivals.max()) >= registered):
+            recorded = f"{len(arrivals)} arrivals a round among {self.saved['registered']} clients"
+            raise FedtideError(f"shift.who.path: {self.path} has {recorded}; {m} among {registered} are asked for")
+        return arrivals[:m]
 
     def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """Count the recorded arrivals that replace clients of an exhausted group."""
@@ -231,11 +231,11 @@ class Turns(Arriving):
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         sizes = np.array([len(group) for group in groups])
-        came = torch.from_numpy(_substituted(self._drawn(m, groups, time, rng), sizes))
+        group_of = torch.from_numpy(_substituted(self._drawn(m, groups, time, rng), sizes))
         # Each group's clients have their own random order, so that prefixes stay prefixes.
-        arrived = torch.empty(len(came), dtype=torch.int64)
+        arrived = torch.empty(len(group_of), dtype=torch.int64)
         for k, group in enumerate(groups):
-            here = came == k
+            here = group_of == k
             arrived[here] = first_of(group, int(here.sum()), rng.at("order", k))
         return arrived
 
@@ -257,8 +257,8 @@ class Turns(Arriving):
         """
         sizes = np.array([len(group) for group in groups])
         shares = self.shares(time, sizes) * (sizes > 0)
-        there = round(float(sizes @ (shares / shares.max()))) if shares.any() else int(sizes.sum())
-        return self.arrivals(there, groups, time, rng).sort().values
+        count = round(float(sizes @ (shares / shares.max()))) if shares.any() else int(sizes.sum())
+        return self.arrivals(count, groups, time, rng).sort().values
 
 
 @ingredient
@@ -336,10 +336,10 @@ def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     >>> _substituted(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
     [0, 1, 1, 2, 2]
     """
-    came = wanted.copy()
+    group_of = wanted.copy()
     while True:
-        places = [np.flatnonzero(came == k)[size:] for k, size in enumerate(sizes.tolist())]
-        first, k = min((int(at[0]), k) if len(at) else (len(came), k) for k, at in enumerate(places))
-        if first == len(came):
-            return came
-        came[places[k]] = (k + 1) % len(sizes)
+        places = [np.flatnonzero(group_of == k)[size:] for k, size in enumerate(sizes.tolist())]
+        first, k = min((int(at[0]), k) if len(at) else (len(group_of), k) for k, at in enumerate(places))
+        if first == len(group_of):
+            return group_of
+        group_of[places[k]] = (k + 1) % len(sizes)

@@ -57,14 +57,14 @@ class NPZ(Loading):
         called = {column: self.names.get(column, column) for column in COLUMNS}
         what = "an npz file without pickled objects"
         with reading(path, what), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            check_unpacked(path, sum(each.file_size for each in arrays.zip.infolist()))
-            found = {column: arrays[name] for column, name in called.items() if name in arrays}
+            check_unpacked(path, sum(entry.file_size for entry in arrays.zip.infolist()))
+            columns = {column: arrays[name] for column, name in called.items() if name in arrays}
             listed = list(arrays)
         needed: tuple[Column, ...] = ("x", "y", *self.names)
         for column in needed:
-            if column not in found:
+            if column not in columns:
                 raise FedtideError(f"{path}: no array '{called[column]}'; {nearest(called[column], listed)}")
-        return from_arrays(path.name, **found, scaled=self.scaled, measured=measured)
+        return from_arrays(path.name, **columns, scaled=self.scaled, measured=measured)
 
 
 @ingredient
@@ -83,21 +83,21 @@ class Python(user_code.Python, Loading):
         return self._called(measured=True)
 
     def _called(self, *, measured: bool = False) -> Rows:
-        made = user_code.call(self.find("data.source"), "data.source.options", **self.options)
-        if isinstance(made, Rows):
-            if measured and made.value is None:
+        result = user_code.call(self.find("data.source"), "data.source.options", **self.options)
+        if isinstance(result, Rows):
+            if measured and result.value is None:
                 raise refused(self.name, "Rows without `value`", "Rows with `value`, as data.target is not 'classes'")
-            return made
-        if isinstance(made, Mapping):
-            for key in made:
+            return result
+        if isinstance(result, Mapping):
+            for key in result:
                 if key not in COLUMNS:
                     raise unknown(self.name, str(key), COLUMNS)
-            if not {"x", "y"} <= made.keys():
-                raise refused(self.name, ", ".join(made), "x, y, and others of " + ", ".join(COLUMNS))
-            return from_arrays(self.name, **made, measured=measured)
-        if isinstance(made, tuple) and len(made) == 2:
-            return from_arrays(self.name, *made, measured=measured)
-        raise refused(self.name, made, "a function that returns Rows, a mapping, or a pair (x, y)")
+            if not {"x", "y"} <= result.keys():
+                raise refused(self.name, ", ".join(result), "x, y, and others of " + ", ".join(COLUMNS))
+            return from_arrays(self.name, **result, measured=measured)
+        if isinstance(result, tuple) and len(result) == 2:
+            return from_arrays(self.name, *result, measured=measured)
+        raise refused(self.name, result, "a function that returns Rows, a mapping, or a pair (x, y)")
 
 
 def from_arrays(
@@ -159,30 +159,30 @@ def _scaled(rows: Rows) -> Rows:
     """Return rows with standardized features."""
     if rows.x.dtype == torch.uint8:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
-    known = known_rows(rows)
-    x = _standardized(rows.x, known)
+    positions = known_rows(rows)
+    x = _standardized(rows.x, positions)
     fit = Fit(partial(_standardized, rows.x), x, torch.arange(len(x))) if rows.time is None else None
-    return with_learned(replace(rows, x=x, fit=fit), known)
+    return with_learned(replace(rows, x=x, fit=fit), positions)
 
 
-def _standardized(x: Tensor, known: Tensor) -> Tensor:
+def _standardized(x: Tensor, positions: Tensor) -> Tensor:
     """Return features standardized by the rows at some positions."""
-    return torch.from_numpy(standardize(x.numpy(), x[known].numpy().astype(np.float64))).to(x.dtype)
+    return torch.from_numpy(standardize(x.numpy(), x[positions].numpy().astype(np.float64))).to(x.dtype)
 
 
-def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:
+def standardize(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return features less their means over the known rows, in units of their standard deviations there.
 
     >>> standardize(np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([[0.0, 5.0], [2.0, 5.0]])).tolist()
     [[0.0, 0.0], [2.0, 0.0]]
     """
-    center, spread = center_and_spread(known)
+    center, spread = center_and_spread(rows)
     return (x - center) / spread
 
 
-def center_and_spread(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def center_and_spread(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return means and standard deviations of columns; 1 for a column that is always the same."""
-    return known.mean(0), np.where(np.ptp(known, 0) > 0, known.std(0), 1.0)
+    return rows.mean(0), np.where(np.ptp(rows, 0) > 0, rows.std(0), 1.0)
 
 
 def _values(name: str, y: Any) -> Tensor:
@@ -250,17 +250,17 @@ def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]
     >>> encode("toy", "client", ["b", "a", "b"])
     (tensor([1, 0, 1]), ('a', 'b'))
     """
-    found = _array(name, column, values)
-    if found.dtype.kind in "fcO":
-        for row, value in enumerate(found.ravel().tolist()):
+    array = _array(name, column, values)
+    if array.dtype.kind in "fcO":
+        for row, value in enumerate(array.ravel().tolist()):
             if value is None or value != value:
                 raise refused(f"{name}: row {row}: {column}", value, "a number or a name")
-    if found.dtype.kind in "OU":  # sorting the names there are, and not those of all rows, is much faster
-        texts = [str(value) for value in found.ravel().tolist()]
+    if array.dtype.kind in "OU":  # sorting the names there are, and not those of all rows, is much faster
+        texts = [str(value) for value in array.ravel().tolist()]
         place = {text: at for at, text in enumerate(sorted(set(texts)))}
         names, numbers = np.array(list(place)), np.array([place[text] for text in texts])
     else:
-        names, numbers = np.unique(found, return_inverse=True)
+        names, numbers = np.unique(array, return_inverse=True)
     # Half of a character of two is none that could be written to a record.
     written = tuple(str(name).encode(errors="replace").decode() for name in names)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), written
@@ -277,25 +277,25 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
     try:
         # What cannot be written to is copied, as torch wants it.
         array = values if isinstance(values, Tensor) else np.require(np.ascontiguousarray(values), requirements="W")
-        found = torch.as_tensor(array)
+        tensor = torch.as_tensor(array)
     except (TypeError, ValueError) as error:
         raise FedtideError(f"{name}: {column}: not an array of numbers ({error})") from None
-    if found.is_complex():
-        raise refused(f"{name}: type of {column}", str(found.dtype), "real numbers")
-    return found
+    if tensor.is_complex():
+        raise refused(f"{name}: type of {column}", str(tensor.dtype), "real numbers")
+    return tensor
 
 
 def _times(name: str, values: Any) -> Tensor:
     """Return times as seconds; dates count from 1970."""
-    found = _array(name, "time", values)
-    if found.dtype.kind in "MOUbiuf":
-        found, _ = seconds_of(found, lambda row: f"{name}: row {row}")
-    return _tensor(name, "time", found).double()
+    times = _array(name, "time", values)
+    if times.dtype.kind in "MOUbiuf":
+        times, _ = seconds_of(times, lambda row: f"{name}: row {row}")
+    return _tensor(name, "time", times).double()
 
 
 def _mask(name: str, values: Any) -> Tensor:
-    found = _tensor(name, "held_out", values)
-    wrong = ((found != 0) & (found != 1)).nonzero()
+    mask = _tensor(name, "held_out", values)
+    wrong = ((mask != 0) & (mask != 1)).nonzero()
     if len(wrong):
-        raise refused(f"{name}: row {int(wrong[0, 0])}: held_out", found[tuple(wrong[0])].item(), "true, false")
-    return found.bool()
+        raise refused(f"{name}: row {int(wrong[0, 0])}: held_out", mask[tuple(wrong[0])].item(), "true, false")
+    return mask.bool()

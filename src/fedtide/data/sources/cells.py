@@ -421,19 +421,19 @@ class Column:
         """Cells as numbers, NaN or infinite where missing; None if one is a text or a date."""
         if self.values.dtype.kind in "biuf":
             return self.values.astype(np.float64)
-        some = self.values[~self.missing]
-        if self.values.dtype.kind == "M" or not len(some) or isinstance(some[0], date):
+        cells = self.values[~self.missing]
+        if self.values.dtype.kind == "M" or not len(cells) or isinstance(cells[0], date):
             return None
         try:
-            found = np.fromiter(map(float, some), np.float64, len(some))
+            parsed = np.fromiter(map(float, cells), np.float64, len(cells))
         except (TypeError, ValueError):
             return None
         numbers = np.full(len(self.values), np.nan)
-        numbers[~self.missing] = found
-        return numbers if np.isfinite(found).all() else None
+        numbers[~self.missing] = parsed
+        return numbers if np.isfinite(parsed).all() else None
 
     @property
-    def known(self) -> np.ndarray:
+    def present(self) -> np.ndarray:
         """The numbers that are there; none of other columns."""
         return np.empty(0) if self.numbers is None else self.numbers[~self.missing]
 
@@ -449,18 +449,18 @@ class Column:
     @cached_property
     def whole(self) -> bool:
         """True if every number is whole."""
-        return self.numbers is not None and bool((self.known % 1 == 0).all())
+        return self.numbers is not None and bool((self.present % 1 == 0).all())
 
     @cached_property
     def largest(self) -> float:
         """The largest absolute number; 0 without numbers."""
-        return float(np.abs(self.known).max(initial=0.0))
+        return float(np.abs(self.present).max(initial=0.0))
 
     @cached_property
     def distinct(self) -> int:
         """Number of different cells."""
         if self.numbers is not None:
-            return len(np.unique(self.known))
+            return len(np.unique(self.present))
         return len(set(self.texts[~self.missing].tolist()))
 
     @cached_property
@@ -469,10 +469,10 @@ class Column:
         if self.numbers is not None or self.values.dtype.kind == "M":
             return None
         rows = np.flatnonzero(~self.missing)
-        some = self.values[rows].tolist()
-        if sum(map(_is_number, some[:1000])) < MOSTLY * len(some[:1000]):
+        cells = self.values[rows].tolist()
+        if sum(map(_is_number, cells[:1000])) < MOSTLY * len(cells[:1000]):
             return None
-        read = np.fromiter(map(_is_number, some), bool, len(some))
+        read = np.fromiter(map(_is_number, cells), bool, len(cells))
         return (int(read.sum()), int(rows[~read][0])) if MOSTLY <= read.mean() < 1 else None
 
     @property

@@ -121,11 +121,11 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found = self.file.read(len(buffer))
-        self.size += len(found)
+        data = self.file.read(len(buffer))
+        self.size += len(data)
         check_unpacked(self.path, self.size)
-        buffer[: len(found)] = found
-        return len(found)
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self.file.close()
@@ -146,21 +146,21 @@ def find(
     wanted = Path(path).expanduser()
     places = [Path()] if wanted.is_absolute() else _places(directory)
     for place in places:
-        found = place / wanted
-        if found.exists():
-            if not found.is_file() and not found.is_dir():
-                raise FedtideError(f"{key}: {found}: is a pipe or a device, allowed: a file or folder")
-            return found
+        candidate = place / wanted
+        if candidate.exists():
+            if not candidate.is_file() and not candidate.is_dir():
+                raise FedtideError(f"{key}: {candidate}: is a pipe or a device, allowed: a file or folder")
+            return candidate
     tried = ", ".join(str(place / wanted) for place in places)
     raise FedtideError(f"{key}: no such file or folder: {tried}; {hint}")
 
 
 def folder_of(path: str, directory: Path | None) -> Path:
     """Return the path of a folder, found like a file by `find`."""
-    found = find(path, directory)
-    if not found.is_dir():
-        raise FedtideError(f"data.source.path: {found}: found a file, allowed: a folder")
-    return found
+    folder = find(path, directory)
+    if not folder.is_dir():
+        raise FedtideError(f"data.source.path: {folder}: found a file, allowed: a folder")
+    return folder
 
 
 def _places(directory: Path | None) -> list[Path]:

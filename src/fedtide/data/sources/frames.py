@@ -87,48 +87,50 @@ def table(
         raise FedtideError(f"{name}: no rows")
     label, client, time, features, domain = map(spelled_columns, (label, client, time, features, domain))
     roles = Roles(label, client, time, features, domain=domain, option="")
-    found = assign(name, columns, roles, categories=True)
-    if not found.features:
-        raise FedtideError(f"{name}: no feature columns left beside {found.label}")
-    keep = _kept(name, columns, found, missing)
-    taken = [column for column in (found.client, found.domain) if column]
+    assigned = assign(name, columns, roles, categories=True)
+    if not assigned.features:
+        raise FedtideError(f"{name}: no feature columns left beside {assigned.label}")
+    keep = _keep(name, columns, assigned, missing)
+    taken = [column for column in (assigned.client, assigned.domain) if column]
     texts = {column: columns[column].texts[keep].tolist() for column in taken}
-    times = {column: columns[column].values[keep] for column in found.time}
-    numbers = [column for column in found.features if columns[column].numbers is not None]
-    categories = [column for column in found.features if column not in numbers]
+    times = {column: columns[column].values[keep] for column in assigned.time}
+    numbers = [column for column in assigned.features if columns[column].numbers is not None]
+    categories = [column for column in assigned.features if column not in numbers]
     measures = [np.asarray(columns[column].numbers)[keep] for column in numbers]
     measured = np.stack(measures, 1) if measures else np.empty((len(keep), 0))
     when, unit = when_of(name, keep, times, None) if times else (None, "")
-    setting = _target(target, columns[found.label], len(keep), cuts)
-    made = Columns(
-        found.features,
+    setting = _target(target, columns[assigned.label], len(keep), cuts)
+    result = Columns(
+        assigned.features,
         np.where(np.isfinite(measured), measured, np.nan),
         {column: np.where(columns[column].missing, "", columns[column].texts)[keep].tolist() for column in categories},
-        _label(name, found.label, columns[found.label], keep, cuts, measured=setting != CLASSES),
-        client=texts[found.client] if found.client else None,
-        domain=texts[found.domain] if found.domain else None,
+        _label(name, assigned.label, columns[assigned.label], keep, cuts, measured=setting != CLASSES),
+        client=texts[assigned.client] if assigned.client else None,
+        domain=texts[assigned.domain] if assigned.domain else None,
         time=when,
     ).rows(name, scaled=scaled, measured=setting != CLASSES)
-    made = replace(made, classes=len(cuts) + 1) if cuts else with_target(made, setting)
-    made = replace(made, said=tuple(_said(made, rows, found, categories, unit)))
+    result = replace(result, classes=len(cuts) + 1) if cuts else with_target(result, setting)
+    result = replace(result, said=tuple(_describe(result, rows, assigned, categories, unit)))
     if not quiet and None in (label, client, domain, time):
-        print(*made.said, sep="\n", file=sys.stderr)
-    return made
+        print(*result.said, sep="\n", file=sys.stderr)
+    return result
 
 
 def _read(data: Any) -> tuple[str, dict[str, Column]]:
     """Return a name for messages, and the columns."""
     paths = [data] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
-        found = [find(str(path), None, "table", hint="name a CSV or Parquet file") for path in paths]
-        return found[0].name if len(found) == 1 else f"{len(found)} files", read_columns(found)
+        files = [find(str(path), None, "table", hint="name a CSV or Parquet file") for path in paths]
+        return files[0].name if len(files) == 1 else f"{len(files)} files", read_columns(files)
     return "table", columns_of(data, "table")
 
 
-def _kept(name: str, columns: dict[str, Column], found: Assigned, missing: str) -> np.ndarray:
+def _keep(name: str, columns: dict[str, Column], roles: Assigned, missing: str) -> np.ndarray:
     """Return positions of the rows that are kept; raise where something is missing and must not be."""
-    needed = [each for each in (found.label, found.client, found.domain, *found.time) if each]
-    seen = needed if missing == "mean" else [*needed, *found.features]
+    needed = [
+        name_of_column for name_of_column in (roles.label, roles.client, roles.domain, *roles.time) if name_of_column
+    ]
+    seen = needed if missing == "mean" else [*needed, *roles.features]
     keep = np.ones(len(columns[needed[0]].values), bool)
     for column in seen:
         gaps = columns[column].missing
@@ -152,12 +154,12 @@ class _Target:
     target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
 
 
-def _target(said: Any, column: Column, rows: int, cuts: Sequence[float]) -> Setting:
+def _target(target: Any, column: Column, rows: int, cuts: Sequence[float]) -> Setting:
     """Return what a label is, as it is said or by its values."""
-    if said is not None:
-        if cuts and said != "classes":
+    if target is not None:
+        if cuts and target != "classes":
             raise refused("table: cuts", list(cuts), "none with a target, as they make classes")
-        return _Target(said).target
+        return _Target(target).target
     return Number() if not cuts and column.numbers is not None and _is_measure(column, rows) else CLASSES
 
 
@@ -184,22 +186,22 @@ def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequen
     return column.numbers[keep].astype(np.int64)
 
 
-def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str], unit: str) -> Iterator[str]:
+def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str], unit: str) -> Iterator[str]:
     """Say which column is what."""
-    client = f"{found.client} ({len(rows.client_names):,} values)" if found.client else "none"
-    domain = f"{found.domain} ({len(rows.domain_names):,} values)" if found.domain else "none"
-    names = [f"{name} (categories)" if name in categories else name for name in found.features]
+    client = f"{roles.client} ({len(rows.client_names):,} values)" if roles.client else "none"
+    domain = f"{roles.domain} ({len(rows.domain_names):,} values)" if roles.domain else "none"
+    names = [f"{name} (categories)" if name in categories else name for name in roles.features]
     shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
-    time = "none" if rows.time is None else f"{', '.join(found.time)} ({spanned(rows.time.numpy(), unit)})"
-    lack = there - len(rows)
-    yield f"{rows.name}: {there:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
+    time = "none" if rows.time is None else f"{', '.join(roles.time)} ({spanned(rows.time.numpy(), unit)})"
+    lack = total - len(rows)
+    yield f"{rows.name}: {total:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
     kind = rows.labeled
     if rows.value is not None:
         kind = f"{kind} from {float(rows.value.min()):g} to {float(rows.value.max()):g}"
-    label = f"{found.label} ({kind}{GUESSED if found.guessed else ''})"
+    label = f"{roles.label} ({kind}{GUESSED if roles.guessed else ''})"
     yield f"label: {label}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
-    if found.left:
-        yield f"left out: {listed([f'{name} ({why})' for name, why in found.left.items()])}"
+    if roles.left:
+        yield f"left out: {listed([f'{name} ({why})' for name, why in roles.left.items()])}"
 
 
 ALLOWED = "pairs (features, label), or mappings with a label"
@@ -256,14 +258,14 @@ def _keys(name: str, keys: list[str], features: str | None, label: str | None, c
     client = next(iter(called(free, CLIENTS)), None) if client is None else client
     free = [features] if features else [key for key in free if key != client]
     if label is None or len(free) != 1:
-        found = f"items with {', '.join(keys)}"
+        shown = f"items with {', '.join(keys)}"
         raise refused(
-            f"{name}", found, "one key for the features and one for the label; features= and label= name them"
+            f"{name}", shown, "one key for the features and one for the label; features= and label= name them"
         )
     return (free[0], label, *([client] if client else []))
 
 
 def _features(value: Any) -> np.ndarray:
-    made = np.atleast_1d(np.asarray(value))
+    array = np.atleast_1d(np.asarray(value))
     # Pictures of Pillow have their channels last.
-    return made.transpose(2, 0, 1) if made.ndim == 3 and hasattr(value, "getbands") else made
+    return array.transpose(2, 0, 1) if array.ndim == 3 and hasattr(value, "getbands") else array

@@ -110,41 +110,41 @@ def assign(
             raise refused(option(other), both[0], "another column", f"{roles.option}{one} names it, too")
     without = named.pop("without", ())
     columns = {column: cells for column, cells in columns.items() if column not in without}
-    found: dict[str, tuple[str, ...]] = {role: named.get(role, ()) for role in ROLES[:-1]}
+    chosen: dict[str, tuple[str, ...]] = {role: named.get(role, ()) for role in ROLES[:-1]}
 
     def free(*assigned: str) -> dict[str, Column]:
-        taken = {column for role in assigned for column in found[role]}
+        taken = {column for role in assigned for column in chosen[role]}
         return {column: cells for column, cells in columns.items() if column not in taken}
 
     if "time" not in named:
-        found["time"] = guess_time(free("client", "domain", "label"))
-    if roles.zone is not None and not found["time"]:
+        chosen["time"] = guess_time(free("client", "domain", "label"))
+    if roles.zone is not None and not chosen["time"]:
         allowed = f"with a column of the time ({roles.option}time)"
         raise refused(option("zone"), roles.zone, allowed, "no column looks like one")
     if "client" not in named:
-        found["client"] = guess_client(free("time", "domain", "label", "features"))
+        chosen["client"] = guess_client(free("time", "domain", "label", "features"))
     if "domain" not in named:
-        found["domain"] = guess_domain(free("time", "client", "label", "features"))
+        chosen["domain"] = guess_domain(free("time", "client", "label", "features"))
     if "label" not in named:
-        found["label"] = guess_label(free("time", "client", "domain", "features"))
+        chosen["label"] = guess_label(free("time", "client", "domain", "features"))
         constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
         if constant:
             raise refused(option("label"), constant[0], "a column with two different values or more", "this has one")
-    if len(found["label"]) != 1:
+    if len(chosen["label"]) != 1:
         allowed = f"{roles.option}label with one of {', '.join(columns)}"
         raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
-    time, label, left = found["time"], found["label"], dict[str, str]()
+    time, label, left = chosen["time"], chosen["label"], dict[str, str]()
     if "features" not in named:
         features, left = guess_features(free("time", "client", "domain", "label"), categories=categories, first=first)
         # Hours and months of a time in several columns tell something of the label, too.
         hours = tuple(column for column in time[1:] if column.strip().lower() in (*HOURS.split(), "month"))
-        found["features"] = features + hours
+        chosen["features"] = features + hours
     if "label" not in named:
         for column in left:
             if column.strip().lower() in LABELS.split() and columns[column].distinct >= 2:
                 left[column] = f"named like a label, but almost every value is unique: {left[column]}"
     left |= dict.fromkeys(without, ASKED)
-    for feature in found["features"]:
+    for feature in chosen["features"]:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
             why = "" if columns[feature].stray is None else _explain_text(feature, columns[feature], first)
@@ -153,8 +153,8 @@ def assign(
         if columns[part].numbers is None:
             raise refused(option("time"), part, "numbers for the parts of a date")
     guessed = "label" not in named and not called(label, LABELS)
-    client, domain = (next(iter(found[role]), None) for role in ("client", "domain"))
-    return Assigned(label[0], client, domain, time, found["features"], left, guessed)
+    client, domain = (next(iter(chosen[role]), None) for role in ("client", "domain"))
+    return Assigned(label[0], client, domain, time, chosen["features"], left, guessed)
 
 
 def spelled_columns(names: Any) -> str | None:
@@ -203,7 +203,7 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
         rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
         return tuple(at[part] for part in (*DATE[:3], *rest))
     numbers = [name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None]
-    epochs = [name for name in called(columns, TIMES) if columns[name].whole and is_epoch(columns[name].known)]
+    epochs = [name for name in called(columns, TIMES) if columns[name].whole and is_epoch(columns[name].present)]
     return (*epochs, *numbers)[:1]
 
 
@@ -294,13 +294,13 @@ def when_of(name: str, rows: np.ndarray, columns: Mapping[str, np.ndarray], zone
         parts = [np.array([int(float(value)) for value in column]) for column in columns.values()]
         year, month, day, *rest = parts
         since = np.array(year - 1970, "datetime64[Y]").astype("datetime64[M]") + (month - 1)
-        found = (since.astype("datetime64[D]") + (day - 1)).astype("datetime64[s]").astype(np.float64)
-        return local(found + sum(part * unit for part, unit in zip(rest, (3600, 60, 1), strict=False)), zone), ""
+        times = (since.astype("datetime64[D]") + (day - 1)).astype("datetime64[s]").astype(np.float64)
+        return local(times + sum(part * unit for part, unit in zip(rest, (3600, 60, 1), strict=False)), zone), ""
     column, values = next(iter(columns.items()))
     if values.dtype.kind in "OU" and isinstance(values[0], str):
         values = np.array([str(value).strip() for value in values.tolist()])
-    found, unit = seconds_of(values, lambda row: f"{name}: row {rows[row]}: {column}")
-    return local(found, zone), unit
+    times, unit = seconds_of(values, lambda row: f"{name}: row {rows[row]}: {column}")
+    return local(times, zone), unit
 
 
 def local(utc: np.ndarray, zone: str | None) -> np.ndarray:
@@ -312,9 +312,9 @@ def local(utc: np.ndarray, zone: str | None) -> np.ndarray:
     if zone is None:
         return utc.astype(np.float64)
     try:
-        there = zone_of(zone)
+        timezone = zone_of(zone)
     except ValueError as error:
         raise FedtideError(f"--zone: {error}") from None
     hours, place = np.unique(np.floor(utc / 3600), return_inverse=True)
-    shifts = [datetime.fromtimestamp(hour * 3600, UTC).astimezone(there).utcoffset() for hour in hours]
+    shifts = [datetime.fromtimestamp(hour * 3600, UTC).astimezone(timezone).utcoffset() for hour in hours]
     return utc + np.array([shift.total_seconds() if shift else 0.0 for shift in shifts])[place]

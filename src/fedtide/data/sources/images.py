@@ -57,8 +57,8 @@ def decode(
         pixels = pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
         first = pixels if first is None else first
         if pixels.shape != first.shape:
-            found, wanted = (f"{picture.shape[2]} x {picture.shape[1]}" for picture in (pixels, first))
-            raise refused(f"{where}: pixels", found, f"{wanted}, as the first picture")
+            shown, wanted = (f"{picture.shape[2]} x {picture.shape[1]}" for picture in (pixels, first))
+            raise refused(f"{where}: pixels", shown, f"{wanted}, as the first picture")
         yield pixels
 
 

@@ -85,23 +85,23 @@ class IDX(Loading):
         return int("letters" in folder.name.lower() and y.min() == 1)
 
     def _part(self, folder: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        found = []
+        files = []
         for what in ("images", "labels"):
             paths = sorted(p for p in folder.iterdir() if what in p.name and any(n in p.name for n in names))
             if not paths:
                 return None
-            found.append(paths[0])
+            files.append(paths[0])
         if self.verify:
-            for path in found:
+            for path in files:
                 check_published(path)
-        x, y = read_idx(found[0]), read_idx(found[1])
-        for path, array, dimensions in ((found[0], x, 3), (found[1], y, 1)):
+        x, y = read_idx(files[0]), read_idx(files[1])
+        for path, array, dimensions in ((files[0], x, 3), (files[1], y, 1)):
             if array.ndim != dimensions:
                 allowed = "3, pictures (rows, height, width)" if dimensions == 3 else "1, a label for each picture"
                 raise refused(f"{path}: number of dimensions", array.ndim, allowed)
         if len(x) != len(y):
-            raise FedtideError(f"{found[1]}: {len(y)} labels for {len(x)} pictures in {found[0].name}")
-        return x, whole_numbers(str(found[1]), y)
+            raise FedtideError(f"{files[1]}: {len(y)} labels for {len(x)} pictures in {files[0].name}")
+        return x, whole_numbers(str(files[1]), y)
 
 
 def check_published(path: Path) -> None:
@@ -109,10 +109,10 @@ def check_published(path: Path) -> None:
     wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
     if wanted is None:
         return
-    found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    if found != wanted:
+    checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    if checksum != wanted:
         raise FedtideError(
-            f"{path}: md5 {found}, published {wanted}: damaged or not the published file; "
+            f"{path}: md5 {checksum}, published {wanted}: damaged or not the published file; "
             "download it again, or set data.source.verify = false"
         )
 
@@ -177,11 +177,11 @@ class CIFAR(Loading):
         folder = folder_of(self.path, directory)
         versions = [[sorted(folder.glob(name)) for name in names] for names in FILES[self.classes]]
         readers: list[Callable[[Path], tuple[np.ndarray, np.ndarray]]] = [self._binary, self._pickled]
-        found = [(files, read) for files, read in zip(versions, readers, strict=True) if files[0]]
-        if not found:
+        readable = [(files, read) for files, read in zip(versions, readers, strict=True) if files[0]]
+        if not readable:
             names = " or ".join(train for train, _ in FILES[self.classes])
             raise FedtideError(f"{folder}: no file called {names}")
-        (train, test), read = found[0]
+        (train, test), read = readable[0]
         labels, pixels = zip(*map(read, [*train, *test]), strict=True)
         held_out = np.repeat([False] * len(train) + [True] * len(test), [*map(len, labels)])
         return Rows(
@@ -203,8 +203,8 @@ class CIFAR(Loading):
     def _pickled(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         key = b"labels" if self.classes == 10 else b"fine_labels"
         with reading(path, "CIFAR for Python", pickle.UnpicklingError, AttributeError), open(path, "rb") as file:
-            made = _Arrays(file, encoding="bytes").load()
-            labels, pixels = np.array(made[key], dtype=np.int64), made[b"data"]
+            content = _Arrays(file, encoding="bytes").load()
+            labels, pixels = np.array(content[key], dtype=np.int64), content[b"data"]
             if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or not len(labels):
                 raise ValueError(f"{key.decode()} {labels.shape} and data {pixels.shape}")
         if wrong := [label for label in labels.tolist() if not 0 <= label < self.classes]:
@@ -332,8 +332,8 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         # Popped, so that Python numbers, which take much memory, are freed while they are read.
         features, labels = _arrays(f"{file}: user '{user}'", data.pop(user, None))
         if len(labels) != size or len(features) != size:
-            found = len(features), len(labels)
-            raise refused(f"{file}: user '{user}': rows in x and y", found, f"{size}, as num_samples says")
+            sizes_found = len(features), len(labels)
+            raise refused(f"{file}: user '{user}': rows in x and y", sizes_found, f"{size}, as num_samples says")
         if size:
             yield user, features, labels
 
@@ -386,10 +386,10 @@ class GasSensors(Loading):
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the batches in the folder, in order."""
         folder = folder_of(self.path, directory)
-        found = {int(path.stem[5:]): path for path in folder.glob("batch*.dat") if path.stem[5:].isdecimal()}
-        if not found:
+        files = {int(path.stem[5:]): path for path in folder.glob("batch*.dat") if path.stem[5:].isdecimal()}
+        if not files:
             raise FedtideError(f"{folder}: no file called batch1.dat, batch2.dat, ...")
-        batches = {number: _batch(found[number]) for number in sorted(found)}
+        batches = {number: _batch(files[number]) for number in sorted(files)}
         x = np.concatenate([x for x, _ in batches.values()])
         if self.scaled:
             x = standardize(x, next(iter(batches.values()))[0])

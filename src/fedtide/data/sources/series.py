@@ -71,38 +71,38 @@ class Series(Loading):
     def load_values(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
         paths = (self.path,) if isinstance(self.path, str) else self.path
-        found = [series for path in paths for series in self._read(find(path, directory))]
-        if twice := [name for name, count in Counter(series.name for series in found).items() if count > 1]:
+        all_series = [series for path in paths for series in self._read(find(path, directory))]
+        if twice := [name for name, count in Counter(series.name for series in all_series).items() if count > 1]:
             raise refused(
                 "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
             )
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
         lags = [seconds_of(lag) for lag in self.lags]
         before = f"{', '.join(self.lags)} before it"
-        scales = {series.name: series.scale(name) for series in found} if self.own_scale else {}
-        made = [series.on(*scales.get(series.name, UNITS)) for series in found]
-        kept = [series.before(series.time, lags) for series in made]
-        for series, (whole, _) in zip(found, kept, strict=True):
+        scales = {series.name: series.scale(name) for series in all_series} if self.own_scale else {}
+        scaled = [series.on(*scales.get(series.name, UNITS)) for series in all_series]
+        lagged = [series.before(series.time, lags) for series in scaled]
+        for series, (whole, _) in zip(all_series, lagged, strict=True):
             if not whole.any():
                 raise FedtideError(
                     f"{name}: column '{series.name}': no value has others {before}, allowed: other lags, or times at "
                     "even steps"
                 )
-        every, rows_of = sum(len(series.values) for series in found), [int(whole.sum()) for whole, _ in kept]
-        said = [
-            f"{name}: {len(found)} series",
+        every, rows_of = sum(len(series.values) for series in all_series), [int(whole.sum()) for whole, _ in lagged]
+        lines = [
+            f"{name}: {len(all_series)} series",
             f"{every - sum(rows_of):,} of {every:,} values lack one {before} and are no rows",
             *(f"{of}: a prediction p is {center:.9g} + {spread:.9g} p in the units of the file"
               for of, (center, spread) in scales.items()),
         ]  # fmt: skip
-        at = np.concatenate([series.time[whole] for series, (whole, _) in zip(made, kept, strict=True)])
-        client = np.repeat([series.name for series in found], rows_of)
+        at = np.concatenate([series.time[whole] for series, (whole, _) in zip(scaled, lagged, strict=True)])
+        client = np.repeat([series.name for series in all_series], rows_of)
         with np.errstate(over="ignore"):  # of numbers that are too large, which are refused below
-            features = self._features(np.concatenate([x for _, x in kept]), at)
-            values = [series.values[whole] for series, (whole, _) in zip(made, kept, strict=True)]
+            features = self._features(np.concatenate([x for _, x in lagged]), at)
+            values = [series.values[whole] for series, (whole, _) in zip(scaled, lagged, strict=True)]
             label = np.concatenate(values).astype(np.float32)
         rows = from_arrays(name, features, label, client, measured=True)
-        return replace(rows, time=torch.from_numpy(at), said=tuple(said))
+        return replace(rows, time=torch.from_numpy(at), said=tuple(lines))
 
     def ahead(self, path: Path, directory: Path | None) -> list[Ahead]:
         """Return what may be forecast of the series in a file: rows of its times, and after its end as far as lags go.
@@ -114,10 +114,10 @@ class Series(Loading):
             FedtideError: a series has no time of which all lags are known.
         """
         paths = (self.path,) if isinstance(self.path, str) else self.path
-        known = [find(own, directory) for own in paths] if self.own_scale else []
-        scales = {series.name: series.scale(own.name) for own in known for series in self._read(own)}
+        files = [find(file, directory) for file in paths] if self.own_scale else []
+        scales = {series.name: series.scale(file.name) for file in files for series in self._read(file)}
         lags = [seconds_of(lag) for lag in self.lags]
-        made = []
+        forecasts = []
         for series in self._read(path):
             new = series.scale(path.name) if self.own_scale and series.name not in scales else UNITS
             center, spread = scales.get(series.name, new)
@@ -126,12 +126,12 @@ class Series(Loading):
             if not whole.any():
                 but = f"no time has values {', '.join(self.lags)} before it, as the run's rows have"
                 raise FedtideError(f"{path}: column '{series.name}': {but}")
-            made.append(Ahead(series.name, time[whole], self._features(x, time[whole]), center, spread))
-        return made
+            forecasts.append(Ahead(series.name, time[whole], self._features(x, time[whole]), center, spread))
+        return forecasts
 
     def _features(self, before: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return values before (rows, lags) and the places of clocks at times (rows,) beside each other."""
-        clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[each] for each in self.clock)]
+        clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[clock] for clock in self.clock)]
         return np.concatenate([before, *clocks], 1).astype(np.float32)
 
     def _read(self, path: Path) -> Iterator[_Series]:
@@ -143,13 +143,13 @@ class Series(Loading):
         cells = read_cells(path, names, [self.time], "mean", [self.time])
         time, _ = all_seconds(cells.texts[self.time], cells.where)
         for name, values in zip(names, cells.numbers.T, strict=True):
-            known = ~np.isnan(values)
-            if not known.any():
+            present = ~np.isnan(values)
+            if not present.any():
                 raise FedtideError(f"{path}: column '{name}': has no number, allowed: a series with values")
-            if (largest := float(np.abs(values[known]).max())) > LARGEST:
+            if (largest := float(np.abs(values[present]).max())) > LARGEST:
                 raise refused(f"{path}: column '{name}'", largest, f"numbers up to {LARGEST:g}")
-            at, place = np.unique(time[known], return_inverse=True)
-            yield _Series(name, at, np.bincount(place, values[known]) / np.bincount(place))
+            at, place = np.unique(time[present], return_inverse=True)
+            yield _Series(name, at, np.bincount(place, values[present]) / np.bincount(place))
 
 
 @dataclass(frozen=True)

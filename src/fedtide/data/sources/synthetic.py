@@ -69,11 +69,11 @@ class Gaussians(Loading):
         draw = Rng(seed).at("gaussians").numpy()
         offsets = draw.normal(0, self.offset, (self.domains, 1, self.dims))
         centers = draw.normal(0, self.separation, (self.domains, self.classes, self.dims)) + offsets
-        each = self.samples + self.test_samples
-        domain = np.repeat(np.arange(self.domains), each)
-        y = np.tile(np.arange(each) % self.classes, self.domains)
+        count = self.samples + self.test_samples
+        domain = np.repeat(np.arange(self.domains), count)
+        y = np.tile(np.arange(count) % self.classes, self.domains)
         x = (centers[domain, y] + draw.normal(0, self.noise, (len(y), self.dims))).astype(np.float32)
-        held_out = np.tile(np.arange(each) >= self.samples, self.domains)
+        held_out = np.tile(np.arange(count) >= self.samples, self.domains)
         names = ("day", "night") if self.domains == 2 else tuple(f"domain {k}" for k in range(self.domains))
         return Rows(
             self.kind,
@@ -82,7 +82,7 @@ class Gaussians(Loading):
             self.classes,
             torch.from_numpy(domain),
             names,
-            time=None if self.every is None else torch.arange(each).repeat(self.domains).double() * self.every,
+            time=None if self.every is None else torch.arange(count).repeat(self.domains).double() * self.every,
             held_out=torch.from_numpy(held_out) if self.test_samples else None,
         )
 

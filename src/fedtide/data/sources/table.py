@@ -150,17 +150,17 @@ class Columns:
     unit: str = ""
     timed: tuple[str, ...] = ()
 
-    def encoder(self, name: str, *, scaled: bool, known: np.ndarray | None = None) -> Encoder:
+    def encoder(self, name: str, *, scaled: bool, rows: np.ndarray | None = None) -> Encoder:
         """Return what makes features of the columns.
 
         Args:
             name: name of the table, for messages.
             scaled: standardize numbers.
-            known: positions of the rows that decide; None for all, or the earliest tenth where rows have a time.
+            rows: positions of the rows that decide; None for all, or the earliest tenth where rows have a time.
         """
-        if known is None:
-            known = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
-        return Encoder.of(name, self.names, self.numbers, self.texts, known, scaled=scaled)
+        if rows is None:
+            rows = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
+        return Encoder.of(name, self.names, self.numbers, self.texts, rows, scaled=scaled)
 
     def said(self, name: str) -> tuple[str, ...]:
         """Return what people are told: how many rows there are, and from when to when."""
@@ -185,9 +185,9 @@ class Columns:
         return rows
 
 
-def _features(columns: Columns, name: str, scaled: bool, known: torch.Tensor) -> torch.Tensor:
+def _features(columns: Columns, name: str, scaled: bool, positions: torch.Tensor) -> torch.Tensor:
     """Return features (rows, width) by the rows at some positions."""
-    encoder = columns.encoder(name, scaled=scaled, known=known.numpy())
+    encoder = columns.encoder(name, scaled=scaled, rows=positions.numpy())
     return torch.from_numpy(encoder(columns.numbers, columns.texts))
 
 
@@ -255,11 +255,11 @@ class CSV(Loading):
         """Return the columns of the features, in order."""
         return self._features(read_names(find(self._paths[0], directory)))
 
-    def encoded(self, path: Path, directory: Path | None, known: np.ndarray | None = None) -> np.ndarray:
-        """Return features (rows, width) of another file, by what the `known` rows of the source say (see `encoder`)."""
+    def encoded(self, path: Path, directory: Path | None, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return features (rows, width) of another file, encoded by some rows of the source (see `encoder`)."""
         numbers, texts = self._divided(self.feature_names(directory))
         cells = read_cells(path, numbers, texts, "mean" if self.missing == "mean" else "error")
-        encoder = self._joined(directory).encoder(self._name, scaled=self.scaled, known=known)
+        encoder = self._joined(directory).encoder(self._name, scaled=self.scaled, rows=rows)
         return encoder(cells.numbers, cells.texts)
 
     @property
@@ -303,21 +303,21 @@ class CSV(Loading):
 
     def _joined(self, directory: Path | None, *, measured: bool = False) -> Columns:
         """Read the files, one below the other."""
-        found = [self._columns(find(path, directory), measured) for path in self._paths]
-        wide = {len(columns.names) for columns in found}
+        parts = [self._columns(find(path, directory), measured) for path in self._paths]
+        wide = {len(columns.names) for columns in parts}
         if len(wide) > 1:
             raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
-        every = lambda key: [cell for columns in found for cell in getattr(columns, key)]  # noqa: E731
-        named = any(isinstance(columns.label, list) for columns in found)
+        every = lambda key: [cell for columns in parts for cell in getattr(columns, key)]  # noqa: E731
+        named = any(isinstance(columns.label, list) for columns in parts)
         return replace(
-            found[0],
-            numbers=np.concatenate([columns.numbers for columns in found]),
-            texts={name: [cell for columns in found for cell in columns.texts[name]] for name in self.categories},
-            label=[str(label) for label in every("label")] if named else np.concatenate([f.label for f in found]),
+            parts[0],
+            numbers=np.concatenate([columns.numbers for columns in parts]),
+            texts={name: [cell for columns in parts for cell in columns.texts[name]] for name in self.categories},
+            label=[str(label) for label in every("label")] if named else np.concatenate([f.label for f in parts]),
             client=None if self.client is None else every("client"),
             domain=None if self.domain is None else every("domain"),
-            time=None if self.time is None else np.concatenate([columns.time for columns in found]),
-            unit=" and ".join(dict.fromkeys(columns.unit for columns in found if columns.unit)),
+            time=None if self.time is None else np.concatenate([columns.time for columns in parts]),
+            unit=" and ".join(dict.fromkeys(columns.unit for columns in parts if columns.unit)),
         )
 
     def _columns(self, path: Path, measured: bool) -> Columns:
@@ -367,9 +367,11 @@ class CSV(Loading):
         return np.searchsorted(self.cuts, _measured(cells, label), side="right")
 
     def _values(self, cells: Cells) -> np.ndarray:
-        found = [_measured(cells, label) for label in self._label]
+        values = [_measured(cells, label) for label in self._label]
         with np.errstate(over="ignore"):  # infinite labels are refused later
-            return found[0].astype(np.float32) if isinstance(self.label, str) else np.stack(found, 1).astype(np.float32)
+            return (
+                values[0].astype(np.float32) if isinstance(self.label, str) else np.stack(values, 1).astype(np.float32)
+            )
 
 
 def _measured(cells: Cells, label: str) -> np.ndarray:
@@ -410,11 +412,11 @@ def labels_of(column: Sequence[str], where: Where, hint: str = "") -> np.ndarray
     if words:
         but = f"{len(names) - spoken} of {len(names)} labels are numbers"
         raise refused(f"{where(names.index(words[0]))}: label", words[0], "whole numbers alone, or names", but)
-    known = {name: int(name) for name in counts}
-    for name, label in known.items():
+    numbers = {name: int(name) for name in counts}
+    for name, label in numbers.items():
         if label >= len(names):
             check_filled(f"{where(names.index(name))}", label, len(names))
-    return np.array([known[name] for name in names])
+    return np.array([numbers[name] for name in names])
 
 
 def names_of(what: str, column: Sequence[str], where: Where) -> list[str]:

@@ -127,18 +127,18 @@ class Text(Loading):
         client = np.array([number[text.client] for text in records])
         held_out = self._held_out(records, client)
         cut = self._cut(records, client, held_out)
-        known = ~held_out[cut.text]
+        trained = ~held_out[cut.text]
         if self.time and not self.test:
             when = torch.tensor([records[number].time for number in cut.text], dtype=torch.float64)
-            known = np.isin(np.arange(len(known)), earliest(when).numpy())
-        tokens, classes = self._tokens(cut, known)
+            trained = np.isin(np.arange(len(trained)), earliest(when).numpy())
+        tokens, classes = self._tokens(cut, trained)
         columns = {
             "domain": np.array([domains.index(text.domain) for text in records]) if self.domain else None,
             "client": client if self.client else None,
             "time": np.array([text.time for text in records]) if self.time else None,
             "held_out": held_out if held_out.any() else None,
         }
-        found: dict[str, Any] = {n: None if c is None else torch.from_numpy(c[cut.text]) for n, c in columns.items()}
+        tensors: dict[str, Any] = {n: None if c is None else torch.from_numpy(c[cut.text]) for n, c in columns.items()}
         return Rows(
             ", ".join(Path(path).name for path in self.path),
             tokens[:, :-1],
@@ -148,7 +148,7 @@ class Text(Loading):
             client_names=tuple(names) if self.client else (),
             padding=PADDING,
             unscored=tuple(range(END, UNKNOWN + self.oov_buckets)),
-            **found,
+            **tensors,
         )
 
     def _records(self, directory: Path | None) -> list[_Record]:
@@ -181,12 +181,12 @@ class Text(Loading):
         if isinstance(self.test, str):
             return np.array([text.held_out for text in records])
         count = np.bincount(client)
-        kept = np.minimum(np.maximum((count * self.test).round(), 1), count - 1) if self.test else 0 * count
+        tested = np.minimum(np.maximum((count * self.test).round(), 1), count - 1) if self.test else 0 * count
         place = np.arange(len(client)) - (count.cumsum() - count)[client]
-        return place >= (count - kept)[client]
+        return place >= (count - tested)[client]
 
     def _cut(self, records: list[_Record], client: np.ndarray, held_out: np.ndarray) -> _Cut:
-        known: dict[str, int] = {}
+        vocabulary: dict[str, int] = {}
         flat, lengths, texts = array("i"), array("i"), array("i")
         taken = np.zeros(int(client.max()) + 1, dtype=np.int64)
         for number, text in enumerate(records):
@@ -196,10 +196,10 @@ class Text(Loading):
                         break
                     taken[client[number]] += 1
                 words = words[: self.length]
-                flat.extend([known.setdefault(word, len(known)) for word in words])
+                flat.extend([vocabulary.setdefault(word, len(vocabulary)) for word in words])
                 lengths.append(len(words))
                 texts.append(number)
-        return _Cut(list(known), np.array(flat), np.array(lengths), np.array(texts))
+        return _Cut(list(vocabulary), np.array(flat), np.array(lengths), np.array(texts))
 
     def _tokens(self, cut: _Cut, train: np.ndarray) -> tuple[Tensor, int]:
         """Return token ids (rows, length + 1) from the beginning to padding, and the number of token ids."""
@@ -242,49 +242,49 @@ def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, An
             if not line.strip():
                 continue
             with reading(where, "JSON in UTF-8"):
-                found = json.loads(line.decode("utf-8-sig"))
-            if not isinstance(found, dict):
-                raise refused(where, found, f"an object with {', '.join(columns)}")
-            record = {"file": path.name.partition(".")[0], **found}
+                content = json.loads(line.decode("utf-8-sig"))
+            if not isinstance(content, dict):
+                raise refused(where, content, f"an object with {', '.join(columns)}")
+            record = {"file": path.name.partition(".")[0], **content}
             places(where, sorted(record), columns)
             yield where, record
 
 
 def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return the posts of a Stack Exchange dump that have all columns, with their places for messages."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    known = {"file": path.name.partition(".")[0]}
+    posts: list[tuple[str, dict[str, Any]]] = []
+    carried = {"file": path.name.partition(".")[0]}
     parser = expat.ParserCreate()
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if tag == "row":
-            record = {"file": known["file"], **attributes}
-            known.update(record)
+            record = {"file": carried["file"], **attributes}
+            carried.update(record)
             if all(record.get(column) for column in columns):
-                found.append((f"{path}: line {parser.CurrentLineNumber}", {c: record[c] for c in columns}))
+                posts.append((f"{path}: line {parser.CurrentLineNumber}", {c: record[c] for c in columns}))
 
     parser.StartElementHandler = start
     with reading(path, "XML"), opened(path) as file:
         parser.ParseFile(file)
-    places(path, sorted(known), columns)
-    return iter(found)
+    places(path, sorted(carried), columns)
+    return iter(posts)
 
 
-def _texts(where: str, column: str, found: Any) -> list[str]:
-    texts = [found] if isinstance(found, str) else found
+def _texts(where: str, column: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
-        raise refused(f"{where}: {column}", found, "a text, or a list of texts")
+        raise refused(f"{where}: {column}", value, "a text, or a list of texts")
     return texts
 
 
-def _name(where: str, column: str, found: Any) -> str:
-    name = str(found).strip().encode(errors="replace").decode() if isinstance(found, str | int) else ""
+def _name(where: str, column: str, value: Any) -> str:
+    name = str(value).strip().encode(errors="replace").decode() if isinstance(value, str | int) else ""
     if not name:
-        raise refused(f"{where}: {column}", found, "a name or a whole number")
+        raise refused(f"{where}: {column}", value, "a name or a whole number")
     return name
 
 
-def _flag(where: str, column: str, found: Any) -> bool:
-    if (word := str(found).lower()) not in HELD_OUT:
-        raise refused(f"{where}: {column}", found, "true, false, 'test', 'train'")
+def _flag(where: str, column: str, value: Any) -> bool:
+    if (word := str(value).lower()) not in HELD_OUT:
+        raise refused(f"{where}: {column}", value, "true, false, 'test', 'train'")
     return HELD_OUT[word]

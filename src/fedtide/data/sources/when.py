@@ -40,8 +40,8 @@ def since_1970(numbers: np.ndarray) -> tuple[np.ndarray, str]:
     >>> since_1970(np.array([1.7e12, 1.7e12 + 500]))
     (array([1.7e+09, 1.7e+09]), 'milliseconds')
     """
-    known = np.abs(numbers[np.isfinite(numbers)])
-    size = float(np.median(known)) if len(known) else 0.0
+    sizes = np.abs(numbers[np.isfinite(numbers)])
+    size = float(np.median(sizes)) if len(sizes) else 0.0
     scale, unit = next(((scale, unit) for least, scale, unit in UNITS if size >= least), (1.0, "seconds"))
     return numbers if unit == "seconds" else numbers / scale, unit
 

@@ -89,9 +89,9 @@ class Calendar(Holding):
         (336, 48, 60)
         """
         for cycle in (7 * 86400.0, 86400.0):
-            each = cycle / self.seconds
-            if each >= 1 and (count := int(rounds // each)):
-                return round(count * each)
+            windows = cycle / self.seconds
+            if windows >= 1 and (count := int(rounds // windows)):
+                return round(count * windows)
         return rounds
 
     def starts(self, rows: np.ndarray) -> datetime:
@@ -102,11 +102,11 @@ class Calendar(Holding):
         """
         zone = zone_of(self.zone)
         if self.begin is not None:
-            said = _date(self.begin)
-            return said if said.tzinfo is None else said.astimezone(zone).replace(tzinfo=None)
+            begin = _date(self.begin)
+            return begin if begin.tzinfo is None else begin.astimezone(zone).replace(tzinfo=None)
         tenth = np.partition(rows, (len(rows) - 1) // 10)[(len(rows) - 1) // 10]
-        known = _when(float(tenth), zone).replace(tzinfo=None)
-        return known.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+        first_tenth = _when(float(tenth), zone).replace(tzinfo=None)
+        return first_tenth.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
 
     def edges(self, rows: np.ndarray) -> np.ndarray:
         """Return the beginnings of the windows and the end of the last one (windows + 1,), in seconds since 1970.
@@ -119,13 +119,13 @@ class Calendar(Holding):
         span = last - begin.replace(tzinfo=zone).timestamp()
         count = int((span + 86400) // length) + 2  # clocks may be set forward meanwhile
         if span < 0:
-            found = begin.isoformat(" ", "minutes")
-            there = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"
-            raise refused("shift.what.begin", found, f"{there}, as rows are", "no row comes after it")
+            shown_begin = begin.isoformat(" ", "minutes")
+            allowed = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"
+            raise refused("shift.what.begin", shown_begin, f"{allowed}, as rows are", "no row comes after it")
         if count > MOST:
             raise refused("shift.what.window", self.window, f"at most {MOST} windows, not {count}")
         local = [begin + timedelta(seconds=length * k) for k in range(count + 1)]
-        stamps = np.array([each.replace(tzinfo=zone).timestamp() for each in local])
+        stamps = np.array([time.replace(tzinfo=zone).timestamp() for time in local])
         # A time that clocks leave out is that at which they are set forward.
         stamps = np.minimum.accumulate(stamps[::-1])[::-1]
         return stamps[: int(np.searchsorted(stamps, last, side="right")) + 1]
@@ -152,10 +152,10 @@ class Calendar(Holding):
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe windows, hold and delay."""
         clocks = "" if self.zone == "UTC" else f" by the clocks of {self.zone}"
-        kept = "for good" if self.hold == "all" else f"for {self.hold}"
+        span = "for good" if self.hold == "all" else f"for {self.hold}"
         late = "" if self.delay is None else f" Labels are known {self.delay} after their rows."
         return (
-            f"A round is a window of {self.window}{clocks}: rows arrive at their times and are kept {kept}, and every "
+            f"A round is a window of {self.window}{clocks}: rows arrive at their times and are kept {span}, and every "
             f"model is tested on the rows of the next window before it is trained on them.{late} "
         )
 
@@ -215,14 +215,14 @@ class CalendarPlan(Dated):
     def _sorted(self) -> dict[str, tuple[Tensor, np.ndarray, np.ndarray]]:
         """Rows of each part and of `COME`, client by client in the order of their times, these times, and owners."""
         assert self.view.rows.time is not None
-        parts, found = self.view.parts, {}
+        parts, result = self.view.parts, {}
         judged = [parts[part] for part in ("test", "val")]
-        owners, rows = (torch.cat([getattr(each, name) for each in judged]).numpy() for name in ("owner", "rows"))
+        owners, rows = (torch.cat([getattr(lists, name) for lists in judged]).numpy() for name in ("owner", "rows"))
         for part, ragged in (*parts.items(), (COME, Ragged.from_pairs(owners, rows, len(parts["test"])))):
             owner, time = ragged.owner.numpy(), self.view.rows.time.numpy()[ragged.rows.long().numpy()]
             order = np.lexsort((time, owner))
-            found[part] = ragged.rows[torch.from_numpy(order)], time[order], owner[order]
-        return found
+            result[part] = ragged.rows[torch.from_numpy(order)], time[order], owner[order]
+        return result
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client trains on, sorted, or those that it is judged on in the next window."""

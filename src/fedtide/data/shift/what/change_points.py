@@ -193,20 +193,20 @@ class ChangePointsPlan(Plan):
         path = find(self.changes.when.path, None, "shift.what.when.path")
         table = read_changes(path, self.view, self.concepts)
         times = sorted({0.0, *(time for _, time, _ in table)})
-        concept, found = torch.zeros(len(self.view.group), dtype=torch.int64), []
+        concept, concepts = torch.zeros(len(self.view.group), dtype=torch.int64), []
         for at in times:
             concept = concept.clone()
             for client, time, domain in table:
                 if time == at:
                     concept[client] = domain
-            found.append(concept)
-        return times, found
+            concepts.append(concept)
+        return times, concepts
 
     def concept(self, time: float) -> Tensor:
         """Return the concept of each client (clients,)."""
         if isinstance(self.changes.when, File):
-            times, found = self._read
-            return found[bisect_right(times, time) - 1]
+            times, concepts = self._read
+            return concepts[bisect_right(times, time) - 1]
         return self._drawn[self._number(time)]
 
     def _number(self, time: float) -> int:
@@ -249,12 +249,12 @@ class ChangePointsPlan(Plan):
             times = [time for time in self._read[0] if time <= until]
         else:
             times = [k * self._steps.every for k in range(self._number(until) + 1)]
-        before, found = torch.full((len(self.view.group),), -1), []
+        before, changes = torch.full((len(self.view.group),), -1), []
         for time in times:
             concept = self.concept(time)
-            found += [(client, time, int(concept[client])) for client in (concept != before).nonzero()[:, 0].tolist()]
+            changes += [(client, time, int(concept[client])) for client in (concept != before).nonzero()[:, 0].tolist()]
             before = concept
-        return found
+        return changes
 
     def write(self, path: Path, until: float) -> None:
         """Write every change up to a time as a file that `File` can read."""
@@ -344,28 +344,28 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     columns = [column for column in header if column not in ("concept", "group")]
     if len(columns) != classes:
         raise refused(f"{path}: row 1: columns of shares", len(columns), f"{classes}, one per label")
-    known = [str(label) for label in range(classes)]
+    label_names = [str(label) for label in range(classes)]
     for name in columns:
-        if name not in known:
+        if name not in label_names:
             raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
-    cells = read_cells(path, [], [*dict.fromkeys(["concept", *known, *header])])
-    found: dict[str, list[float]] = {}
+    cells = read_cells(path, [], [*dict.fromkeys(["concept", *label_names, *header])])
+    shares: dict[str, list[float]] = {}
     groups: list[str] = []
     for row, name in enumerate(cells.texts["concept"]):
         where = cells.where(row)
-        if not name or name in found:
+        if not name or name in shares:
             raise refused(f"{where}: concept", name, "a name that is not there yet")
-        found[name] = [number(where, label, cells.texts[label][row], 0) for label in known]
-        total = sum(found[name])
+        shares[name] = [number(where, label, cells.texts[label][row], 0) for label in label_names]
+        total = sum(shares[name])
         if abs(total - 1) > CLOSE:
             raise refused(f"{where}: sum of the shares of '{name}'", total, f"1, within {CLOSE:g}")
         groups.append(cells.texts["group"][row] if "group" in header else name)
-    if len(found) < 2:
-        raise refused(f"{path}: number of concepts", len(found), "two or more")
+    if len(shares) < 2:
+        raise refused(f"{path}: number of concepts", len(shares), "two or more")
     order = list(dict.fromkeys(groups))
-    table = np.array(list(found.values()))
+    table = np.array(list(shares.values()))
     # Shares that do not sum to 1 exactly would make a draw fail.
-    return Concepts(tuple(found), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
+    return Concepts(tuple(shares), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -381,18 +381,18 @@ def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
     cells = read_cells(path, [], COLUMNS)
-    known = list(view.names) or [str(client) for client in range(len(view.group))]
-    clients, concepts = ({name: k for k, name in enumerate(each)} for each in (known, names))
-    found: dict[tuple[int, float], int] = {}
+    ids = list(view.names) or [str(client) for client in range(len(view.group))]
+    clients, concepts = ({name: k for k, name in enumerate(names_in_order)} for names_in_order in (ids, names))
+    changes: dict[tuple[int, float], int] = {}
     for row, (client, time, concept) in enumerate(zip(*cells.texts.values(), strict=True)):
         where = cells.where(row)
         if client not in clients:
-            allowed = f"the source's names, such as {shown(known[0])}" if view.names else f"0 to {len(known) - 1}"
+            allowed = f"the source's names, such as {shown(ids[0])}" if view.names else f"0 to {len(ids) - 1}"
             raise refused(f"{where}: client", client, allowed)
         if concept not in concepts:
             raise unknown(f"{where}: concept", concept, list(concepts))
         key = clients[client], number(where, "round", time, 0)
-        if key in found:
+        if key in changes:
             raise refused(f"{where}: round", time, f"once for client {client}", "it is there twice")
-        found[key] = concepts[concept]
-    return [(client, time, concept) for (client, time), concept in found.items()]
+        changes[key] = concepts[concept]
+    return [(client, time, concept) for (client, time), concept in changes.items()]

@@ -72,20 +72,20 @@ class ClusterDriftPlan(Plan):
             FedtideError: there are too few labels, or some have no rows to train or to evaluate on.
         """
         lacking = self.pools.lacking()
-        there = [label for label in range(self.view.rows.classes) if label not in lacking]
+        usable = [label for label in range(self.view.rows.classes) if label not in lacking]
         groups, labels = self.drift.groups, self.drift.labels
         if not isinstance(labels, int):
-            for label in (label for of in labels for label in of if label not in there):
+            for label in (label for of in labels for label in of if label not in usable):
                 but = lacking.get(label, f"there are {self.view.rows.classes} classes")
-                raise refused("shift.what.labels", label, ", ".join(map(str, there)), but)
+                raise refused("shift.what.labels", label, ", ".join(map(str, usable)), but)
             return labels
-        but = f"there are rows of {len(there)} labels in every part"
-        if groups > len(there):
-            raise refused("shift.what.groups", groups, f"at most {len(there) // labels}, each of {labels} labels", but)
-        if groups * labels > len(there):
-            allowed = f"at most {len(there) // groups} for each of {groups} groups"
+        but = f"there are rows of {len(usable)} labels in every part"
+        if groups > len(usable):
+            raise refused("shift.what.groups", groups, f"at most {len(usable) // labels}, each of {labels} labels", but)
+        if groups * labels > len(usable):
+            allowed = f"at most {len(usable) // groups} for each of {groups} groups"
             raise refused("shift.what.labels", labels, allowed, but)
-        drawn = self.rng.at("labels").numpy().permutation(there)[: groups * labels]
+        drawn = self.rng.at("labels").numpy().permutation(usable)[: groups * labels]
         return tuple(tuple(part) for part in drawn.reshape(groups, labels).tolist())
 
     # -- the trace ----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class ClusterDriftPlan(Plan):
         return () if self.drift.events is None else self.drift.events.at
 
     @cached_property
-    def _apart(self) -> list[float]:
+    def _lone_events(self) -> list[float]:
         """Mass events without a simultaneous small drift, sorted."""
         every = self.drift.every
         return sorted(event for event in self._times if round(event / every) * every != event)
@@ -104,7 +104,7 @@ class ClusterDriftPlan(Plan):
     def number(self, time: float) -> int:
         """Return the number of events up to a time."""
         check_events(time // self.drift.every, "shift.what.every")
-        return _multiples(self.drift.every, time) + bisect_right(self._apart, time)
+        return _multiples(self.drift.every, time) + bisect_right(self._lone_events, time)
 
     def _events(self, time: float) -> list[float]:
         """Return the times of the events up to a time."""
@@ -122,13 +122,13 @@ class ClusterDriftPlan(Plan):
     def _when(self, event: int) -> float:
         """Return the time of an event, numbered from 1."""
         every = self.drift.every
-        for before, at in enumerate(self._apart):
+        for before, at in enumerate(self._lone_events):
             steady = event - before
             if at > steady * every:
                 return steady * every
             if at > (steady - 1) * every:
                 return at
-        return (event - len(self._apart)) * every
+        return (event - len(self._lone_events)) * every
 
     def _start(self) -> State:
         """Deal clients evenly to the groups."""
@@ -188,11 +188,11 @@ class ClusterDriftPlan(Plan):
         labels, shares = self.distribution(client, moment)
         since = self.number(time) if self.drift.redraw_for == "all" else int(self.state(time).since[client])
         draw = self.rng.at("rows", part, client, since).numpy()
-        own = None
+        own_rows = None
         if self.drift.own_samples_only:
-            own = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
+            own_rows = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
         counts = draw.multinomial(self.drift.wanted(part), shares).tolist()
-        return domain.drawn(dict(zip(labels, counts, strict=True)), draw, own)
+        return domain.drawn(dict(zip(labels, counts, strict=True)), draw, own_rows)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds, which are equally many at every moment."""
@@ -208,8 +208,8 @@ class ClusterDriftPlan(Plan):
         drawn = self.state(now).since != self.state(then).since
         if self.drift.redraw_for == "all":
             drawn = np.full_like(drawn, self.number(now) != self.number(then))
-        some = drawn[: self.view.registered].nonzero()[0].tolist()  # newly drawn rows may be equal by chance
-        return torch.tensor([client for client in some if self.differs(client, moment, before)], dtype=torch.int64)
+        redrawn = drawn[: self.view.registered].nonzero()[0].tolist()  # newly drawn rows may be equal by chance
+        return torch.tensor([client for client in redrawn if self.differs(client, moment, before)], dtype=torch.int64)
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return the events since `before`: "drift" for small drifts, "mass" for mass events."""
@@ -244,8 +244,8 @@ class ClusterDriftPlan(Plan):
                     continue
                 before[client] = since
                 name, row = f"{client}@{since}", np.zeros(classes)
-                labels, own = self._shares(client, state)
-                row[list(labels)] = own
+                labels, distribution = self._shares(client, state)
+                row[list(labels)] = distribution
                 changes.append([names[client] if names else client, f"{time:.17g}", name])
                 shares.append([name, int(state.group[client]), *(f"{share:.17g}" for share in row)])
         write_rows(concepts, [["concept", "group", *range(classes)], *shares])

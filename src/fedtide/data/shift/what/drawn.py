@@ -32,24 +32,24 @@ class Domain:
     def __getitem__(self, label: int) -> np.ndarray:
         return self.rows[self.start[label] : self.start[label + 1]]
 
-    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator, own: Domain | None = None) -> Tensor:
+    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator, own_rows: Domain | None = None) -> Tensor:
         """Draw a number of rows of each label, sorted, without repetition while there are enough.
 
         Args:
             counts: number of rows of each label.
             draw: the generator.
-            own: rows that take the place of these for each label that they have.
+            own_rows: rows that take the place of these for each label that they have.
 
         >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
         >>> domain.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
         [0, 2]
         """
-        found = [self.rows[:0]]
+        parts = [self.rows[:0]]
         for label, count in counts.items():
-            rows = self[label] if own is None or not len(own[label]) else own[label]
+            rows = self[label] if own_rows is None or not len(own_rows[label]) else own_rows[label]
             if count:
-                found.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
-        return torch.from_numpy(np.sort(np.concatenate(found)))
+                parts.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
+        return torch.from_numpy(np.sort(np.concatenate(parts)))
 
 
 class Amounts:
@@ -74,16 +74,16 @@ class Pools:
     @cached_property
     def domains(self) -> dict[tuple[str, str], Domain]:
         """Rows to draw from, for each part of training and held-out clients that has rows of which some are wanted."""
-        found: dict[tuple[str, str], Domain] = {}
+        pools: dict[tuple[str, str], Domain] = {}
         for who, first, last in self.view.populated():
             parts = self.view.parts.items()
             rows = {part: lists.rows[lists.start[first] : lists.start[last]].long().unique() for part, lists in parts}
             # Clients may share rows; training rows of any client are no validation rows.
             rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
-            for part, some in rows.items():
-                if len(some) and self.amounts.wanted(part):
-                    found[part, who] = Domain.of(some, self.view.rows.y, self.view.rows.classes)
-        return found
+            for part, part_rows in rows.items():
+                if len(part_rows) and self.amounts.wanted(part):
+                    pools[part, who] = Domain.of(part_rows, self.view.rows.y, self.view.rows.classes)
+        return pools
 
     def of(self, part: str, client: int) -> Domain | None:
         """Return the rows from which a client draws; None where it draws none."""
@@ -96,12 +96,12 @@ class Pools:
 
     def lacking(self, needed: np.ndarray | None = None) -> dict[int, str]:
         """Return the labels without rows in some part, each with the reason; `needed` (classes,) masks some labels."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for (part, who), domain in self.domains.items():
             empty = np.diff(domain.start) == 0
             for label in np.flatnonzero(empty if needed is None else empty & needed).tolist():
-                found.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
-        return found
+                reasons.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
+        return reasons
 
 
 def check_apart(view: PopulationView, kind: str) -> None:
@@ -109,8 +109,8 @@ def check_apart(view: PopulationView, kind: str) -> None:
     if view.rows.steps is not None:
         but = f"it draws rows by their labels, and rows of {view.rows.name} are sequences"
         raise refused("shift.what.kind", kind, "static, domain-mixture, stream, change-points of domains", but)
-    known, tested = (view.parts[part].rows.long().unique() for part in ("train", "test"))
-    both = known[torch.isin(known, tested)]
+    trained, tested = (view.parts[part].rows.long().unique() for part in ("train", "test"))
+    both = trained[torch.isin(trained, tested)]
     if len(both):
         but = f"it draws from all rows, and row {int(both[0])} is for training of one client and for tests of another"
         raise refused("shift.what.kind", kind, "a data.partition whose parts share no rows", but)

@@ -71,12 +71,12 @@ class DomainMixture(Holding):
             raise refused("shift.what.kind", self.kind, "'static'", f"{rows.name} has a single domain")
         domain = rows.domain[train.rows.long()]
         for k, name in enumerate(rows.domain_names):
-            held = torch.zeros(len(train)).index_add_(0, train.owner, (domain == k).float())[:registered]
-            if not held.any():
+            counts = torch.zeros(len(train)).index_add_(0, train.owner, (domain == k).float())[:registered]
+            if not counts.any():
                 allowed = "domains with samples (data.source, data.groups), or 'static'"
                 raise refused("shift.what.kind", self.kind, allowed, f"no client has a training row of domain '{name}'")
-            if (held == 0).any():
-                but = f"client {int((held == 0).nonzero()[0])} has no rows of domain '{name}'"
+            if (counts == 0).any():
+                but = f"client {int((counts == 0).nonzero()[0])} has no rows of domain '{name}'"
                 allowed = "data.groups.by = 'none', a partition that deals every domain, or more rows for each client"
                 raise refused("shift.what.kind", self.kind, allowed, but)
 
@@ -148,11 +148,11 @@ class DomainMixture(Holding):
         phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
         balanced = judged and self.test == "balanced"
         shares = np.full(domains, 1 / domains) if balanced else self.shares(moment, domains, phase)
-        own = [rows[domain == k] for k in range(domains)]
-        wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in own])))
+        parts = [rows[domain == k] for k in range(domains)]
+        wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in parts])))
         # Balanced rows are constant, so that accuracy changes with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
-        picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(own, wanted, strict=True)]
+        picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(parts, wanted, strict=True)]
         return torch.cat(picked).sort().values
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
@@ -189,12 +189,12 @@ class MixturePlan(OwnRows):
         return self.view.everyone[: None if moment.round != before.round else 0]
 
 
-def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _among(shares: np.ndarray, present: np.ndarray) -> np.ndarray:
     """Scale the shares of the present domains to sum to 1; equal shares if all are 0."""
-    if there.all():
+    if present.all():
         return shares
-    shares = np.where(there, shares, 0.0)
-    return shares / shares.sum() if shares.any() else there / there.sum()
+    shares = np.where(present, shares, 0.0)
+    return shares / shares.sum() if shares.any() else present / present.sum()
 
 
 def _counts(rows: int, shares: np.ndarray) -> list[int]:

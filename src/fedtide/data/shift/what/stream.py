@@ -111,10 +111,10 @@ class Stream(Holding):
         if self.intervals > max(CELLS // clients, 1):
             most = max(CELLS // clients, 1)
             raise refused("shift.what.intervals", self.intervals, f"at most {most}, as there are {clients} clients")
-        for key, found in (("by", self.by.kind), ("shared", self.shared)):
-            if rows.steps is not None and found not in ("order", "time", 0):
+        for key, value in (("by", self.by.kind), ("shared", self.shared)):
+            if rows.steps is not None and value not in ("order", "time", 0):
                 but = f"rows of {rows.name} are sequences"
-                raise refused(f"shift.what.{key}", found, "by = 'order' or 'time', shared = 0", but)
+                raise refused(f"shift.what.{key}", value, "by = 'order' or 'time', shared = 0", but)
         if self.by.kind == "time" and (rows.time is None or bool((rows.time == rows.time[0]).all())):
             but = f"rows of {rows.name} have {'no time' if rows.time is None else 'all the same time'}"
             raise refused("shift.what.by", "time", "'labels', 'order', or a source with a column of times", but)
@@ -122,12 +122,12 @@ class Stream(Holding):
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the kind of interval, its arrival and its expiry."""
         kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
-        held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by.kind]}"
-        held += f": one arrives every {self.gap:g} {unit} and expires {self.retention:g} {unit} later. "
+        text = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by.kind]}"
+        text += f": one arrives every {self.gap:g} {unit} and expires {self.retention:g} {unit} later. "
         if self.shared != 0:
             few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
-            held += f"All clients hold a few shared rows at all times, {few[self.shared]}. "
-        return held + ("A client without rows waits. " if self.empty == "wait" else "")
+            text += f"All clients hold a few shared rows at all times, {few[self.shared]}. "
+        return text + ("A client without rows waits. " if self.empty == "wait" else "")
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -193,8 +193,8 @@ class StreamPlan(Plan):
 
     def _table(self, part: str, entries: Tensor | None = None) -> np.ndarray:
         """Count the rows of a part in each interval of each client (clients, intervals)."""
-        ragged, some = self.view.parts[part], slice(None) if entries is None else entries
-        owner, interval = ragged.owner[some], self.interval[part][some]
+        ragged, chosen = self.view.parts[part], slice(None) if entries is None else entries
+        owner, interval = ragged.owner[chosen], self.interval[part][chosen]
         return count_pairs(owner, interval, len(ragged), self.stream.intervals).numpy()
 
     @cached_property
@@ -210,16 +210,16 @@ class StreamPlan(Plan):
         if self.stream.shared == 0:
             return torch.empty(0, dtype=torch.int64)
         train, of = self.view.parts["train"], self.view.rows
-        own = train.rows[: train.start[self.view.registered]].long().unique()
+        trained = train.rows[: train.start[self.view.registered]].long().unique()
         judged = torch.cat([self.view.parts[part].rows.long() for part in ("val", "test")])
-        own = own[~torch.isin(own, judged)]
-        y, rng = of.y[own], self.view.rng.at("stream", "shared")
+        trained = trained[~torch.isin(trained, judged)]
+        y, rng = of.y[trained], self.view.rng.at("stream", "shared")
         size = torch.bincount(y, minlength=of.classes)
         labels = [c for c in size.argsort(stable=True).tolist() if size[c]]
-        each = 1 if self.stream.shared == "half" else int(self.stream.shared)
+        samples = 1 if self.stream.shared == "half" else int(self.stream.shared)
         labels = labels[: len(labels) // 2] if self.stream.shared == "half" else labels
-        some = [rng.at(c).numpy().permutation(own[y == c].numpy())[:each] for c in labels]
-        return torch.from_numpy(np.sort(np.concatenate([own[:0].numpy(), *some])))
+        drawn = [rng.at(c).numpy().permutation(trained[y == c].numpy())[:samples] for c in labels]
+        return torch.from_numpy(np.sort(np.concatenate([trained[:0].numpy(), *drawn])))
 
     @cached_property
     def _twice(self) -> np.ndarray:
@@ -277,9 +277,9 @@ class StreamPlan(Plan):
         now, then = self._live(moment), self._live(before)
         others = now != then
         # Rows that all clients hold appear and disappear only with the client itself.
-        own = {**self.tables, "train": self.tables["train"] - self._twice} if others.any() else {}
+        tables = {**self.tables, "train": self.tables["train"] - self._twice} if others.any() else {}
         moved = self._train(now) != self._train(then)
-        for table in own.values():
+        for table in tables.values():
             moved |= table[:, others].any(1)
         return torch.from_numpy(moved[: self.view.registered].nonzero()[0])
 
@@ -293,14 +293,14 @@ class StreamPlan(Plan):
         both = np.concatenate([[0.0], self.stream.ends - self.stream.retention, self.stream.ends])
         when = np.unique(np.ceil(both))
         for time in when[(when >= 0) & (when < rounds)].tolist():
-            own = self._train(self.stream.live(time))[: self.view.registered]
-            if not own.any():
+            trained = self._train(self.stream.live(time))[: self.view.registered]
+            if not trained.any():
                 but = f"no client holds a training row at round {time:g}, of {rounds}"
                 last = f"the last one ends at {self.stream.ends[-1]:g}"
                 allowed = f"a longer retention, fewer rounds or more intervals ({last})"
                 raise refused("shift.what.kind", self.stream.kind, allowed, but)
-            if self.stream.empty == "error" and not own.all():
-                raise _nothing(self.view, int((~own).nonzero()[0][0]), time)
+            if self.stream.empty == "error" and not trained.all():
+                raise _nothing(self.view, int((~trained).nonzero()[0][0]), time)
 
 
 @lru_cache(maxsize=64)  # every client is asked for its rows at the same time
