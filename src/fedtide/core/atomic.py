@@ -108,15 +108,15 @@ def sha256(path: Path, length: int | None = None) -> str:
         with open(path, "rb") as file:
             if length is None:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-            found = hashlib.sha256()
+            digest = hashlib.sha256()
             while length and (part := file.read(min(length, 1 << 20))):
-                found.update(part)
+                digest.update(part)
                 length -= len(part)
     except FileNotFoundError:
         raise FedtideError(f"{path}: missing") from None
     if length:
         raise FedtideError(f"{path}: damaged (it is {length} bytes shorter than what was written)")
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def check_sha256(path: Path, digest: str, length: int | None = None) -> None:

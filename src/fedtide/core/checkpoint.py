@@ -117,8 +117,8 @@ def save(
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
-    found = About(config, start.round, start.seconds, start.before, reached, digests, keys, device)
-    about = {"format": FORMAT} | asdict(found)
+    description = About(config, start.round, start.seconds, start.before, reached, digests, keys, device)
+    about = {"format": FORMAT} | asdict(description)
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         flush(path)
@@ -148,8 +148,8 @@ def _written(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path, prefix: str) -> list[Path]:
-    found = folder.glob(f"{prefix}[0-9]*") if folder.is_dir() else ()
-    return sorted(path for path in found if re.fullmatch(prefix + "[0-9]{8,}", path.name) and path.is_dir())
+    folders = folder.glob(f"{prefix}[0-9]*") if folder.is_dir() else ()
+    return sorted(path for path in folders if re.fullmatch(prefix + "[0-9]{8,}", path.name) and path.is_dir())
 
 
 def newest_state(folder: Path) -> Path:
@@ -226,11 +226,11 @@ def _about(folder: Path) -> About:
     path = folder / ABOUT
     try:
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found, claimed = read["format"], read.pop("sum", None)
+        version, claimed = read["format"], read.pop("sum", None)
     except (OSError, *UNREADABLE) as error:
         raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
-    if found != FORMAT:
-        raise refused(f"{path}: format", found, str(FORMAT), "it was written by another version")
+    if version != FORMAT:
+        raise refused(f"{path}: format", version, str(FORMAT), "it was written by another version")
     try:
         if claimed != _sum(read):
             raise ValueError("its content is not what was written")

@@ -76,17 +76,17 @@ def decode(arrays: Mapping[str, Tensor], skeleton: Any) -> Tree:
     return _tree_of(skeleton, lambda _, name: arrays[name])
 
 
-def _skeleton_of(tree: Tree, path: str, put: Callable[[Tensor, str], Any]) -> Any:
-    """Return the skeleton of a tree; `put` takes an array and returns what stands in its place."""
+def _skeleton_of(tree: Tree, path: str, place: Callable[[Tensor, str], Any]) -> Any:
+    """Return the skeleton of a tree; `place` takes an array and returns what stands in its place."""
     if isinstance(tree, Tensor):
-        return put(tree, path)
+        return place(tree, path)
     if tree is None or isinstance(tree, bool | int | str):
         return tree
     if isinstance(tree, float):
         return tree if math.isfinite(tree) else {"float": repr(tree)}
     if not is_node(tree):
         raise TypeError(f"{path or 'the tree'}: {type(tree).__name__} cannot travel; use tensors and plain values")
-    parts = [[key, _skeleton_of(child, _below(path, key), put)] for key, child in children(tree)]
+    parts = [[key, _skeleton_of(child, _below(path, key), place)] for key, child in children(tree)]
     if isinstance(tree, dict):
         return {"dict": parts}
     if isinstance(tree, list | tuple):

@@ -122,14 +122,14 @@ class MemoryStore:
             kept_as = Stored(_name(client, version), row.sha256)
             self._path(row.file).replace(self._path(kept_as.file))
             row = kept_as
-        held = [(v, r) for v, r in self._rows.get(client, []) if v < version]
+        before = [(v, r) for v, r in self._rows.get(client, []) if v < version]
         # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds;
         # and while a round is held, whatever its questions were put to.
-        settled = sum(v < self._settled for v, _ in held) - 1
-        since = len(held) if self._held is None else sum(v < self._held for v, _ in held) - 1
-        kept = [entry for place, entry in enumerate(held) if place == settled or place >= since]
-        self._discard(held, kept)
-        self._rows[client] = [*kept, (version, row)]
+        settled = sum(v < self._settled for v, _ in before) - 1
+        since = len(before) if self._held is None else sum(v < self._held for v, _ in before) - 1
+        needed = [entry for place, entry in enumerate(before) if place == settled or place >= since]
+        self._discard(before, needed)
+        self._rows[client] = [*needed, (version, row)]
 
     # -- processes beside this one ------------------------------------------------------------------------------------
 
@@ -184,9 +184,9 @@ class MemoryStore:
         """A checkpoint as of `now` is safely written: older versions are not needed any more."""
         self._settled = now
         for client, entries in self._rows.items():
-            kept = [entry for entry in entries if entry[0] < now][-1:] + [e for e in entries if e[0] >= now]
-            self._discard(entries, kept)
-            self._rows[client] = kept
+            needed = [entry for entry in entries if entry[0] < now][-1:] + [e for e in entries if e[0] >= now]
+            self._discard(entries, needed)
+            self._rows[client] = needed
 
     def restore(self, file: Path, now: Version) -> None:
         """Become the store that `save` wrote; files of later rounds are removed.
@@ -245,8 +245,8 @@ class MemoryStore:
         assert self.directory is not None
         return self.directory / name
 
-    def _discard(self, entries: Iterable[tuple[Version, Tree]], kept: Iterable[tuple[Version, Tree]]) -> None:
-        wanted = {row.file for _, row in kept if isinstance(row, Stored)}
+    def _discard(self, entries: Iterable[tuple[Version, Tree]], needed: Iterable[tuple[Version, Tree]]) -> None:
+        wanted = {row.file for _, row in needed if isinstance(row, Stored)}
         for _, row in entries:
             if isinstance(row, Stored) and row.file not in wanted:
                 self._path(row.file).unlink(missing_ok=True)

@@ -138,18 +138,20 @@ class Record:
         beside: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: (marks or {}).get(name, NOTHING) for name in (*FILES, *[FORGETTING] * forgetting, *[ASKS] * asks)}
-        for name in kept:
+        files = {
+            name: (marks or {}).get(name, NOTHING) for name in (*FILES, *[FORGETTING] * forgetting, *[ASKS] * asks)
+        }
+        for name in files:
             (folder / name).touch()
-        check_marks(folder, {**(marks or {}), **kept})
+        check_marks(folder, {**(marks or {}), **files})
         self._beside = {} if beside is None else {os.path.relpath(beside, folder): whole(beside)}
         self._files = {
             name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
-            for name in kept
+            for name in files
         }
-        self._digests = {name: hashlib.sha256() for name in kept}
-        self._hashed = dict.fromkeys(kept, 0)
-        for name, mark in kept.items():
+        self._digests = {name: hashlib.sha256() for name in files}
+        self._hashed = dict.fromkeys(files, 0)
+        for name, mark in files.items():
             os.truncate(folder / name, mark.length)
         self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
         if not marks:

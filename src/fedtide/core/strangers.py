@@ -74,7 +74,7 @@ def parse(text: str | bytes, most: int, name: str) -> Any:
     value = _loaded(text, most, name)
     level = [value]
     for _ in range(DEEPEST):
-        level = [below for each in level for below in _below(each)]
+        level = [below for value_below in level for below in _below(value_below)]
         if not level:
             return value
     raise FedtideError(f"{name}: nested deeper than allowed: {DEEPEST}")
@@ -83,8 +83,8 @@ def parse(text: str | bytes, most: int, name: str) -> Any:
 def _loaded(text: str | bytes, most: int, name: str) -> Any:
     """Return a JSON value, nested as deep as Python reads it."""
     if not isinstance(text, str | bytes) or len(text) > most:
-        found = f"{len(text)} bytes" if isinstance(text, str | bytes) else type(text).__name__
-        raise FedtideError(f"{name}: found {found}, allowed: JSON of at most {most} bytes")
+        size = f"{len(text)} bytes" if isinstance(text, str | bytes) else type(text).__name__
+        raise FedtideError(f"{name}: found {size}, allowed: JSON of at most {most} bytes")
     try:
         return json.loads(
             text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_whole, parse_float=_finite
@@ -96,14 +96,14 @@ def _loaded(text: str | bytes, most: int, name: str) -> Any:
 def _below(value: Any) -> list[Any]:
     """List the values in a value that have values in them."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [each for each in inside if isinstance(each, dict | list)]
+    return [child for child in inside if isinstance(child, dict | list)]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError("a key stands twice")
-    return made
+    return table
 
 
 def _whole(digits: str) -> int:

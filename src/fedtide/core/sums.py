@@ -30,8 +30,8 @@ def add(partial: Tree, total: Tree) -> Tree:
             return Sum(map_leaves(lambda value: _times(value, weight), total.value), weight)
         return Sum(_add_value(partial.value, total.value, weight), partial.weight + weight)
     if isinstance(total, Slotted):
-        held = {} if partial is None else partial.parts
-        return Slotted(held | {int(k): add(held.get(int(k)), part) for k, part in total.parts.items()}, total.slots)
+        parts = {} if partial is None else partial.parts
+        return Slotted(parts | {int(k): add(parts.get(int(k)), part) for k, part in total.parts.items()}, total.slots)
     if not is_node(total):
         raise TypeError(f"a total holds Weighted and Slotted leaves only, found {type(total).__name__}")
     return _node_by_node(add, partial, total)
@@ -58,24 +58,24 @@ def merge(left: Tree, right: Tree) -> Tree:
 
 def _node_by_node(function: Any, left: Tree, right: Tree) -> Tree:
     """Apply `function` to the children with the same key; clients may leave out keys of a dict."""
-    held = dict(children(left))
+    nodes = dict(children(left))
     for key, child in children(right):
-        held[key] = function(held.get(key), child)
-    return held if isinstance(right, dict) else rebuild(right, list(held.values()))
+        nodes[key] = function(nodes.get(key), child)
+    return nodes if isinstance(right, dict) else rebuild(right, list(nodes.values()))
 
 
-def _add_value(held: Tree, value: Tree, weight: float) -> Tree:
+def _add_value(total: Tree, value: Tree, weight: float) -> Tree:
     """Compute `held + weight * value`, in place where there are tensors; the two must have the same keys."""
-    if not is_node(held):
-        return _plus(held, value, weight)
-    ours, theirs = children(held), dict(children(value))
+    if not is_node(total):
+        return _plus(total, value, weight)
+    ours, theirs = children(total), dict(children(value))
     if len(ours) != len(theirs) or any(key not in theirs for key, _ in ours):
         raise ValueError(f"two answers to one question differ: {[key for key, _ in ours]} and {list(theirs)}")
     if ours and all(type(child) is Tensor for _, child in ours):
         # One call for all: a model's parameters are many small tensors.
         torch._foreach_add_([child for _, child in ours], [theirs[key].detach() for key, _ in ours], alpha=weight)
-        return held
-    return rebuild(held, [_add_value(child, theirs[key], weight) for key, child in ours])
+        return total
+    return rebuild(total, [_add_value(child, theirs[key], weight) for key, child in ours])
 
 
 def _times(leaf: Any, weight: float) -> Any:
@@ -86,10 +86,10 @@ def _times(leaf: Any, weight: float) -> Any:
     raise TypeError(f"only tensors and numbers can be summed, found {type(leaf).__name__}")
 
 
-def _plus(held: Any, leaf: Any, weight: float) -> Any:
-    if isinstance(held, Tensor):
-        return held.add_(leaf.detach(), alpha=weight)
-    return held + float(leaf) * weight
+def _plus(total: Any, leaf: Any, weight: float) -> Any:
+    if isinstance(total, Tensor):
+        return total.add_(leaf.detach(), alpha=weight)
+    return total + float(leaf) * weight
 
 
 def finish(partial: Tree) -> Tree:

@@ -88,26 +88,26 @@ def leaves(tree: Tree) -> list[Any]:
     >>> leaves({"x": 1, "y": [2, (3, None)]})
     [1, 2, 3, None]
     """
-    found: list[Any] = []
-    _collect(tree, found)
-    return found
+    collected: list[Any] = []
+    _collect(tree, collected)
+    return collected
 
 
-def _collect(tree: Tree, found: list[Any]) -> None:
+def _collect(tree: Tree, collected: list[Any]) -> None:
     kind: Any = type(tree)
     if kind is Tensor:
-        found.append(tree)
+        collected.append(tree)
     elif isinstance(tree, dict):
         for child in tree.values():
-            _collect(child, found)
+            _collect(child, collected)
     elif isinstance(tree, list | tuple):
         for child in tree:
-            _collect(child, found)
+            _collect(child, collected)
     elif (names := _fields(kind)) is not None:
         for name in names:
-            _collect(getattr(tree, name), found)
+            _collect(getattr(tree, name), collected)
     else:
-        found.append(tree)
+        collected.append(tree)
 
 
 def size_in_bytes(tree: Tree) -> int:
@@ -224,15 +224,15 @@ def grown(state: T, clients: int) -> T:
     kind: Any = type(state)
     changed: dict[str, Any] = {}
     for name, declared, new in _entries(kind):
-        held = getattr(state, name)
+        entries = getattr(state, name)
         if not declared:
-            made = grown(held, clients)
-            if made is not held:
-                changed[name] = made
-        elif len(held) < clients:
+            inner = grown(entries, clients)
+            if inner is not entries:
+                changed[name] = inner
+        elif len(entries) < clients:
             entry = new(state) if callable(new) else new
-            more = torch.full((clients - len(held), *held.shape[1:]), entry, dtype=held.dtype)
-            changed[name] = torch.cat([held, more])
+            more = torch.full((clients - len(entries), *entries.shape[1:]), entry, dtype=entries.dtype)
+            changed[name] = torch.cat([entries, more])
     return dataclasses.replace(state, **changed) if changed else state  # type: ignore[type-var]
 
 

@@ -26,7 +26,7 @@ def sub(left: Tree, right: Tree) -> Tree:
 
 def add(weights: Tree, delta: Tree) -> Tree:
     """Compute `weights + delta` in the type of `weights`, whatever the precision of `delta`."""
-    return map_leaves(lambda held, change: held + change.to(held.dtype), weights, delta)
+    return map_leaves(lambda value, change: value + change.to(value.dtype), weights, delta)
 
 
 def mul(weights: Tree, factor: float) -> Tree:
@@ -55,7 +55,7 @@ def renamed(weights: Weights, names: Mapping[str, str]) -> Weights:
     {'layer.w': tensor([1.])}
     """
     params, buffers = (
-        {names[old]: value for old, value in held.items() if old in names} for held in (weights.params, weights.buffers)
+        {names[old]: value for old, value in part.items() if old in names} for part in (weights.params, weights.buffers)
     )
     return Weights(params, buffers)
 
@@ -110,8 +110,8 @@ def squared_lengths(weights: Weights) -> Tensor:
     >>> squared_lengths(Weights({"conv.w": torch.ones(2), "conv.b": torch.ones(1), "head.w": torch.ones(1)})).tolist()
     [3.0, 1.0]
     """
-    each = {name: param.detach().double().square().sum() for name, param in weights.params.items()}
-    return torch.stack([torch.stack([each[name] for name in names]).sum() for names in layers_of(weights).values()])
+    squares = {name: param.detach().double().square().sum() for name, param in weights.params.items()}
+    return torch.stack([torch.stack([squares[name] for name in names]).sum() for names in layers_of(weights).values()])
 
 
 def placed(
@@ -136,21 +136,21 @@ def placed(
     >>> [each.params["w"].tolist() for each in placed((here, here), {1: step})]
     [[0.0, 0.0], [1.0, 1.0]]
     """
-    held = weights if isinstance(weights, tuple) else (weights,)
-    one = 0 if len(held) == 1 else slot
+    models = weights if isinstance(weights, tuple) else (weights,)
+    one = 0 if len(models) == 1 else slot
     parts = {int(k): part for k, part in update.items()} if isinstance(update, Mapping) else {one: update}
-    if any(k is None or not 0 <= k < len(held) for k in parts):
-        raise LookupError(f"its update does not say which of {len(held)} models it belongs to")
+    if any(k is None or not 0 <= k < len(models) for k in parts):
+        raise LookupError(f"its update does not say which of {len(models)} models it belongs to")
     if any(not isinstance(part, Weights) for part in parts.values()):
         raise LookupError("its update is no Weights, and no mapping from numbers of models to Weights")
-    moved = tuple(_moved(each, parts[k]) if k in parts else each for k, each in enumerate(held))
+    moved = tuple(_moved(model, parts[k]) if k in parts else model for k, model in enumerate(models))
     return moved if isinstance(weights, tuple) else moved[0]
 
 
 def _moved(weights: Weights, update: Weights) -> Weights:
-    def step(held: dict[str, Tensor], change: dict[str, Tensor]) -> dict[str, Tensor]:
-        if any(name not in held or held[name].shape != value.shape for name, value in change.items()):
+    def step(values: dict[str, Tensor], change: dict[str, Tensor]) -> dict[str, Tensor]:
+        if any(name not in values or values[name].shape != value.shape for name, value in change.items()):
             raise LookupError("its update has other parameters than the model")
-        return {**held, **add({name: held[name] for name in change}, change)}
+        return {**values, **add({name: values[name] for name in change}, change)}
 
     return Weights(step(weights.params, update.params), step(weights.buffers, update.buffers))

@@ -45,8 +45,8 @@ def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhe
     above = _located(first["loc"][:-1], model, data)[1] if len(first["loc"]) > 1 else model
     # A method's own shift repeats the mistakes of the shared one.
     # A list whose entry is refused is too short, too.
-    apart = [p for p in problems if p["loc"] != first["loc"][: len(p["loc"])] or p["type"] != "too_short"]
-    others = {(p["type"], p["loc"][-1:], repr(p.get("input"))) for p in apart} - {
+    separate = [p for p in problems if p["loc"] != first["loc"][: len(p["loc"])] or p["type"] != "too_short"]
+    others = {(p["type"], p["loc"][-1:], repr(p.get("input"))) for p in separate} - {
         (first["type"], first["loc"][-1:], repr(first.get("input")))
     }
     more = f" (and {len(others)} more)" if others else ""
@@ -55,15 +55,15 @@ def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhe
 
 def of_python(error: ValidationError, model: type, data: Any) -> str:
     """The first problem of a value made in Python: its key begins with the name of the class."""
-    said = explained(error, model, data)
-    return f"{model.__name__}: {said.removeprefix(WHOLE)}" if said.startswith(WHOLE) else f"{model.__name__}.{said}"
+    line = explained(error, model, data)
+    return f"{model.__name__}: {line.removeprefix(WHOLE)}" if line.startswith(WHOLE) else f"{model.__name__}.{line}"
 
 
 def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -> str:
-    name, found, context = problem["type"], problem.get("input"), problem.get("ctx", {})
+    name, value, context = problem["type"], problem.get("input"), problem.get("ctx", {})
     if name == "extra_forbidden" or name == "unexpected_keyword_argument":
         last = str(problem["loc"][-1])
-        beside = _below(key.rpartition(".")[0], found, kind) if last in ("kind", "by") else ""
+        beside = _below(key.rpartition(".")[0], value, kind) if last in ("kind", "by") else ""
         return (
             f"unknown key; allowed: {', '.join(names_of(kind))}{beside}"
             if beside
@@ -72,28 +72,28 @@ def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -
     if name in ("missing", "missing_argument"):
         return "missing"
     if name in ("literal_error", "enum"):
-        return f"found {shown(found)}, {nearest(str(found), _words(context['expected']))}"
+        return f"found {shown(value)}, {nearest(str(value), _words(context['expected']))}"
     if name == "union_tag_invalid":
         tag, tags = str(context["tag"]), _words(context["expected_tags"])
-        shown_tags = ["python:module:function" if each == "python" else each for each in tags]
-        line, path = nearest(tag, shown_tags), found.get("path") if isinstance(found, dict) else None
+        shown_tags = ["python:module:function" if tag_shown == "python" else tag_shown for tag_shown in tags]
+        line, path = nearest(tag, shown_tags), value.get("path") if isinstance(value, dict) else None
         tables = [other for other, hint in fields_of(above).items() if tag in tags_of(hint)]
         meant = f"'python:{tag}:{path}'" if path and "python" in tags else f"{tables[0]} = '{tag}'" if tables else ""
         return f"found '{tag}', {line}{f'; did you mean {meant}?' * ('did you mean' not in line and bool(meant))}"
     if name == "union_tag_not_found":
-        by, known = context["discriminator"].strip("'"), ", ".join(tags_of(kind))
-        return f"found {shown(found)}, allowed: a table with '{by}' = one of {known}{_kinds_with(found, kind, by)}"
+        by, kinds = context["discriminator"].strip("'"), ", ".join(tags_of(kind))
+        return f"found {shown(value)}, allowed: a table with '{by}' = one of {kinds}{_kinds_with(value, kind, by)}"
     if name == "tuple_type" and bare((get_args(kind) or (Any,))[0]) is int:
-        return f"found {shown(found)}, allowed: a list of values, such as [0, 1, 2]"
+        return f"found {shown(value)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
-        return f"found {shown(found)}, allowed: {NUMBERS[name].format(**context)}{_below(key, found, kind)}"
+        return f"found {shown(value)}, allowed: {NUMBERS[name].format(**context)}{_below(key, value, kind)}"
     if name in ("too_short", "string_too_short"):
-        return f"found {shown(found)}, allowed: {context['min_length']} or more"
+        return f"found {shown(value)}, allowed: {context['min_length']} or more"
     if name == "string_too_long":
-        return f"found {len(found)} characters, allowed: {context['max_length']} or fewer"
+        return f"found {len(value)} characters, allowed: {context['max_length']} or fewer"
     if name == "value_error":
         return str(context.get("error", problem["msg"]))
-    return f"found {shown(found)}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+    return f"found {shown(value)}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
 
 
 def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
@@ -117,20 +117,20 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
 
 def _below(key: str, word: Any, kind: Any) -> str:
     """Say in which key of a table a word would choose, as in `data = { source = "cifar" }`; "" where in none."""
-    own = key.rpartition(".")[2]
+    last = key.rpartition(".")[2]
     if isinstance(word, int | float) and not isinstance(word, bool):
         kinds = {name: bare(hint) for name, hint in fields_of(kind).items()}
-        takes = [f"{own} = {{ {name} = {word} }}" for name, of in kinds.items() if of in (type(word), float)]
+        takes = [f"{last} = {{ {name} = {word} }}" for name, of in kinds.items() if of in (type(word), float)]
         return f"; did you mean {' or '.join(takes[:2])}?" if takes else ""
     if is_table(type(word)):  # made in Python
         holds = [name for name, hint in fields_of(kind).items() if type(word) in map(bare, get_args(bare(hint)))]
-        made = f"{getattr(kind, '__name__', own)}({holds[0]}={type(word).__name__}(...))" if holds else ""
-        return f", or {made}" if made else ""
+        example = f"{getattr(kind, '__name__', last)}({holds[0]}={type(word).__name__}(...))" if holds else ""
+        return f", or {example}" if example else ""
     for name, hint in fields_of(kind).items() if isinstance(word, str) else ():
         words = tags_of(hint) if is_choice(bare(hint)) else get_args(hint) if get_origin(hint) is Literal else ()
-        known = [name for name in words if isinstance(name, str)]
-        for meant in [word] if word.partition(":")[0] in known else synonyms(word, known):
-            return f'; did you mean {own} = {{ {name} = "{meant}" }}?'
+        choices = [name for name in words if isinstance(name, str)]
+        for meant in [word] if word.partition(":")[0] in choices else synonyms(word, choices):
+            return f'; did you mean {last} = {{ {name} = "{meant}" }}?'
     return ""
 
 

@@ -34,23 +34,23 @@ def described(kind: Any) -> str:
     ('number of branches, K.', 'local training', '')
     """
     kind, marks = _stripped(kind)
-    if said := next((mark.description for mark in marks if getattr(mark, "description", None)), None):
-        return str(said)
+    if description := next((mark.description for mark in marks if getattr(mark, "description", None)), None):
+        return str(description)
     first = (kind.__doc__ or "").partition("\n")[0] if is_table(kind) else ""
     return first[:1].lower() + first[1:]
 
 
 def _stripped(kind: Any) -> tuple[Any, list[Any]]:
-    found: list[Any] = []
+    marks: list[Any] = []
     while True:
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             for extra in extras:
-                found += [extra, *extra.metadata] if isinstance(extra, FieldInfo) else [extra]
+                marks += [extra, *extra.metadata] if isinstance(extra, FieldInfo) else [extra]
         elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
             kind = rest[0]
         else:
-            return kind, found
+            return kind, marks
 
 
 def is_union(kind: Any) -> bool:

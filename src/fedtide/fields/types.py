@@ -53,8 +53,8 @@ HIDDEN = re.compile(
 
 
 def _visible(text: str) -> str:
-    if found := HIDDEN.search(text):
-        raise ValueError(f"found the control character {found[0]!a}, allowed: text without any")
+    if match := HIDDEN.search(text):
+        raise ValueError(f"found the control character {match[0]!a}, allowed: text without any")
     return text
 
 
@@ -63,12 +63,12 @@ Text = Annotated[str, AfterValidator(_visible)]
 
 
 def _different(values: Any) -> Any:
-    known, tables = set[Any](), list[Any]()
+    seen, tables = set[Any](), list[Any]()
     for value in values:
         hashable = isinstance(value, Hashable)
-        if value in (known if hashable else tables):
+        if value in (seen if hashable else tables):
             raise ValueError(f"found {shown(value)} twice, allowed: each once")
-        known.add(value) if hashable else tables.append(value)
+        seen.add(value) if hashable else tables.append(value)
     return values
 
 
@@ -115,7 +115,7 @@ WeightsFile = Annotated[str, WEIGHTS]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def ingredient(made: type[T]) -> type[T]:
+def ingredient(kind: type[T]) -> type[T]:
     """A frozen dataclass whose values are checked, in a file or from Python; unknown keys are errors.
 
     >>> @ingredient
@@ -126,7 +126,7 @@ def ingredient(made: type[T]) -> type[T]:
         ...
     fedtide.core.errors.FedtideError: Toy.rate: found 0, allowed: greater than 0.0
     """
-    checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
+    checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(kind)
     init = checked.__init__
 
     @functools.wraps(init)
@@ -172,11 +172,11 @@ def by_name(value: Any) -> Any:
     >>> by_name("auc"), by_name("mine:cost") == by_name("python:mine:cost")
     ({'kind': 'auc'}, True)
     """
-    own = isinstance(value, str) and ":" in value
-    return {"kind": "python", "function": value.removeprefix("python:")} if own else by_kind(value)
+    is_code = isinstance(value, str) and ":" in value
+    return {"kind": "python", "function": value.removeprefix("python:")} if is_code else by_kind(value)
 
 
-def changed(made: Any) -> dict[str, Any]:
+def changed(value_made: Any) -> dict[str, Any]:
     """An ingredient as a file would say it: its kind, and the values that are not the defaults of that kind.
 
     >>> from fedtide.learn.server import SGD
@@ -184,8 +184,8 @@ def changed(made: Any) -> dict[str, Any]:
     ({'momentum': 0.9, 'kind': 'sgd'}, {'kind': 'sgd'})
     """
     out = {}
-    for field in dataclasses.fields(made):
-        made_by, value = field.default_factory, getattr(made, field.name)
+    for field in dataclasses.fields(value_made):
+        made_by, value = field.default_factory, getattr(value_made, field.name)
         usual = field.default if made_by is dataclasses.MISSING else made_by()
         if field.name == "kind" or value != usual:
             out[field.name] = value
@@ -219,8 +219,8 @@ def seconds_of(duration: str | float) -> float:
     """
     if isinstance(duration, int | float) and not isinstance(duration, bool):
         seconds = float(duration)
-    elif found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", str(duration)):
-        seconds = float(found[1]) * UNITS[found[2]]
+    elif match := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", str(duration)):
+        seconds = float(match[1]) * UNITS[match[2]]
     else:
         raise ValueError(f"found {shown(duration)}, allowed: a number and s, m, h or d, such as '90s' or '1h'")
     if not 1 <= seconds <= LONGEST:
@@ -290,7 +290,7 @@ def checked(kind: type[M], values: Any, where: str) -> M:
         raise FedtideError(f"{where}: {explain.explained(error, kind, values)}") from None
 
 
-def as_written(name: str, model: type[Strict], given: Mapping[str, Any]) -> dict[str, Any]:
+def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments as a file would be read with the same values: `cohort=10`, `shift={"who": "periodic"}`.
 
     Objects that are none of a file's, such as a cohort of your own, are left as they are.
@@ -298,17 +298,17 @@ def as_written(name: str, model: type[Strict], given: Mapping[str, Any]) -> dict
     Args:
         name: of the function, for messages.
         model: its arguments, with defaults.
-        given: the arguments.
+        arguments: the arguments.
 
     Raises:
         FedtideError: one of them will not do.
     """
-    values = {key: value for key, value in given.items() if key in model.model_fields and _is_written(value)}
+    values = {key: value for key, value in arguments.items() if key in model.model_fields and _is_written(value)}
     try:
         read = model.model_validate(values)
     except ValidationError as error:
         raise FedtideError(f"{name}.{explain.explained(error, model, values)}") from None
-    return {key: getattr(read, key) if key in values else value for key, value in given.items()}
+    return {key: getattr(read, key) if key in values else value for key, value in arguments.items()}
 
 
 def _is_written(value: Any) -> bool:

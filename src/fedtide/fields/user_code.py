@@ -45,15 +45,19 @@ class Python:
     @property
     def name(self) -> str:
         """Name in a configuration."""
-        made = self.function
-        return made if isinstance(made, str) else f"{made.__module__}:{getattr(made, '__qualname__', made)}"
+        function = self.function
+        return (
+            function
+            if isinstance(function, str)
+            else f"{function.__module__}:{getattr(function, '__qualname__', function)}"
+        )
 
     def find(self, key: str) -> Callable[..., Any]:
         """Return the function, imported if it is named; `key` is where it stands, for messages."""
-        found = imported(self.function, f"{key}.function") if isinstance(self.function, str) else self.function
-        if not callable(found):
+        function = imported(self.function, f"{key}.function") if isinstance(self.function, str) else self.function
+        if not callable(function):
             raise refused(f"{key}.function", self.name, "a function or class")
-        return found
+        return function
 
 
 def called_itself(part: Any, key: str) -> Callable[..., Any] | None:
@@ -87,14 +91,14 @@ def own(part: Any, key: str, needs: Sequence[str]) -> Any:
     """
     if not isinstance(part, Python):
         return part
-    made = call(part.find(key), f"{key}.options", **part.options)
-    missing = next((name for name in needs if not hasattr(made, name)), None)
+    part_made = call(part.find(key), f"{key}.options", **part.options)
+    missing = next((name for name in needs if not hasattr(part_made, name)), None)
     if missing is not None:
         raise FedtideError(
-            f"{key}.function: '{part.name}' returned {type(made).__name__} without '{missing}', allowed: an object "
+            f"{key}.function: '{part.name}' returned {type(part_made).__name__} without '{missing}', allowed: an object "
             f"with {', '.join(needs)}"
         )
-    return made
+    return part_made
 
 
 def imported(name: str, key: str) -> Any:
@@ -119,24 +123,24 @@ def imported(name: str, key: str) -> Any:
         raise refused(key, name, f"'{module.removesuffix('.py')}:{attribute}', as it is imported")
     if (here := current_folder()) not in (None, *sys.path):
         sys.path.append(str(here))  # last: no file of that folder may stand in for a module of Python's or of ours
-    found: Any = None
+    code: Any = None
     try:
-        found = importlib.import_module(module)
+        code = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            code = getattr(code, part)
     except Exception as error:  # whatever the user's module raises while it is loaded
-        close = get_close_matches(attribute, dir(found), n=1) if inspect.ismodule(found) else []
+        close = get_close_matches(attribute, dir(code), n=1) if inspect.ismodule(code) else []
         hint = "".join(f"; did you mean '{module}:{meant}'?" for meant in close)
         raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error}){hint}") from None
-    return found
+    return code
 
 
 @cache
 def _session() -> ModuleType:
     """Return the module in which code of this Python session is found, whatever becomes of the names in it."""
-    made = ModuleType(f"{SESSION}{secrets.token_hex(4)}", "Code of a Python session.")
-    sys.modules[made.__name__] = made
-    return made
+    module = ModuleType(f"{SESSION}{secrets.token_hex(4)}", "Code of a Python session.")
+    sys.modules[module.__name__] = module
+    return module
 
 
 def name_of(code: Any, called: str) -> str:
@@ -154,22 +158,22 @@ def name_of(code: Any, called: str) -> str:
     if module not in (None, "__main__") and _found(module, name) is code:
         return f"{module}:{name}"
     session = _session()
-    known = next((name for name, thing in vars(session).items() if thing is code), None)
-    if known is None:
+    name_there = next((name for name, thing in vars(session).items() if thing is code), None)
+    if name_there is None:
         plain = getattr(code, "__name__", called)
         plain = called if plain == "<lambda>" else plain
         free = (plain if number == 1 else f"{plain}_{number}" for number in count(1))
-        known = next(name for name in free if not hasattr(session, name))
-        setattr(session, known, code)
-    return f"{session.__name__}:{known}"
+        name_there = next(name for name in free if not hasattr(session, name))
+        setattr(session, name_there, code)
+    return f"{session.__name__}:{name_there}"
 
 
 def _found(module: str, name: str) -> Any:
     """Return what has this name in a module that was imported; None without it."""
-    found: Any = sys.modules.get(module)
+    code: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        code = getattr(code, part, None)
+    return code
 
 
 def session_code(text: str) -> list[str]:
@@ -189,7 +193,7 @@ def current_folder() -> str | None:
         return None
 
 
-def call(function: Any, key: str, *given: Any, **options: Any) -> Any:
+def call(function: Any, key: str, *arguments: Any, **options: Any) -> Any:
     """Call the user's function; options that it does not take are named.
 
     >>> call(dict, "model.options", a=1)
@@ -198,13 +202,13 @@ def call(function: Any, key: str, *given: Any, **options: Any) -> Any:
     if not callable(function):
         raise refused(key, function, "a function")
     try:
-        inspect.signature(function).bind(*given, **options)
+        inspect.signature(function).bind(*arguments, **options)
     except TypeError as error:
         raise FedtideError(f"{key}: {getattr(function, '__name__', function)}() {error}") from None
     except ValueError:  # built in, without a signature
         pass
     try:
-        return function(*given, **options)
+        return function(*arguments, **options)
     except FedtideError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's code raises: where it did, in one line

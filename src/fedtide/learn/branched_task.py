@@ -34,13 +34,13 @@ def with_branches(
         FedtideError: the model has no such layer, or its features are not vectors; raised before anything runs.
     """
     begin = None if task.begin is None else join_models([task.begin] * count, layer)
-    made = replace(task, build=lambda: branched(task.build(), layer, count, feature, key), begin=begin)
-    scratch = made.scratch
+    branched_task = replace(task, build=lambda: branched(task.build(), layer, count, feature, key), begin=begin)
+    scratch = branched_task.scratch
     if all(branch_of(name) is None for name in scratch.names):
         raise refused(key, layer, "a layer with parameters, such as 'head'")
-    if vectors and made.example is not None:
-        width(made, scratch.weights, key)
-    return made
+    if vectors and branched_task.example is not None:
+        width(branched_task, scratch.weights, key)
+    return branched_task
 
 
 def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
@@ -60,9 +60,9 @@ def logits_and_features(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor
     features = []
 
     def logits() -> Iterator[Tensor]:
-        for made, z in task.outputs(weights, x):
+        for outputs, z in task.outputs(weights, x):
             features.append(z)
-            yield made
+            yield outputs
 
     return concat_passes(logits(), len(x), dim=1), torch.cat(features)
 

@@ -64,25 +64,25 @@ def to_device(value: Any, device: str) -> Any:
     if device == CPU:
         return value
     if isinstance(value, tuple):
-        return tuple(to_device(each, device) for each in value)
+        return tuple(to_device(part, device) for part in value)
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 def to_cpu(value: Any) -> Any:
     """Move tensors, also in tuples, to the CPU; anything else is unchanged."""
     if isinstance(value, tuple):
-        return tuple(to_cpu(each) for each in value)
+        return tuple(to_cpu(part) for part in value)
     return value.cpu() if isinstance(value, Tensor) else value
 
 
-def read(made: Sequence[tuple[Tensor, float]]) -> list[tuple[float, float]]:
+def read(losses: Sequence[tuple[Tensor, float]]) -> list[tuple[float, float]]:
     """Return losses as numbers, each with what stands beside it; the device is waited for once.
 
     >>> read([(torch.tensor(0.5), 3)])
     [(0.5, 3)]
     """
-    values = to_cpu(torch.stack([value for value, _ in made])).flatten().tolist() if made else []
-    return [(value, beside) for value, (_, beside) in zip(values, made, strict=True)]
+    values = to_cpu(torch.stack([value for value, _ in losses])).flatten().tolist() if losses else []
+    return [(value, count) for value, (_, count) in zip(values, losses, strict=True)]
 
 
 def resident(rows: Tensor, device: str) -> Tensor:
@@ -186,10 +186,10 @@ def run_in_bfloat(module: nn.Module, x: Tensor) -> Any:
     # One pass at a time: autocast caches its copies of the parameters for as long as it lasts, and every step changes
     # the parameters.
     with torch.autocast(x.device.type, torch.bfloat16):
-        made = module(x)
-    return tuple(to_float32(part) for part in made) if isinstance(made, tuple) else to_float32(made)
+        outputs = module(x)
+    return tuple(to_float32(part) for part in outputs) if isinstance(outputs, tuple) else to_float32(outputs)
 
 
-def to_float32(made: Any) -> Any:
+def to_float32(output: Any) -> Any:
     """Convert a bfloat16 tensor to float32; return anything else unchanged."""
-    return made.float() if isinstance(made, Tensor) and made.dtype == torch.bfloat16 else made
+    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output

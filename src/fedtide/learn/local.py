@@ -70,7 +70,10 @@ class LocalOptimizer:
         if local.weight_decay and local.optimizer != "adamw":
             torch._foreach_add_(gradient, params, alpha=local.weight_decay)
         moments = [
-            [each if each.shape == now.shape else each[: len(now)] for each, now in zip(moment, params, strict=True)]
+            [
+                buffer if buffer.shape == now.shape else buffer[: len(now)]
+                for buffer, now in zip(moment, params, strict=True)
+            ]
             for moment in self.moments
         ]
         if local.optimizer != "sgd":
@@ -237,14 +240,16 @@ class LocalTrainer:
         # Labels are counted on the CPU: a device would be waited for in every step.
         table += () if shard.mask is None else (shard.mask.sum(1),)
         draw = rng.at("augment").torch(task.device) if self.augment else None
-        alone = bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0  # gradients are changed in place
+        separate = (
+            bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0
+        )  # gradients are changed in place
         total, seen, steps, done = 0.0, 0, 0, 0
         unread: list[tuple[Tensor, int]] = []
 
         def fitted() -> Fitted:
             nonlocal total
-            for found, count in read(unread):  # a device is waited for here alone
-                total += found * count
+            for loss, count in read(unread):  # a device is waited for here alone
+                total += loss * count
             unread.clear()
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
@@ -258,10 +263,10 @@ class LocalTrainer:
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
             value, gradient = task.differentiate(loss, x, y, shared, tuple(rest[: len(columns)]))
-            if alone:
+            if separate:
                 gradient = unshare(gradient)  # autograd lets added parameters share one storage
-            for each in terms:
-                torch._foreach_add_(gradient, each(scratch.values, received))
+            for added in terms:
+                torch._foreach_add_(gradient, added(scratch.values, received))
             if self.max_grad_norm is not None:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)
@@ -481,8 +486,8 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
             if isinstance(local, LocalTrainer):
                 local.check(task.scratch, tuple(x.shape[1:]), key)
                 x = local.augmented(x, Rng(0).torch())
-            made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
-            _check_loss(task, made, shard)
+            outputs = task.run(task.scratch.load(weights, train=True), task.inputs(x))
+            _check_loss(task, outputs, shard)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
 
@@ -494,8 +499,8 @@ def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
     except FedtideError:
         raise
     except Exception as error:  # whatever the user's code raises
-        said = " ".join(str(error).split())
-        raise FedtideError(f"loss: it failed with {type(error).__name__}: {said}") from error
+        reason = " ".join(str(error).split())
+        raise FedtideError(f"loss: it failed with {type(error).__name__}: {reason}") from error
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
         found = tuple(value.shape) if isinstance(value, Tensor) and value.shape else value
         key = "loss: shape" if isinstance(found, tuple) else "loss"

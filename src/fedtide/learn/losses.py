@@ -137,15 +137,15 @@ class CrossEntropy:
             eps: label smoothing of each label, in a shape that fits `y`; None for none.
         """
         logp, y = F.log_softmax(outputs, -1), y[..., None]
-        found = -logp.gather(-1, y)[..., 0]
+        losses = -logp.gather(-1, y)[..., 0]
         if eps is not None:
-            found = torch.lerp(found, -logp.mean(-1), eps.expand(found.shape))
+            losses = torch.lerp(losses, -logp.mean(-1), eps.expand(losses.shape))
         gradient = logp.exp_()
         if eps is None:
             off = gradient.new_full((1,) * y.dim(), -1.0)
         else:
             off, gradient = (eps - 1)[..., None], gradient.sub_((eps / gradient.shape[-1])[..., None])
-        return found, gradient.scatter_add_(-1, y, off.expand(y.shape))
+        return losses, gradient.scatter_add_(-1, y, off.expand(y.shape))
 
     def stacked(self, shared: Sequence[None]) -> None:
         """Return None, as nothing is prepared."""
@@ -158,8 +158,8 @@ def each(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
     >>> [round(value, 6) for value in each(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
     [0.693147, 0.693147]
     """
-    found = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", label_smoothing=eps)
-    return found.reshape(y.shape)
+    losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", label_smoothing=eps)
+    return losses.reshape(y.shape)
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,10 @@ def known_part(loss: Any, name: str) -> Any:
     >>> known_part(CrossEntropy(), "graded") is None, known_part(Doubled(), "graded") is None
     (False, True)
     """
-    for each in type(loss).__mro__:
-        if name in vars(each):
+    for kind in type(loss).__mro__:
+        if name in vars(kind):
             return getattr(loss, name)
-        if "value" in vars(each) or "each" in vars(each):
+        if "value" in vars(kind) or "each" in vars(kind):
             return None
     return getattr(loss, name, None)
 
@@ -273,9 +273,9 @@ class WSM:
         """Return the number of samples (or steps) of each class, up to the largest label; and the mask column."""
         counts = _counts(shard)
         if self.val and shard.val is not None:
-            beside = _counts(shard.val)
-            longest = max(len(counts), len(beside))
-            counts = _padded(counts, longest) + _padded(beside, longest)
+            more = _counts(shard.val)
+            longest = max(len(counts), len(more))
+            counts = _padded(counts, longest) + _padded(more, longest)
         return counts, mask_of(shard)
 
     def value(self, outputs: Tensor, y: Tensor, shared: Tensor, columns: Columns) -> Tensor:
@@ -289,9 +289,9 @@ class WSM:
         if not eps:
             return each(outputs + shift, y)
         logp, has = F.log_softmax(outputs + shift, -1), shift.isfinite()
-        found = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
+        losses = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
         others = -logp.masked_fill(~has, 0.0).sum(-1)  # as in torch, so that equal fractions give the same bits
-        return (1 - eps) * found + others * (eps / has.sum().double())
+        return (1 - eps) * losses + others * (eps / has.sum().double())
 
     def graded(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss of every label of several clients, and its gradient by the outputs.
@@ -307,10 +307,10 @@ class WSM:
             return CrossEntropy().graded(outputs + shift, y, None)
         has, at = shift.isfinite(), y[..., None]
         logp = F.log_softmax(outputs + shift, -1)
-        found, others = -logp.gather(-1, at)[..., 0], logp.masked_fill(~has, 0.0).sum(-1) / has.sum(-1)
+        losses, others = -logp.gather(-1, at)[..., 0], logp.masked_fill(~has, 0.0).sum(-1) / has.sum(-1)
         gradient = logp.exp_().sub_(eps[..., None] * has / has.sum(-1, keepdim=True))
         off = (eps - 1)[..., None].expand(at.shape)
-        return (1 - eps) * found - eps * others, gradient.scatter_add_(-1, at, off)
+        return (1 - eps) * losses - eps * others, gradient.scatter_add_(-1, at, off)
 
     def stacked(self, shared: Sequence[Tensor]) -> Tensor:
         """Stack the counts of several clients (clients, classes), up to the largest label of all."""
@@ -326,8 +326,8 @@ class WSM:
         classes = outputs.shape[-1]
         if counts.shape[-1] > classes:
             raise refused("loss: 'wsm': label", counts.shape[-1] - 1, f"0 to {classes - 1}, the model's")
-        held = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum(-1, keepdim=True) / classes
-        return (held / held.amax(-1, keepdim=True)).log().to(outputs.dtype)
+        fractions = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum(-1, keepdim=True) / classes
+        return (fractions / fractions.amax(-1, keepdim=True)).log().to(outputs.dtype)
 
 
 def _counts(shard: Shard) -> Tensor:
@@ -392,13 +392,13 @@ class Blended:
     def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, columns: Columns) -> Tensor:
         """Return the sum divided by the number of rows, not by the sum of posteriors."""
         q, *masks = columns
-        each = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
+        losses = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
         if not masks:
-            return (q.to(each.dtype) * each).sum() / len(y)
+            return (q.to(losses.dtype) * losses).sum() / len(y)
         (mask,) = masks
         # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
-        counted = each.T.reshape(-1, *y.shape).double().masked_fill(~mask, 0.0).sum(-1)
-        return (q.T.to(each.dtype) * counted).sum() / mask.sum()
+        counted = losses.T.reshape(-1, *y.shape).double().masked_fill(~mask, 0.0).sum(-1)
+        return (q.T.to(losses.dtype) * counted).sum() / mask.sum()
 
     @property
     def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
@@ -408,8 +408,8 @@ class Blended:
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
             prepared, q = shared
             q = q.to(logits.dtype)
-            each, gradient = graded(logits, y[..., None].expand(q.shape), prepared)
-            return (each * q).sum(-1), gradient.mul_(q[..., None])
+            losses, gradient = graded(logits, y[..., None].expand(q.shape), prepared)
+            return (losses * q).sum(-1), gradient.mul_(q[..., None])
 
         return None if graded is None else both
 
@@ -425,5 +425,5 @@ class Blended:
     def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:
         """Return the loss of every label, in the shape of `y`, of one of several clients."""
         prepared, q = shared
-        each = torch.stack([self.base.each(z, y, prepared) for z in outputs[0]], -1)
-        return (q.to(each.dtype).reshape(len(y), *[1] * (y.dim() - 1), -1) * each).sum(-1)
+        losses = torch.stack([self.base.each(z, y, prepared) for z in outputs[0]], -1)
+        return (q.to(losses.dtype).reshape(len(y), *[1] * (y.dim() - 1), -1) * losses).sum(-1)

@@ -89,9 +89,9 @@ class Scratch:
 
     def load(self, weights: Weights, *, train: bool) -> nn.Module:
         """Copy `weights` into the module and return it in training or evaluation mode; its own weights need no copy."""
-        own = self._holds(weights)
-        self.loads += not own
-        if self.device == CPU or not own:
+        current = self._holds(weights)
+        self.loads += not current
+        if self.device == CPU or not current:
             torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
             for name, buffer in self._views.buffers.items():
                 buffer.copy_(weights.buffers[name])

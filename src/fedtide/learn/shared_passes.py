@@ -69,9 +69,9 @@ class ComparedModels:
         count, losses = len(self.models), []
         for rows, labels in zip(x.split(self.rows), y.split(self.rows), strict=True):
             outputs = self.stack.outputs(task.to_device(rows).expand(count, *rows.shape))
-            told = task.target.read_outputs(to_cpu(outputs).double().flatten(0, 1))
+            answers = task.target.read_outputs(to_cpu(outputs).double().flatten(0, 1))
             labels = labels.expand(count, *labels.shape).flatten(0, 1)
-            losses.append(task.target.losses(told, labels, None).unflatten(0, (count, -1)))
+            losses.append(task.target.losses(answers, labels, None).unflatten(0, (count, -1)))
         return torch.cat(losses, 1)
 
 
@@ -128,40 +128,40 @@ def layer_gradients(
         names: parameters whose gradient is wanted.
     """
     layer = _linear(task, names)
-    made: list[dict[str, Tensor]] = []
-    for some in _passes(shards):
-        found = None if layer is None or len(some) < 2 else _in_one_pass(task, weights, some, layer)
-        if found is None:
-            made += [task.gradient(weights, shard, train=False, names=names)[0] for shard in some]
+    gradients: list[dict[str, Tensor]] = []
+    for group in _passes(shards):
+        parts_found = None if layer is None or len(group) < 2 else _in_one_pass(task, weights, group, layer)
+        if parts_found is None:
+            gradients += [task.gradient(weights, shard, train=False, names=names)[0] for shard in group]
         else:
-            made += [dict(zip(names, parts, strict=True)) for parts in found]
-    return made
+            gradients += [dict(zip(names, parts, strict=True)) for parts in parts_found]
+    return gradients
 
 
 def _linear(task: Task, names: Sequence[str]) -> nn.Linear | None:
     """Return the linear layer whose parameters these are; None if they are others, or used elsewhere, too."""
     module = task.scratch.module
-    layer = next((each for name, each in module.named_modules() if name == names[0].rpartition(".")[0]), None)
+    layer = next((param for name, param in module.named_modules() if name == names[0].rpartition(".")[0]), None)
     if type(layer) is not nn.Linear or task.bfloat:
         return None
     used = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
-    named, own = dict(module.named_parameters()), list(layer.parameters())
-    alike = len(names) == len(own) and all(named[name] is each for name, each in zip(names, own, strict=True))
-    return layer if alike and all(sum(each is one for one in used) == 1 for each in own) else None
+    named, params = dict(module.named_parameters()), list(layer.parameters())
+    alike = len(names) == len(params) and all(named[name] is param for name, param in zip(names, params, strict=True))
+    return layer if alike and all(sum(param is one for one in used) == 1 for param in params) else None
 
 
 def _passes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
     """Cut clients into those of one pass: their labels are `ROWS` together, or one client has more."""
-    some: list[Shard] = []
+    group: list[Shard] = []
     labels = 0
     for shard in shards:
-        if some and labels + shard.y.numel() > ROWS:
-            yield some
-            some, labels = [], 0
-        some.append(shard)
+        if group and labels + shard.y.numel() > ROWS:
+            yield group
+            group, labels = [], 0
+        group.append(shard)
         labels += shard.y.numel()
-    if some:
-        yield some
+    if group:
+        yield group
 
 
 def _in_one_pass(
@@ -171,9 +171,9 @@ def _in_one_pass(
     met: list[tuple[Tensor, Tensor]] = []
 
     def cut(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        made = output.detach().requires_grad_()  # what came before it is none of the gradient's business
-        met.append((inputs[0].detach(), made))
-        return made
+        cut_output = output.detach().requires_grad_()  # what came before it is none of the gradient's business
+        met.append((inputs[0].detach(), cut_output))
+        return cut_output
 
     module, sizes = task.scratch.load(weights, train=False), [len(shard) for shard in shards]
     handle = layer.register_forward_hook(cut)
@@ -183,12 +183,12 @@ def _in_one_pass(
         handle.remove()
     if len(met) != 1 or not isinstance(outputs, Tensor) or {len(met[0][0]), len(outputs)} != {sum(sizes)}:
         return None
-    inputs, made = met[0]
+    inputs, cut_output = met[0]
     losses = []
-    for shard, each in zip(shards, outputs.split(sizes), strict=True):
+    for shard, rows in zip(shards, outputs.split(sizes), strict=True):
         shared, columns = task.loss.prepare(shard)
-        losses.append(task.loss.value(each, *task.to_device((shard.y, shared, columns))))
-    (slope,) = torch.autograd.grad(torch.stack(losses).sum(), [made])
+        losses.append(task.loss.value(rows, *task.to_device((shard.y, shared, columns))))
+    (slope,) = torch.autograd.grad(torch.stack(losses).sum(), [cut_output])
     return [
         tuple(to_cpu(part) for part in (dy.T @ x, dy.sum(0))[: len(list(layer.parameters()))])
         for x, dy in (

@@ -129,10 +129,10 @@ def why_untrainable(trial: Callable[[], object]) -> str | None:
     try:
         trial()
     except CANNOT as error:
-        said = " ".join(str(error).split())
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in said:
+        reason = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
             raise
-        return said[:200]
+        return reason[:200]
     return None
 
 
@@ -148,7 +148,7 @@ def train_pair(
 ) -> Fit:
     """Train two copies for a step on the same samples, as a trial; arguments are those of `train_stacked`."""
     short = replace(local, epochs=None, local_steps=1, batch_size=0)
-    terms, losses = (None if each is None else [each] * 2 for each in (term, loss))
+    terms, losses = (None if one is None else [one] * 2 for one in (term, loss))
     keys = [Rng(0), Rng(1)]
     both = [received] * 2
     return train_stacked(stack, short, terms, both, [shard] * 2, Moment(0, 1), keys, losses, features=features)
@@ -186,7 +186,7 @@ def train_stacked(
     prepared, columns = zip(*(loss.prepare(shard) for loss, shard in pairs), strict=True)
     steps = _Steps(scratch, local, shards, rngs, stack.device, columns)
     starts: Any = stack.starts(received)
-    params, held = stack.load(starts)
+    params, others = stack.load(starts)
     stacked = stack.loss.stacked(prepared)
     shared = map_leaves(lambda leaf: None if leaf is None else leaf.to(stack.device), stacked)
     added = local.terms(None if terms is None else terms[0].stacked(terms, stack.layout))
@@ -195,10 +195,10 @@ def train_stacked(
     plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
     fused = rate if plain and stack.fuses else None
     values = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
-    cut, views = 0, (params, held, shared)
+    cut, views = 0, (params, others, shared)
     for number, active in enumerate(steps.active):
         if active != cut:  # views, which see what later steps write
-            cut, views = active, _select((params, held, shared), active, None)
+            cut, views = active, _select((params, others, shared), active, None)
         now = views[0]
         before = [start[:active] for start in leaves(starts)[: len(now)]] if added else []
         extra = [term(now, before) for term in added]
@@ -206,13 +206,15 @@ def train_stacked(
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for group in steps.equal_sizes(number) if scratch.needs_pairs or stack.moves else [None]:
-            some, beside, context = views if group is None else _select((params, held, shared), active, group)
+            some_params, some_others, context = (
+                views if group is None else _select((params, others, shared), active, group)
+            )
             rows, more_columns = steps.rows(number, active, group)
             context = (context, *more_columns) if more_columns else context
-            part, value, moved = stack.gradient(some, beside, *rows, context, rate=fused)
+            part, value, moved = stack.gradient(some_params, some_others, *rows, context, rate=fused)
             where: Any = slice(active) if group is None else group
             values[number, where] = value
-            for old, new in zip(held, moved, strict=True):
+            for old, new in zip(others, moved, strict=True):
                 if new is not old:
                     old[where] = new
             if group is None:
@@ -237,9 +239,9 @@ def train_stacked(
     taken = torch.from_numpy((steps.sizes > 0).sum(0))
     after: Sequence[Tensor | None] = [None] * len(shards)
     if features:
-        passes = [stack.features(params, held, x) for x in steps.in_order()]
+        passes = [stack.features(params, others, x) for x in steps.in_order()]
         after = [z[: len(shard)] for z, shard in zip(to_cpu(torch.cat(passes, 1)), shards, strict=True)]
-    return Fit(stack.difference(received[0], starts, params, held), to_cpu(loss), taken, after)
+    return Fit(stack.difference(received[0], starts, params, others), to_cpu(loss), taken, after)
 
 
 def _select(values: Tree, active: int, group: Tensor | None) -> Any:
@@ -278,10 +280,10 @@ class _Steps:
         place = np.zeros((len(shards), long, wide), dtype=np.int64)
         for client, (sizes, _) in enumerate(plans):
             self.sizes[: len(sizes), client] = sizes
-        there = np.arange(wide) < self.sizes.T[:, :, None]
-        place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts, strict=True)])
+        counted_rows = np.arange(wide) < self.sizes.T[:, :, None]
+        place[counted_rows] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts, strict=True)])
         # Batches are padded with their own first sample: one of another client may be non-finite.
-        place = np.where(there, place, place[:, :, :1])
+        place = np.where(counted_rows, place, place[:, :, :1])
         self.active = (self.sizes > 0).sum(1).tolist()
         self.widths = self.sizes.max(1).tolist()
         self.even = ((self.sizes == 0) | (self.sizes == self.sizes.max(1, keepdims=True))).all(1).tolist()
@@ -289,18 +291,24 @@ class _Steps:
         self.x, y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
             self.x = self.x.to(scratch.dtype)
-        own = ([each for each in some if each is not shard.mask] for some, shard in zip(columns, shards, strict=True))
-        beside = [y, *(joined(parts).to(device) for parts in zip(*own, strict=True))]
+        kept_columns = (
+            [column for column in some if column is not shard.mask] for some, shard in zip(columns, shards, strict=True)
+        )
+        row_columns = [y, *(joined(parts).to(device) for parts in zip(*kept_columns, strict=True))]
         masks = [shard.mask for shard in shards]
         self.mask = None if masks[0] is None else joined([mask for mask in masks if mask is not None]).to(device)
-        counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
+        counted = torch.from_numpy(np.ascontiguousarray(counted_rows.transpose(1, 0, 2))).to(device)
         if self.mask is not None:
             counted = counted[..., None] & self.mask[self.place]
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
         self.share = (1 / self.labels).to(scratch.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
-        beside = [each.index_select(0, self.place.flatten()).unflatten(0, self.place.shape) for each in beside]
-        self.steps = [*zip(*(each.unbind() for each in (self.place, self.share, counted, *beside)), strict=True)]
+        row_columns = [
+            column.index_select(0, self.place.flatten()).unflatten(0, self.place.shape) for column in row_columns
+        ]
+        self.steps = [
+            *zip(*(column.unbind() for column in (self.place, self.share, counted, *row_columns)), strict=True)
+        ]
         self.into = self.x.new_empty(wide * len(shards), *self.x.shape[1:])  # what a step reads, in warm caches
 
     def in_order(self) -> Iterator[Tensor]:
@@ -325,10 +333,10 @@ class _Steps:
         """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do); and columns."""
         wide = self.widths[number] if who is None else int(self.sizes[number, who[0]])
         place, share, counted, y, *columns = (
-            each
-            if who is None and each.shape[:2] == (active, wide)
-            else (each[:active] if who is None else each[who])[:, :wide]
-            for each in self.steps[number]
+            column
+            if who is None and column.shape[:2] == (active, wide)
+            else (column[:active] if who is None else column[who])[:, :wide]
+            for column in self.steps[number]
         )
         into = self.into[: place.numel()]
         x = torch.index_select(self.x, 0, place.flatten(), out=into).unflatten(0, place.shape)

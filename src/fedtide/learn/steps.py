@@ -245,8 +245,8 @@ class Losses:
             others: the requests, this one among them.
         """
         whole, sizes = all_rows([other.shard for other in others]), [len(other.shard) for other in others]
-        found = row_losses(self.task, self.models, whole).split(sizes, 1)
-        return list(finite_losses(torch.stack([each.flatten(1).mean(1) for each in found])).unbind())
+        losses = row_losses(self.task, self.models, whole).split(sizes, 1)
+        return list(finite_losses(torch.stack([part.flatten(1).mean(1) for part in losses])).unbind())
 
 
 def local_update(

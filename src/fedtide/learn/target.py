@@ -62,30 +62,30 @@ class Target(Protocol):
         return self.losses(self.read_outputs(outputs), y)
 
     @abstractmethod
-    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the plain loss of each row (rows,), which decisions and posteriors read."""
 
     @abstractmethod
-    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Mix what models say, along a dimension, by the logarithms of shares that broadcast to it; None is equally."""
 
-    def says(self, told: Tensor) -> Tensor:
+    def says(self, answers: Tensor) -> Tensor:
         """Return what is compared with labels: the class, or what was told itself."""
-        return told
+        return answers
 
     @abstractmethod
-    def right(self, said: Tensor, y: Tensor) -> Tensor:
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return how right each row (rows,) is: 1 or 0; of numbers minus its error (see `Scores.credited`)."""
 
-    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         """Return what is summed over rows beside, by name: (rows,) or (rows, k)."""
         return {}
 
-    def best_constant(self, y: Tensor, known: Tensor) -> float:
-        """Return the headline number of always saying the same of rows `y`: what is best of the rows `known`."""
+    def best_constant(self, y: Tensor, rows: Tensor) -> float:
+        """Return the headline number of always saying the same of rows `y`: what is best of the rows `rows`."""
         return 0.0
 
-    def columns(self, told: Tensor) -> dict[str, Tensor]:
+    def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return what was told (rows, width) as named columns (rows,) for people."""
         return {}
 
@@ -147,27 +147,29 @@ class Classes(Target):
         """Return log-probabilities."""
         return F.log_softmax(outputs, -1)
 
-    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the cross-entropy of each label, of sequences with a mask its mean over steps."""
-        return row_losses(told, y, mask)
+        return row_losses(answers, y, mask)
 
-    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logarithm of mixed probabilities."""
         if log_shares is None:
-            return torch.logsumexp(told, dim) - torch.log(torch.tensor(float(told.shape[dim]), dtype=told.dtype))
-        return torch.logsumexp(told + log_shares, dim)
+            return torch.logsumexp(answers, dim) - torch.log(
+                torch.tensor(float(answers.shape[dim]), dtype=answers.dtype)
+            )
+        return torch.logsumexp(answers + log_shares, dim)
 
-    def says(self, told: Tensor) -> Tensor:
+    def says(self, answers: Tensor) -> Tensor:
         """Return the likeliest class."""
-        return told.argmax(-1)
+        return answers.argmax(-1)
 
-    def right(self, said: Tensor, y: Tensor) -> Tensor:
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return 1 where the class is that of the row, else 0."""
-        return (said == y).double()
+        return (answers == y).double()
 
-    def best_constant(self, y: Tensor, known: Tensor) -> float:
+    def best_constant(self, y: Tensor, rows: Tensor) -> float:
         """Return the share of the commonest class."""
-        return float((y == torch.bincount(known).argmax()).sum()) / len(y)
+        return float((y == torch.bincount(rows).argmax()).sum()) / len(y)
 
 
 CLASSES = Classes()
@@ -206,36 +208,36 @@ class Measured(Target):
         """Number of outputs of the model for each row."""
         return 1
 
-    def columns(self, told: Tensor) -> dict[str, Tensor]:
+    def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return the number that was told."""
-        return {"value": self.middle(told)}
+        return {"value": self.middle(answers)}
 
     def standard(self, values: Tensor) -> Tensor:
         """Return values less their mean, in standard deviations."""
         return (values - self.center) / self.scale
 
-    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the mean of what models say, weighted by their shares."""
-        return told.mean(dim) if log_shares is None else (told * log_shares.exp()).sum(dim)
+        return answers.mean(dim) if log_shares is None else (answers * log_shares.exp()).sum(dim)
 
     @abstractmethod
-    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+    def errors(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the error (rows,) by which the skill is measured."""
 
-    def middle(self, told: Tensor) -> Tensor:
+    def middle(self, answers: Tensor) -> Tensor:
         """Return the single number that is said of each row (rows,)."""
-        return told[..., 0]
+        return answers[..., 0]
 
-    def right(self, said: Tensor, y: Tensor) -> Tensor:
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return minus the error."""
-        return -self.errors(said.double(), y.double())
+        return -self.errors(answers.double(), y.double())
 
-    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         """Return errors of the constant, and plain ones of what was told."""
-        told, y = told.double(), y.double()
-        off = self.middle(told) - y
+        answers, y = answers.double(), y.double()
+        off = self.middle(answers) - y
         return {
-            "error": self.errors(told, y), "reference": self.errors(self._rival(len(y)), y), "absolute": off.abs(),
+            "error": self.errors(answers, y), "reference": self.errors(self._rival(len(y)), y), "absolute": off.abs(),
             "square": off.square(),
         }  # fmt: skip
 
@@ -246,10 +248,10 @@ class Measured(Target):
         """Return what a model tells that says these numbers (..., numbers)."""
         return numbers
 
-    def skill_of(self, said: Tensor, y: Tensor) -> float:
+    def skill_of(self, numbers: Tensor, y: Tensor) -> float:
         """Return the skill of whoever says a number of each row (rows,), such as yesterday's."""
-        told = self.telling(said.double()).unsqueeze(-1).expand(-1, len(self.constant))
-        return 1 - float(self.errors(told, y.double()).sum() / self.errors(self._rival(len(y)), y.double()).sum())
+        answers = self.telling(numbers.double()).unsqueeze(-1).expand(-1, len(self.constant))
+        return 1 - float(self.errors(answers, y.double()).sum() / self.errors(self._rival(len(y)), y.double()).sum())
 
 
 @dataclass(frozen=True)
@@ -276,32 +278,32 @@ class NumberTarget(Measured):
             return means
         return torch.cat([means, outputs[..., 1:].clamp(-LOG_SPREAD, LOG_SPREAD) + math.log(self.scale)], -1)
 
-    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return squared or Huber errors, or negative log-likelihoods, of standardized values."""
-        off = self.standard(told[..., 0]) - self.standard(y)
+        off = self.standard(answers[..., 0]) - self.standard(y)
         if self.form == "squared":
             return off.square()
         if self.form == "huber":
             return F.huber_loss(off, torch.zeros_like(off), reduction="none")
-        log_spread = told[..., 1] - math.log(self.scale)
+        log_spread = answers[..., 1] - math.log(self.scale)
         return 0.5 * (off / log_spread.exp()).square() + log_spread + 0.5 * math.log(2 * math.pi)
 
-    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the mean, and the standard deviation of the mixture where models say theirs."""
         if self.form != "gaussian":
-            return super().mixed(told, log_shares, dim)
-        mean, variance = told[..., :1], (2 * told[..., 1:]).exp()
+            return super().mixed(answers, log_shares, dim)
+        mean, variance = answers[..., :1], (2 * answers[..., 1:]).exp()
         middle = super().mixed(mean, log_shares, dim)
         spread = super().mixed(variance + (mean - middle.unsqueeze(dim)).square(), log_shares, dim)
         return torch.cat([middle, spread.log() / 2], -1)
 
-    def columns(self, told: Tensor) -> dict[str, Tensor]:
+    def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return the number, and its standard deviation where the model says it."""
-        return super().columns(told) | ({DEVIATION: told[..., 1].exp()} if self.likelihood else {})
+        return super().columns(answers) | ({DEVIATION: answers[..., 1].exp()} if self.likelihood else {})
 
-    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+    def errors(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return squared errors, or Huber's in units of the data."""
-        off = said[..., 0] - y
+        off = answers[..., 0] - y
         if self.form == "huber":
             return F.huber_loss(off, torch.zeros_like(off), reduction="none", delta=self.scale)
         return off.square()
@@ -334,30 +336,30 @@ class QuantileTarget(Measured):
         """Return the pinball loss of each row, the mean over quantiles."""
         return self._pinball(outputs, self.standard(y))
 
-    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the pinball loss of standardized values."""
-        return self._pinball(self.standard(told), self.standard(y))
+        return self._pinball(self.standard(answers), self.standard(y))
 
-    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+    def errors(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the pinball loss in the units of the data."""
-        return self._pinball(said, y)
+        return self._pinball(answers, y)
 
-    def _pinball(self, said: Tensor, y: Tensor) -> Tensor:
-        off = y.unsqueeze(-1) - said
-        at = torch.tensor(self.at, dtype=said.dtype).to(said.device, non_blocking=True)  # a GPU is not waited for
+    def _pinball(self, answers: Tensor, y: Tensor) -> Tensor:
+        off = y.unsqueeze(-1) - answers
+        at = torch.tensor(self.at, dtype=answers.dtype).to(answers.device, non_blocking=True)  # a GPU is not waited for
         return torch.maximum(at * off, (at - 1) * off).mean(-1)
 
-    def columns(self, told: Tensor) -> dict[str, Tensor]:
+    def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return the quantiles."""
-        return {f"quantile {at:g}": told[..., k] for k, at in enumerate(self.at)}
+        return {f"quantile {at:g}": answers[..., k] for k, at in enumerate(self.at)}
 
-    def middle(self, told: Tensor) -> Tensor:
+    def middle(self, answers: Tensor) -> Tensor:
         """Return the quantile next to the median."""
-        return told[..., min(range(len(self.at)), key=lambda k: abs(self.at[k] - 0.5))]
+        return answers[..., min(range(len(self.at)), key=lambda k: abs(self.at[k] - 0.5))]
 
-    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         """Return errors, and how many rows lie below each quantile (rows, quantiles)."""
-        return {**super().sums(told, y), "below": (y.unsqueeze(-1) <= told).double()}
+        return {**super().sums(answers, y), "below": (y.unsqueeze(-1) <= answers).double()}
 
 
 @dataclass(frozen=True)
@@ -370,25 +372,25 @@ class CountTarget(Measured):
         """Return logarithms of means; outputs of 0 say the mean of the known counts."""
         return outputs + math.log(self.center)
 
-    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the negative log-likelihood of a Poisson distribution."""
-        return told[..., 0].exp() - y * told[..., 0] + torch.lgamma(y + 1)
+        return answers[..., 0].exp() - y * answers[..., 0] + torch.lgamma(y + 1)
 
-    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logarithm of mixed means."""
-        return CLASSES.mixed(told, log_shares, dim)
+        return CLASSES.mixed(answers, log_shares, dim)
 
-    def middle(self, told: Tensor) -> Tensor:
+    def middle(self, answers: Tensor) -> Tensor:
         """Return means."""
-        return told[..., 0].exp()
+        return answers[..., 0].exp()
 
     def telling(self, numbers: Tensor) -> Tensor:
         """Return logarithms; of 0, which would exclude all other counts, that of 1/2."""
         return torch.where(numbers > 0, numbers, 0.5).log()
 
-    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+    def errors(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the deviance of a Poisson distribution, `2 (y log(y / mu) - y + mu)`."""
-        return 2 * (torch.xlogy(y, y) - y * said[..., 0] - y + said[..., 0].exp())
+        return 2 * (torch.xlogy(y, y) - y * answers[..., 0] - y + answers[..., 0].exp())
 
 
 # -- several labels ----------------------------------------------------------------------------------------------------
@@ -423,35 +425,35 @@ class LabelsTarget(Target):
         """Return the cross-entropy of each row, the mean over labels."""
         return self.losses(outputs, y) / self.labels
 
-    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the negative log-likelihood of each row, a sum over labels."""
-        return F.binary_cross_entropy_with_logits(told, y.to(told.dtype), reduction="none").sum(-1)
+        return F.binary_cross_entropy_with_logits(answers, y.to(answers.dtype), reduction="none").sum(-1)
 
-    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logits of mixed probabilities."""
-        there, not_there = (CLASSES.mixed(F.logsigmoid(sign * told), log_shares, dim) for sign in (1, -1))
-        return there - not_there
+        present, absent = (CLASSES.mixed(F.logsigmoid(sign * answers), log_shares, dim) for sign in (1, -1))
+        return present - absent
 
-    def columns(self, told: Tensor) -> dict[str, Tensor]:
+    def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return the probability of each label."""
-        return {f"p {k}": told[..., k].sigmoid() for k in range(self.labels)}
+        return {f"p {k}": answers[..., k].sigmoid() for k in range(self.labels)}
 
-    def says(self, told: Tensor) -> Tensor:
+    def says(self, answers: Tensor) -> Tensor:
         """Return which labels are likelier than not."""
-        return told > 0
+        return answers > 0
 
-    def right(self, said: Tensor, y: Tensor) -> Tensor:
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels that are said right."""
-        return (said == (y > 0.5)).double().mean(-1)
+        return (answers == (y > 0.5)).double().mean(-1)
 
-    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         """Return for each label true and false positives, and false negatives (rows, labels)."""
-        said, there = told > 0, y > 0.5
-        parts = {"hits": said & there, "false_alarms": said & ~there, "misses": ~said & there}
-        exact = {"exact": (said == there).all(-1).double()}
+        predicted, present = answers > 0, y > 0.5
+        parts = {"hits": predicted & present, "false_alarms": predicted & ~present, "misses": ~predicted & present}
+        exact = {"exact": (predicted == present).all(-1).double()}
         return {name: part.double() for name, part in parts.items()} | exact
 
-    def best_constant(self, y: Tensor, known: Tensor) -> float:
+    def best_constant(self, y: Tensor, rows: Tensor) -> float:
         """Return the share of labels that are right if each is always said as it is most often."""
-        usual = (known > 0.5).double().mean(0) > 0.5
+        usual = (rows > 0.5).double().mean(0) > 0.5
         return float(((y > 0.5) == usual).double().mean())

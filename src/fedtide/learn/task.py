@@ -183,20 +183,20 @@ class Task:
 
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Return the plain loss of each sample (samples,), in evaluation mode; for sequences the mean."""
-        told = self.predict_rows(weights, shard.x)
-        return self.target.losses(told, shard.y, shard.mask) if len(shard) else told.new_empty(0)
+        answers = self.predict_rows(weights, shard.x)
+        return self.target.losses(answers, shard.y, shard.mask) if len(shard) else answers.new_empty(0)
 
     @torch.no_grad()
     def objective(self, weights: Weights, shard: Shard) -> float:
         """Return the mean training loss of all samples (or steps that count), in evaluation mode; 0 without samples."""
         module = self.scratch.load(weights, train=False)
         shared, columns = self.loss.prepare(shard)
-        made: list[tuple[Tensor, int]] = []
+        values: list[tuple[Tensor, int]] = []
         for rows in parts(len(shard), shard.y.shape[1:].numel()):
-            made.append(self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns)))
+            values.append(self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns)))
         total, seen = 0.0, 0.0
-        for found, count in read(made):
-            total += found * count
+        for value, count in read(values):
+            total += value * count
             seen += count
         return total / max(seen, 1)
 
@@ -223,9 +223,9 @@ class Task:
             names: parameters whose gradient is wanted; None for all.
         """
         passes = self._passes(x) if names is None else None
-        made = None if passes is None else passes(loss, x, y, shared, columns)
-        if made is not None:
-            return made
+        result = None if passes is None else passes(loss, x, y, shared, columns)
+        if result is not None:
+            return result
         scratch = self.scratch
         wanted = dict(zip(scratch.names, scratch.params, strict=True))
         value = loss.value(self.run(scratch.module, x), y, shared, columns)
@@ -235,14 +235,18 @@ class Task:
 
     def _passes(self, x: Tensor) -> ModulePasses | None:
         """Return passes without autograd for a batch; None where the module needs it, or is as fast with it."""
-        known, shape = self.scratch.passes, tuple(x.shape[1:])
+        by_shape, shape = self.scratch.passes, tuple(x.shape[1:])
         if x.dtype != self.dtype or not len(x):
             return None
-        if shape not in known:
+        if shape not in by_shape:
             suits = torch.device(self.device).type == CPU and not self.bfloat
-            known[shape] = ModulePasses.of(self.scratch, shape) if suits else None
-        made = known[shape]
-        return made if made is not None and len(x) <= made.most and not made.stack.busy else None
+            by_shape[shape] = ModulePasses.of(self.scratch, shape) if suits else None
+        module_passes = by_shape[shape]
+        return (
+            module_passes
+            if module_passes is not None and len(x) <= module_passes.most and not module_passes.stack.busy
+            else None
+        )
 
     def gradient(
         self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None
@@ -263,23 +267,23 @@ class Task:
         self.scratch.load(weights, train=train)
         shared, columns = self.loss.prepare(shard)
         gradient: list[Tensor] = []
-        made: list[tuple[Tensor, float]] = []
+        values: list[tuple[Tensor, float]] = []
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
-            some = shard.pick(rows)
-            given = self.to_device((some.y, shared, tuple(column[rows] for column in columns)))
-            value, part = self.differentiate(self.loss, self.inputs(some.x), *given, names=names)
-            count = label_count(some.y, some.mask)
+            part_shard = shard.pick(rows)
+            labels = self.to_device((part_shard.y, shared, tuple(column[rows] for column in columns)))
+            value, part = self.differentiate(self.loss, self.inputs(part_shard.x), *labels, names=names)
+            count = label_count(part_shard.y, part_shard.mask)
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
             gradient = (
                 list(torch._foreach_lerp(gradient, part, share))
                 if gradient
-                else [each.clone(memory_format=torch.contiguous_format) for each in part]
+                else [leaf.clone(memory_format=torch.contiguous_format) for leaf in part]
             )
-            made.append((value, share))
-        for found, share in read(made):
-            loss += share * (found - loss)
+            values.append((value, share))
+        for part_loss, share in read(values):
+            loss += share * (part_loss - loss)
         return dict(zip(names or self.scratch.names, map(to_cpu, gradient), strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
@@ -298,13 +302,13 @@ def parts(rows: int, steps: int = 1) -> Iterator[slice]:
     return (slice(i, i + size) for i in range(0, rows, size))
 
 
-def concat_passes(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+def concat_passes(outputs: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
     """Concatenate the outputs of several passes, with all `rows` along `dim`.
 
     Each pass is copied to its place as it comes, so that there is never a second copy of everything: a vocabulary has
     ten thousand logits at every step.
     """
-    passes = iter(made)
+    passes = iter(outputs)
     first, whole, done = next(passes), None, 0
     for one in passes:
         if whole is None:
@@ -352,8 +356,10 @@ def classes_of(task: Task) -> int:
     """Return the number of classes of a task, or of the bins of its numbers."""
     if task.target.bins:
         return task.target.bins
-    made = next(iter(task.outputs(task.scratch.weights, example_of(task, "labels"))))
-    return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # branch networks also return features
+    outputs = next(iter(task.outputs(task.scratch.weights, example_of(task, "labels"))))
+    return int(
+        (outputs[0] if isinstance(outputs, tuple) else outputs).shape[-1]
+    )  # branch networks also return features
 
 
 def label_shares(shard: Shard, classes: int = 0) -> Tensor:
@@ -367,8 +373,8 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     return counts / counts.sum().clamp(min=1)
 
 
-def needs_likelihood(task: Task, key: str, found: str) -> None:
+def needs_likelihood(task: Task, key: str, value: str) -> None:
     """Refuse a target whose losses are no likelihoods, for what weighs models by posteriors."""
     if not task.target.likelihood:
         allowed = "one that needs no likelihood; or data.target = { kind = 'number', loss = 'gaussian' }, or counts"
-        raise refused(key, found, allowed)
+        raise refused(key, value, allowed)

@@ -57,12 +57,12 @@ class Correction:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""
-        return [each.to(value.device) for each, value in zip(self.by, now, strict=True)]
+        return [leaf.to(value.device) for leaf, value in zip(self.by, now, strict=True)]
 
     def stacked(self, terms: Sequence[Correction], layout: Layout) -> StackedCorrection:
         """Return the term of several clients that are trained at once."""
-        each = [layout(term.by) for term in terms]
-        return StackedCorrection([torch.stack(parts) for parts in zip(*each, strict=True)])
+        corrections = [layout(term.by) for term in terms]
+        return StackedCorrection([torch.stack(parts) for parts in zip(*corrections, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,4 @@ class StackedCorrection:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the corrections of the clients that take the step, which come first."""
-        return [each[: len(value)] for each, value in zip(self.by, now, strict=True)]
+        return [leaf[: len(value)] for leaf, value in zip(self.by, now, strict=True)]

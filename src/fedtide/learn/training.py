@@ -129,8 +129,10 @@ def sum_updates(deltas: Weights, weight: Tensor, *, squares: bool) -> dict[str, 
     whole = float(weight.sum())
     total: dict[str, Any] = {"delta": Sum(map_leaves(add, deltas), whole)}
     if squares:
-        each = {name: param.flatten(1).double().square().sum(1) for name, param in deltas.params.items()}
-        lengths = [to_cpu(torch.stack([each[name] for name in names]).sum(0)) for names in layers_of(deltas).values()]
+        squared = {name: param.flatten(1).double().square().sum(1) for name, param in deltas.params.items()}
+        lengths = [
+            to_cpu(torch.stack([squared[name] for name in names]).sum(0)) for names in layers_of(deltas).values()
+        ]
         total |= {"squares": Sum(weight @ torch.stack(lengths, 1), whole), "weight": Sum(float(weight @ weight), whole)}
     return total
 

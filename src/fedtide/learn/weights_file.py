@@ -38,19 +38,19 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
         FedtideError: the file is missing or damaged, belongs to another network, or holds several models.
     """
     with within(key):
-        held = _held(path)
+        weights = _held(path)
     wanted = {**like.params, **like.buffers}
     for name, value in wanted.items():
-        found = held.get(name)
-        if found is None or found.shape != value.shape:
-            shape = None if found is None else tuple(found.shape)
+        value_found = weights.get(name)
+        if value_found is None or value_found.shape != value.shape:
+            shape = None if value_found is None else tuple(value_found.shape)
             raise refused(f"{key}: {path}: shape of '{name}'", shape, str(tuple(value.shape)))
-    more = [name for name, value in held.items() if name not in wanted and value.is_floating_point()]
+    more = [name for name, value in weights.items() if name not in wanted and value.is_floating_point()]
     if more:
         raise refused(f"{key}: {path}", more[0], f"{', '.join(wanted)}, as the model has")
     return Weights(
-        {name: held[name].to(value.dtype) for name, value in like.params.items()},
-        {name: held[name].to(value.dtype) for name, value in like.buffers.items()},
+        {name: weights[name].to(value.dtype) for name, value in like.params.items()},
+        {name: weights[name].to(value.dtype) for name, value in like.buffers.items()},
     )
 
 
@@ -64,8 +64,8 @@ def _held(path: Path) -> dict[str, Tensor]:
         raise FedtideError(f"{path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
     except SafetensorError as error:
         raise FedtideError(f"{path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED") from None
-    found: Any = getattr(codec.from_file(file), "weights", None)
-    models = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Weights)]
+    saved: Any = getattr(codec.from_file(file), "weights", None)
+    models = [model for model in (saved if isinstance(saved, tuple) else (saved,)) if isinstance(model, Weights)]
     if len(models) != 1:
         raise refused(f"{path}: number of models", len(models), "1, as in the state of a run with one model")
     return models[0].params | models[0].buffers

@@ -42,11 +42,11 @@ class Python(user_code.Python):
         """Build the module by calling the user's function."""
         make = self.find("model")
         takes = inspect.signature(make).parameters
-        known = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
-        made = user_code.call(make, "model.options", **known, **self.options)
-        if not isinstance(made, nn.Module):
-            raise FedtideError(f"model.function: '{self.name}' returned {type(made).__name__}, allowed: nn.Module")
-        return made
+        arguments = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
+        module = user_code.call(make, "model.options", **arguments, **self.options)
+        if not isinstance(module, nn.Module):
+            raise FedtideError(f"model.function: '{self.name}' returned {type(module).__name__}, allowed: nn.Module")
+        return module
 
 
 Model = Annotated[

@@ -108,8 +108,8 @@ def branch_of(parameter: str) -> int | None:
     >>> branch_of("model.head.copies.1.weight"), branch_of("model.conv1.weight")
     (1, None)
     """
-    found = COPY.search(parameter)
-    return None if found is None else int(found[1])
+    match = COPY.search(parameter)
+    return None if match is None else int(match[1])
 
 
 def unbranched(weights: Weights) -> list[Weights]:
@@ -126,7 +126,7 @@ def unbranched(weights: Weights) -> list[Weights]:
         return COPY.sub(lambda copy: "." if copy[0][0] == "." else "", name.removeprefix("model."), count=1)
 
     def of(k: int) -> Weights:
-        return renamed(weights, {name: plain(name) for name, found in branch.items() if found in (None, k)})
+        return renamed(weights, {name: plain(name) for name, number in branch.items() if number in (None, k)})
 
     return [of(k) for k in range(count)] or [weights]
 
@@ -165,9 +165,9 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, d) to (K * rows, ...)."""
-        made = [layer(x) for layer in self.copies]
-        self.features = x if self.feature == "shared" else torch.cat(made, dim=-1)
-        return torch.cat(made)
+        outputs = [layer(x) for layer in self.copies]
+        self.features = x if self.feature == "shared" else torch.cat(outputs, dim=-1)
+        return torch.cat(outputs)
 
 
 class Branched(nn.Module):

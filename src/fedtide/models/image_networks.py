@@ -345,14 +345,14 @@ def stacked_stages(
         block: (stage, place of the block in the stage, input channels, channels) -> block.
         first: number of the first stage.
     """
-    made: dict[str, nn.Module] = {}
+    named: dict[str, nn.Module] = {}
     for number, (channels, blocks) in enumerate(stages, start=first):
         stage = nn.Sequential()
         for place in range(blocks):
             stage.append(block(number, place, before, channels))
             before = channels
-        made[f"stage{number}"] = stage
-    return made
+        named[f"stage{number}"] = stage
+    return named
 
 
 def pooled_head(head: nn.Module, mean: nn.Module | None = None, probability: float = 0.0) -> dict[str, nn.Module]:
@@ -610,8 +610,8 @@ class Half(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, channels, height, width) to an output of equal shape."""
-        kept, changed = x.chunk(2, 1)
-        return shuffle(kept, self.body(changed))
+        left, right = x.chunk(2, 1)
+        return shuffle(left, self.body(right))
 
 
 class Both(nn.Module):

@@ -65,43 +65,43 @@ class FuncStack:
         """Return one client's parameters in the layout of the stack."""
         return [param.to(self.device) for param in params]
 
-    def difference(self, like: Weights, starts: list[Tensor], params: list[Tensor], held: list[Tensor]) -> Weights:
+    def difference(self, like: Weights, starts: list[Tensor], params: list[Tensor], others: list[Tensor]) -> Weights:
         """Return new minus old (clients, ...), in place, by the names of a client's weights."""
-        new, old = self._named(params, held), dict(zip((*self.names, *self.held), starts, strict=True))
+        new, old = self._named(params, others), dict(zip((*self.names, *self.held), starts, strict=True))
         return Weights(*({name: new[name].sub_(old[name]) for name in part} for part in (like.params, like.buffers)))
 
-    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
+    def features(self, params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
         self.scratch.set_mode(False)
 
-        def features_of(params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
-            _, features = functional_call(self.scratch.module, self._named(params, held), (x,))
+        def features_of(params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
+            _, features = functional_call(self.scratch.module, self._named(params, others), (x,))
             return features  # type: ignore[no-any-return]
 
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", LOOPED)
-            return vmap(features_of)(params, held, x)  # type: ignore[no-any-return]
+            return vmap(features_of)(params, others, x)  # type: ignore[no-any-return]
 
     def gradient(
-        self, params: list[Tensor], held: list[Tensor], *rows: Any, rate: float | None = None
+        self, params: list[Tensor], others: list[Tensor], *rows: Any, rate: float | None = None
     ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
         """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
         in_dims = (0, 0, *map_leaves(lambda leaf: None if leaf is None else 0, rows))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", LOOPED)
             gradient, (value, moved) = vmap(grad_and_value(self._loss, has_aux=True), in_dims=in_dims)(
-                params, held, *rows
+                params, others, *rows
             )
         return list(gradient), value, list(moved)
 
-    def _named(self, params: list[Tensor], held: list[Tensor]) -> dict[str, Tensor]:
+    def _named(self, params: list[Tensor], others: list[Tensor]) -> dict[str, Tensor]:
         """Return all that a forward pass reads, by name."""
-        return dict(zip((*self.names, *self.held), (*params, *held), strict=True))
+        return dict(zip((*self.names, *self.held), (*params, *others), strict=True))
 
     def _loss(
         self,
         params: list[Tensor],
-        held: list[Tensor],
+        others: list[Tensor],
         x: Tensor,
         y: Tensor,
         share: Tensor,
@@ -109,8 +109,8 @@ class FuncStack:
         shared: Any,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the mean loss of one client's batch, and its running statistics after the pass."""
-        outputs = functional_call(self.scratch.module, self._named(params, held), (x,))
+        outputs = functional_call(self.scratch.module, self._named(params, others), (x,))
         losses = self.loss.each(outputs, y, shared)
         if counted is not None:  # multiplying by the share is not enough: an uncounted label may have an infinite loss
             losses = losses.masked_fill(~counted, 0.0)
-        return (losses * share).sum(), held
+        return (losses * share).sum(), others

@@ -62,7 +62,7 @@ class LayerStack:
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held, but for the clients."""
-        return [each for parts in self._by_layer(params) for each in parts]
+        return [part for parts in self._by_layer(params) for part in parts]
 
     def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
         named = dict(zip(self.scratch.names, params, strict=True))
@@ -76,7 +76,7 @@ class LayerStack:
     def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
         """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
         pairs = zip(self.products, starts, strict=True)
-        return [held for layer, parts in pairs for held in layer.load(parts, self.room)], []
+        return [loaded for layer, parts in pairs for loaded in layer.load(parts, self.room)], []
 
     def read(self, starts: Sequence[list[Tensor]]) -> None:
         """Take what copies begin with as it is, for passes that train nothing."""
@@ -124,7 +124,7 @@ class LayerStack:
         """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""
         return self.run(x, "outputs", lambda plan: plan.made[-1])
 
-    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
+    def features(self, params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
         shared = feature_of(self.scratch) == "shared"
         return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
@@ -132,7 +132,7 @@ class LayerStack:
     def gradient(
         self,
         params: list[Tensor],
-        held: list[Tensor],
+        others: list[Tensor],
         x: Tensor,
         y: Tensor,
         share: Tensor,
@@ -148,26 +148,26 @@ class LayerStack:
         """
 
         def judge(plan: Plan) -> tuple[Plan, Tensor]:
-            made, weight = plan.made[-1], share
-            logits = made if self.branches is None else made.unflatten(-1, (self.branches, -1))
-            each, dy = self.loss.graded(logits, y, shared)
+            outputs, weight = plan.made[-1], share
+            logits = outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1))
+            losses, dy = self.loss.graded(logits, y, shared)
             if counted is not None:
-                each, weight = each.masked_fill_(~counted, 0.0), share * counted
-            torch.mul(dy.reshape(made.shape), weight[..., None], out=plan.dy)
+                losses, weight = losses.masked_fill_(~counted, 0.0), share * counted
+            torch.mul(dy.reshape(outputs.shape), weight[..., None], out=plan.dy)
             plan.rate = rate or 0.0
-            return plan, (each * weight).sum(1)
+            return plan, (losses * weight).sum(1)
 
         plan, value = self.run(x, "gradient" if rate is None else "descent", judge)
         return plan.gradient, value, []
 
-    def difference(self, like: Weights, starts: Tree, params: list[Tensor], held: list[Tensor]) -> Weights:
+    def difference(self, like: Weights, starts: Tree, params: list[Tensor], others: list[Tensor]) -> Weights:
         """Return new minus old (clients, ...), in place, by the names of a client's weights."""
         named = self.named([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
         return Weights({name: named[name] for name in like.params}, {})
 
-    def named(self, held: Sequence[Tensor]) -> dict[str, Tensor]:
+    def named(self, stored: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the parameters of all layers (clients, ...) by their names, from what is held."""
-        left = iter(held)
+        left = iter(stored)
         named: dict[str, Tensor] = {}
         for layer in self.products:
             parts = layer.split([next(left) for _ in layer.weights])

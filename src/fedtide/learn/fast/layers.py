@@ -47,7 +47,7 @@ class Product(ABC):
         """Return a client's parameters as they are held."""
 
     @abstractmethod
-    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+    def split(self, stored: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held."""
 
     def storage(self, name: str, clients: int, room: Room) -> list[Tensor]:
@@ -61,27 +61,27 @@ class Product(ABC):
     def load(self, params: Sequence[Tensor], room: Room) -> list[Tensor]:
         """Copy parameters (clients, ...), in the layer's layout, and return the copies."""
         pairs = zip(self.storage("weights", len(params[0]), room), params, strict=True)
-        self.weights = [into.copy_(each) for into, each in pairs]
+        self.weights = [into.copy_(param) for into, param in pairs]
         return self.weights
 
     def bind(self, copies: Sequence[Sequence[Tensor]], room: Room) -> list[tuple[Tensor, Tensor]]:
         """Take the weights of each copy from parameters that stay where they are; return what to copy anew."""
         self.bound = True
         self.weights = self.storage("weights", len(copies), room)
-        held = self.split(self.weights)
-        return [(into[k], each) for k, copy in enumerate(copies) for into, each in zip(held, copy, strict=True)]
+        views = self.split(self.weights)
+        return [(into[k], param) for k, copy in enumerate(copies) for into, param in zip(views, copy, strict=True)]
 
     def _now(self, clients: int) -> list[Tensor]:
         """Return the weights of the first clients."""
-        return [each[:clients] for each in self.weights]
+        return [weight[:clients] for weight in self.weights]
 
     def _target(self, plan: Plan, clients: int) -> list[Tensor]:
         """Return where the gradient goes: to storage of its own, or to the weights as a step."""
         if plan.purpose == "descent":
             return self._now(clients)
-        made = self.storage("gradient", clients, plan.room)
-        plan.gradient[:0] = made
-        return made
+        gradient = self.storage("gradient", clients, plan.room)
+        plan.gradient[:0] = gradient
+        return gradient
 
 
 class Linear(Product):
@@ -98,7 +98,7 @@ class Linear(Product):
         super().__init__(name, layer, first)
         self.branches = None if branches is None else len(branches.copies)
         if branches is not None:
-            self.names = [f"{name}.{each}" for each, _ in branches.named_parameters()]
+            self.names = [f"{name}.{param}" for param, _ in branches.named_parameters()]
             self.shape = torch.Size((len(branches.copies) * self.shape[0], self.inputs))
         self.sizes = [tuple(self.shape), *([] if layer.bias is None else [(1, self.shape[0])])]
 
@@ -106,7 +106,7 @@ class Linear(Product):
         """Take the weights of each copy from parameters that stay where they are; those of one layer are read there."""
         if self.branches is not None or len(copies) > 1:
             return super().bind(copies, room)
-        self.bound, self.weights = True, [each[None] for each in self.layout(copies[0])]
+        self.bound, self.weights = True, [param[None] for param in self.layout(copies[0])]
         return []
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
@@ -115,13 +115,13 @@ class Linear(Product):
         matrix, *bias = (
             params[k] if self.branches is None else torch.cat(list(params[k::kinds])) for k in range(kinds)
         )
-        return [matrix, *(each[None] for each in bias)]
+        return [matrix, *(vector[None] for vector in bias)]
 
-    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+    def split(self, stored: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held, as views."""
-        kinds = [held[0], *(bias[:, 0] for bias in held[1:])]
+        kinds = [stored[0], *(bias[:, 0] for bias in stored[1:])]
         return [
-            part for parts in zip(*(each.chunk(self.branches or 1, 1) for each in kinds), strict=True) for part in parts
+            part for parts in zip(*(leaf.chunk(self.branches or 1, 1) for leaf in kinds), strict=True) for part in parts
         ]
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -149,8 +149,8 @@ class Linear(Product):
             plan.do(torch.bmm, dy, self._now(clients)[0], out=back)
         matrix, *bias = self._target(plan, clients)
         plan.add_product(matrix, dy.transpose(1, 2), self.x)
-        for each in bias:
-            plan.add_sum(each, (self, "sum"), dy)
+        for vector in bias:
+            plan.add_sum(vector, (self, "sum"), dy)
         return back
 
 
@@ -179,17 +179,17 @@ class Conv2d(Product):
         """Return parameters as they are held: a matrix for each row of the kernel."""
         kernel, *bias = params
         first, *others = (row.flatten(1).T for row in kernel.unbind(2))
-        return [torch.cat([*(each[None] for each in bias), first]), *others]
+        return [torch.cat([*(vector[None] for vector in bias), first]), *others]
 
-    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+    def split(self, stored: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held; what is bound are views."""
         outputs, channels, _, wide = self.shape
-        bias = [held[0][:, 0]] * self.ones
+        bias = [stored[0][:, 0]] * self.ones
         if self.bound:  # its matrices stand one after another
-            steps = (held[0].stride(0), 1, wide * outputs, self.width * outputs, outputs)
-            start = held[0].storage_offset() + self.ones * outputs
-            return [held[0].as_strided((len(held[0]), *self.shape), steps, start), *bias]
-        matrices = [each.unflatten(1, (channels, wide)) for each in (held[0][:, self.ones :], *held[1:])]
+            steps = (stored[0].stride(0), 1, wide * outputs, self.width * outputs, outputs)
+            start = stored[0].storage_offset() + self.ones * outputs
+            return [stored[0].as_strided((len(stored[0]), *self.shape), steps, start), *bias]
+        matrices = [matrix.unflatten(1, (channels, wide)) for matrix in (stored[0][:, self.ones :], *stored[1:])]
         return [torch.stack(matrices, 3).permute(0, 4, 1, 3, 2), *bias]
 
     def sides(self, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -251,9 +251,9 @@ class Conv2d(Product):
         """Note how the gradients are made, and return that of the input."""
         clients, outputs, high, across, _ = dy.shape
         if not dy.is_contiguous():  # as what a convolution with padding passes on
-            held = plan.room.take((self, "dy"), *dy.shape)
-            plan.do(held.copy_, dy)
-            dy = held
+            dense = plan.room.take((self, "dy"), *dy.shape)
+            plan.do(dense.copy_, dy)
+            dy = dense
         flat, back = dy.view(clients, outputs, -1), None
         if not self.first:
             back = self._back(flat, high, across, plan)
@@ -266,19 +266,19 @@ class Conv2d(Product):
         """Note how the gradient of the input is made, and return it."""
         clients, channels, *inner, rows = self.came
         (_, _, _, wide), (down, right) = self.shape, self.stride
-        made = plan.room.take((self, "dx"), clients, self.width, dy.shape[2])
-        parts = made.view(clients, channels, wide, high, across, rows).unbind(2)
+        product = plan.room.take((self, "dx"), clients, self.width, dy.shape[2])
+        parts = product.view(clients, channels, wide, high, across, rows).unbind(2)
         whole = plan.room.take((self, "whole"), clients, channels, *self.sides(self.came[1:4])[0], rows)
         plan.do(whole.zero_)
         first, *others = self._now(clients)
         for i, matrix in enumerate([first[:, self.ones :], *others]):
-            plan.do(torch.bmm, matrix, dy, out=made)
+            plan.do(torch.bmm, matrix, dy, out=product)
             for j, part in enumerate(parts):
-                below, beside = (
+                lines, columns = (
                     slice(start, start + (count - 1) * step + 1, step)
                     for start, count, step in ((i, high, down), (j, across, right))
                 )
-                plan.do(whole[:, :, below, beside].add_, part)
+                plan.do(whole[:, :, lines, columns].add_, part)
         return whole[self._inner(inner)]
 
 
@@ -428,26 +428,26 @@ def known_layers(scratch: Scratch, shape: tuple[int, ...], room: Room, *, within
     module = scratch.module.get_submodule(within)
     if torch.nn.modules.module._has_any_global_hook() or any(map(_is_watched, scratch.module.modules())):
         return None
-    made: list[Layer] = []
-    comes = shape
+    layers: list[Layer] = []
+    row_shape = shape
     for name, layer in _in_order(module, within):
-        known = _known(name, layer, made, shape)
-        if known is None or (branch_count(made) is not None and not isinstance(known, Mean)):
+        step = _known(name, layer, layers, shape)
+        if step is None or (branch_count(layers) is not None and not isinstance(step, Mean)):
             return None
-        if isinstance(known, Flatten) and len(shape) == 1:
+        if isinstance(step, Flatten) and len(shape) == 1:
             continue
-        if isinstance(known, MaxPool2d) and made and isinstance(made[-1], Conv2d):
-            made[-1].cropped = True
-        made.append(known)
-        shape = known.output(shape)
-    products = [layer for layer in made if isinstance(layer, Product)]
+        if isinstance(step, MaxPool2d) and layers and isinstance(layers[-1], Conv2d):
+            layers[-1].cropped = True
+        layers.append(step)
+        shape = step.output(shape)
+    products = [layer for layer in layers if isinstance(layer, Product)]
     names = [name for layer in products for name in layer.names]
     if not names or len(shape) != 1 or sorted(names) != sorted(n for n in scratch.names if n.startswith(within)):
         return None
     for product in products:
         product.weights = [torch.empty(1, *size, device="meta") for size in product.sizes]
-    Plan(made, Input(turned(made, torch.empty(1, 1, *comes, device="meta")).shape, False), "descent", room)
-    return made
+    Plan(layers, Input(turned(layers, torch.empty(1, 1, *row_shape, device="meta")).shape, False), "descent", room)
+    return layers
 
 
 def turned(layers: Sequence[Layer], x: Tensor) -> Tensor:
@@ -463,7 +463,7 @@ def branch_count(layers: Sequence[Layer]) -> int | None:
 
 def has_wide(layers: Sequence[Layer]) -> bool:
     """Tell whether a convolution has so many outputs that a library for convolutions is faster."""
-    return any(isinstance(each, Conv2d) and each.shape[0] > FEW_CHANNELS for each in layers)
+    return any(isinstance(layer, Conv2d) and layer.shape[0] > FEW_CHANNELS for layer in layers)
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -492,7 +492,7 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
 
 def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...]) -> Layer | None:
     """Return what does the steps of a layer on rows of a shape, after those before it, if it is known and they fit."""
-    first, branches = not any(isinstance(each, Product) for each in before), None
+    first, branches = not any(isinstance(size, Product) for size in before), None
     if type(layer) is Branches and {type(copy) for copy in layer.copies} == {nn.Linear}:
         branches, layer = layer, layer.copies[0]
     kind = type(layer)
@@ -506,10 +506,10 @@ def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[in
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
         if not plain or (layer.padding == "same" and not odd) or layer.in_channels != shape[0]:
             return None
-        made = Conv2d(name, layer, first)
-        return made if min(made.sides(shape)[1]) > 0 else None
+        convolution = Conv2d(name, layer, first)
+        return convolution if min(convolution.sides(shape)[1]) > 0 else None
     if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d and len(shape) == 3:
-        sizes = [(each, each) if isinstance(each, int) else each for each in (layer.kernel_size, layer.stride)]
+        sizes = [(size, size) if isinstance(size, int) else size for size in (layer.kernel_size, layer.stride)]
         plain = (layer.padding, layer.dilation) == (0, 1) and not (layer.ceil_mode or layer.return_indices)
         return MaxPool2d() if plain and sizes == [(2, 2), (2, 2)] and min(shape[1:]) > 1 else None
     if isinstance(layer, nn.Flatten) and kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):

@@ -89,12 +89,12 @@ class ModulePasses:
             self.last, self.gradient = plan, [parts[name] for name in self.names]
         return value, self.gradient
 
-    def _logits(self, made: Tensor) -> Tensor:
+    def _logits(self, outputs: Tensor) -> Tensor:
         """Return a view of outputs as the module returns them: (rows, outputs), of branches (K, rows, outputs)."""
         if self.copies:
-            return made
+            return outputs
         branches = self.stack.branches
-        return made[0] if branches is None else made[0].unflatten(-1, (branches, -1)).transpose(0, 1)
+        return outputs[0] if branches is None else outputs[0].unflatten(-1, (branches, -1)).transpose(0, 1)
 
     def _features(self, plan: Plan, x: Tensor) -> Tensor | None:
         """Return the features of a branched model for a batch, as the module returns them."""
@@ -111,7 +111,7 @@ class ModulePasses:
             graded is None
             or y.dim() != 1
             or y.dtype != torch.int64
-            or any(each.dtype == torch.bool for each in columns)
+            or any(losses.dtype == torch.bool for losses in columns)
         ):
             return None  # a mask is for steps of sequences
         prepared, share = loss.stacked([shared]), 1 / len(y)
@@ -120,11 +120,11 @@ class ModulePasses:
         logits, dy = self._logits(plan.made[-1]), self._logits(plan.dy)
         many = logits.dim() > 2
         try:
-            each, gradient = graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
+            losses, gradient = graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
         except RuntimeError:  # of labels that are no classes, torch leaves some out, and tells of others
             return None
         torch.mul(gradient[0].transpose(0, 1) if many else gradient[0], share, out=dy)
-        return each.sum() * share  # type: ignore[no-any-return]
+        return losses.sum() * share  # type: ignore[no-any-return]
 
     def _differentiated(
         self, plan: Plan, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
@@ -137,12 +137,12 @@ class ModulePasses:
         logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan, x)
         before = [each._version for each in self.params]
         read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
-        given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
-        value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
+        copies = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
+        value = loss.value(copies[0] if features is None else tuple(copies), y, shared, columns)
         if [each._version for each in self.params] != before:
             raise FedtideError("loss: your loss uses the Task that is being trained; give it a second Task")
-        by_logits, *beside = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
-        if any(each is not None for each in beside):
+        by_logits, *others = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
+        if any(each is not None for each in others):
             return None
         dy.zero_() if by_logits is None else dy.copy_(by_logits)
         return value.detach()  # type: ignore[no-any-return]

@@ -27,16 +27,16 @@ class Room:
     @property
     def bytes(self) -> int:
         """Bytes of all storage."""
-        return sum(held.nbytes for held in self._held.values())
+        return sum(tensor.nbytes for tensor in self._held.values())
 
     def take(self, name: object, *shape: int) -> Tensor:
         """Return storage of a shape; what was there under this name is lost."""
-        held = self._held.get(name)
-        if held is None or held.numel() < math.prod(shape):
+        tensor = self._held.get(name)
+        if tensor is None or tensor.numel() < math.prod(shape):
             with torch.inference_mode(False):  # where it is grown says nothing of where it is written
-                self._held[name] = held = self._like.new_empty(math.prod(shape))
+                self._held[name] = tensor = self._like.new_empty(math.prod(shape))
             self.grown += 1
-        return held[: math.prod(shape)].view(shape)
+        return tensor[: math.prod(shape)].view(shape)
 
 
 NOTHING = torch.empty(0)
@@ -123,20 +123,22 @@ class Plan:
 
     def last_input(self) -> Tensor:
         """Return what the last layer read in the last pass."""
-        came = [self.rows, *self.made][-2]
-        return came.now if came is self.rows else came  # type: ignore[no-any-return]
+        value = [self.rows, *self.made][-2]
+        return value.now if value is self.rows else value  # type: ignore[no-any-return]
 
-    def once(self, function: Callable[..., object], *given: Any) -> None:
+    def once(self, function: Callable[..., object], *arguments: Any) -> None:
         """Note an operation that is not done in each pass."""
-        self.fills.append(partial(function, *given))
+        self.fills.append(partial(function, *arguments))
 
-    def do(self, function: Callable[..., object], *given: Any, **settings: Any) -> None:
+    def do(self, function: Callable[..., object], *arguments: Any, **settings: Any) -> None:
         """Note an operation of a pass."""
         rows = self.rows
-        if all(each is not rows for each in given):
-            self._noted.append(partial(function, *given, **settings))
+        if all(argument is not rows for argument in arguments):
+            self._noted.append(partial(function, *arguments, **settings))
         else:
-            self._noted.append(lambda: function(*(rows.now if each is rows else each for each in given), **settings))
+            self._noted.append(
+                lambda: function(*(rows.now if argument is rows else argument for argument in arguments), **settings)
+            )
 
     def hold(self, x: Any, name: object) -> Tensor:
         """Return what a layer reads, in storage: rows are copied there, once if all clients have the same."""
@@ -162,10 +164,10 @@ class Plan:
 
     def add_sum(self, into: Tensor, name: object, dy: Tensor) -> None:
         """Note the sum over rows that is the gradient of a bias, as of `add_product`."""
-        made = into if self.purpose == "gradient" else self.room.take(name, *into.shape)
-        self.do(torch.sum, dy, 1, keepdim=True, out=made)
-        if made is not into:
-            self.do(lambda: into.sub_(made, alpha=self.rate))
+        total = into if self.purpose == "gradient" else self.room.take(name, *into.shape)
+        self.do(torch.sum, dy, 1, keepdim=True, out=total)
+        if total is not into:
+            self.do(lambda: into.sub_(total, alpha=self.rate))
 
 
 def do_all(operations: Sequence[Callable[[], object]]) -> None:
