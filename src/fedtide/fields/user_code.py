@@ -45,12 +45,9 @@ class Python:
     @property
     def name(self) -> str:
         """Name in a configuration."""
-        function = self.function
-        return (
-            function
-            if isinstance(function, str)
-            else f"{function.__module__}:{getattr(function, '__qualname__', function)}"
-        )
+        if isinstance(self.function, str):
+            return self.function
+        return f"{self.function.__module__}:{getattr(self.function, '__qualname__', self.function)}"
 
     def find(self, key: str) -> Callable[..., Any]:
         """Return the function, imported if it is named; `key` is where it stands, for messages."""
@@ -91,14 +88,14 @@ def own(part: Any, key: str, needs: Sequence[str]) -> Any:
     """
     if not isinstance(part, Python):
         return part
-    part_made = call(part.find(key), f"{key}.options", **part.options)
-    missing = next((name for name in needs if not hasattr(part_made, name)), None)
+    value = call(part.find(key), f"{key}.options", **part.options)
+    missing = next((name for name in needs if not hasattr(value, name)), None)
     if missing is not None:
         raise FedtideError(
-            f"{key}.function: '{part.name}' returned {type(part_made).__name__} without '{missing}', allowed: an object "
-            f"with {', '.join(needs)}"
+            f"{key}.function: '{part.name}' returned {type(value).__name__} without '{missing}', "
+            f"allowed: an object with {', '.join(needs)}"
         )
-    return part_made
+    return value
 
 
 def imported(name: str, key: str) -> Any:

@@ -69,13 +69,9 @@ class LocalOptimizer:
         local = self.local
         if local.weight_decay and local.optimizer != "adamw":
             torch._foreach_add_(gradient, params, alpha=local.weight_decay)
-        moments = [
-            [
-                buffer if buffer.shape == now.shape else buffer[: len(now)]
-                for buffer, now in zip(moment, params, strict=True)
-            ]
-            for moment in self.moments
-        ]
+        moments = self.moments
+        if any(buffers[0].shape != params[0].shape for buffers in moments):
+            moments = [[buffer[: len(params[0])] for buffer in buffers] for buffers in moments]
         if local.optimizer != "sgd":
             self._adam(params, gradient, moments, number)
             return
@@ -326,25 +322,39 @@ class LocalTrainer:
             return replace(self, local_steps=int(rng.numpy().integers(1, max(self.local_steps, 2))))
         return replace(self, epochs=int(rng.numpy().integers(1, max(self.epochs or 1, 2))))
 
+    def epochs_of(self, rows: int, generator: torch.Generator, smallest: int = 1) -> Iterator[tuple[Tensor, list[int]]]:
+        """Yield the shuffled positions of the rows and the batch sizes of each epoch.
+
+        Args:
+            rows: number of rows.
+            generator: draws the shuffles.
+            smallest: batches of fewer rows are left out.
+
+        >>> [sizes for _, sizes in LocalTrainer(batch_size=2, epochs=2).epochs_of(3, torch.Generator())]
+        [[2, 1], [2, 1]]
+        """
+        batch = self.batch_size or rows
+        sizes = [min(batch, rows - start) for start in range(0, rows, max(batch, 1))]
+        sizes = [size for size in sizes if size >= smallest]
+        left = self.local_steps or (self.epochs or 1) * len(sizes)
+        while sizes and left > 0:
+            yield torch.randperm(rows, generator=generator), sizes[:left]
+            left -= len(sizes)
+
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Yield the epoch and the batch of each step, shuffled every epoch; skip batches smaller than `smallest`."""
-        rows, done, epoch = len(columns[0]), 0, 0
-        size = self.batch_size or rows
-        while rows >= smallest and (
-            epoch < (self.epochs or 1) if self.local_steps is None else done < self.local_steps
-        ):
-            order = torch.randperm(rows, generator=generator)
-            moved = order.to(columns[0].device, non_blocking=True)
+        """Yield the epoch and the batch of each step."""
+        rows, device = len(columns[0]), columns[0].device
+        for epoch, (order, sizes) in enumerate(self.epochs_of(rows, generator, smallest)):
+            moved = order.to(device, non_blocking=True)
             shuffled = tuple(c.index_select(0, order if c.device == order.device else moved) for c in columns)
             # Many a client has a single batch, which needs no cutting.
-            cut = [shuffled] if rows <= size else zip(*(column.split(size) for column in shuffled), strict=True)
-            for start, batch in zip(range(0, rows, size), cut, strict=True):
-                if min(size, rows - start) >= smallest and done != self.local_steps:
-                    done += 1
-                    yield epoch, batch
-            epoch += 1
+            batches: Any = [shuffled]
+            if sizes != [rows]:
+                batches = zip(*(column[: sum(sizes)].split(sizes) for column in shuffled), strict=True)
+            for batch in batches:
+                yield epoch, batch
 
 
 def plain_sgd(local: LocalTrainer, why: str) -> None:

@@ -85,12 +85,13 @@ class SGD:
         return Weights(weights.params | moved, add(weights.buffers, delta.buffers)), None if memo is None else memo | m
 
 
+@ingredient
 class _Adaptive(ABC):
     """Optimizer with two moments: the common part of "adagrad", "adam", "keras-adam" and "yogi"."""
 
-    lr: float
-    eps: float
-    beta1: float
+    lr: Positive = 0.01
+    eps: Annotated[Positive, ForWeights] = 1e-3
+    beta1: OpenFraction = 0.9
 
     def first_v(self) -> float:
         """Return the initial second moment."""
@@ -137,7 +138,6 @@ class Adagrad(_Adaptive):
     """
 
     lr: Positive = 0.1
-    eps: Annotated[Positive, ForWeights] = 1e-3
     beta1: OpenFraction = 0.0
     kind: Literal["adagrad"] = "adagrad"
 
@@ -147,7 +147,18 @@ class Adagrad(_Adaptive):
 
 
 @ingredient
-class Adam(_Adaptive):
+class _Decaying(_Adaptive):
+    """Optimizer whose second moment decays."""
+
+    beta2: OpenFraction = 0.99
+
+    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
+        """Return the second moment after an update."""
+        return self.beta2 * v + (1 - self.beta2) * d * d
+
+
+@ingredient
+class Adam(_Decaying):
     """FedAdam: `v = b2*v + (1-b2)*d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021).
 
     Algorithm 2 of the paper: v starts at eps^2, and there is no bias correction.
@@ -159,19 +170,11 @@ class Adam(_Adaptive):
         beta2: decay rate of the second moment.
     """
 
-    lr: Positive = 0.01
-    eps: Annotated[Positive, ForWeights] = 1e-3
-    beta1: OpenFraction = 0.9
-    beta2: OpenFraction = 0.99
     kind: Literal["adam"] = "adam"
-
-    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
-        """Return the second moment after an update."""
-        return self.beta2 * v + (1 - self.beta2) * d * d
 
 
 @ingredient
-class KerasAdam(_Adaptive):
+class KerasAdam(_Decaying):
     """Adam of Keras: v starts at 0, and the bias corrections go into the step size.
 
     `w += lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
@@ -183,9 +186,6 @@ class KerasAdam(_Adaptive):
         beta2: decay rate of the second moment.
     """
 
-    lr: Positive = 0.01
-    eps: Annotated[Positive, ForWeights] = 1e-3
-    beta1: OpenFraction = 0.9
     beta2: OpenFraction = 0.999
     kind: Literal["keras-adam"] = "keras-adam"
 
@@ -193,17 +193,13 @@ class KerasAdam(_Adaptive):
         """Return the initial second moment."""
         return 0.0
 
-    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
-        """Return the second moment after an update."""
-        return self.beta2 * v + (1 - self.beta2) * d * d
-
     def rate(self, t: int) -> float:
         """Return the learning rate of step t = 1, 2, ... of a parameter."""
         return self.lr * (math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t))
 
 
 @ingredient
-class Yogi(_Adaptive):
+class Yogi(_Decaying):
     """FedYogi: `v -= (1-b2) * d^2 * sign(v - d^2)`, else the paper's FedAdam (Reddi et al. 2021, Algorithm 2).
 
     Args:
@@ -214,10 +210,6 @@ class Yogi(_Adaptive):
         initial_accumulator: initial value of v; None means eps^2 (FedScale's code has eps).
     """
 
-    lr: Positive = 0.01
-    eps: Annotated[Positive, ForWeights] = 1e-3
-    beta1: OpenFraction = 0.9
-    beta2: OpenFraction = 0.99
     initial_accumulator: NonNegative | None = None
     kind: Literal["yogi"] = "yogi"
 

@@ -100,17 +100,9 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
     >>> plan_steps(LocalTrainer(batch_size=2), 3, torch.Generator().manual_seed(0), 1)
     ([2, 1], tensor([2, 0, 1]))
     """
-    sizes: list[int] = []
-    orders = [torch.empty(0, dtype=torch.int64)]
-    batch = local.batch_size or rows
-    epoch = [min(batch, rows - start) for start in range(0, rows, max(batch, 1))]
-    epoch = [size for size in epoch if size >= smallest]
-    wanted = local.local_steps or (local.epochs or 1) * len(epoch)
-    while epoch and len(sizes) < wanted:
-        taken = epoch[: wanted - len(sizes)]
-        orders.append(torch.randperm(rows, generator=generator)[: sum(taken)])
-        sizes += taken
-    return sizes, orders[-1] if len(orders) < 3 else torch.cat(orders)
+    epochs = list(local.epochs_of(rows, generator, smallest))
+    orders = [order[: sum(sizes)] for order, sizes in epochs]
+    return [size for _, sizes in epochs for size in sizes], torch.cat([torch.empty(0, dtype=torch.int64), *orders])
 
 
 def stack_of(task: Task, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
