@@ -15,15 +15,12 @@ from fedtide.learn.task import Task
 from fedtide.models import LSTM, branched
 from fedtide.models.branched import mean_over_steps
 from fedtide.models.init import OneBiasLSTM
+from helpers.networks import parameters
 
 WORDS, STEPS = 11, 6
 TINY = LSTM(embedding=3, hidden=5)
 TOKENS = torch.tensor([[1, 4, 2, 10, 3, 1], [5, 6, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0]])
 MASK = TOKENS != 0
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
 
 
 def tiny(seed: int = 0) -> nn.Module:
@@ -43,16 +40,6 @@ def test_the_layers_of_the_next_word_network():
     assert parameters(branched(made, "projection", 2)) == 4_115_164
 
 
-def test_torchs_own_lstm_would_have_a_second_bias():
-    with torch.device("meta"):
-        assert parameters(nn.LSTM(96, 670)) == parameters(OneBiasLSTM(96, 670)) + 2_680
-
-
-def test_everything_is_trained():
-    assert all(p.requires_grad for p in tiny().parameters())
-    assert not list(tiny().buffers())
-
-
 def test_one_bias_is_torchs_lstm_with_the_second_bias_at_zero():
     torch.manual_seed(0)
     own, theirs = OneBiasLSTM(3, 5).double(), nn.LSTM(3, 5, batch_first=True).double()
@@ -70,10 +57,6 @@ def test_one_bias_is_torchs_lstm_with_the_second_bias_at_zero():
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_every_step_gets_logits_of_the_vocabulary(dtype, rows):
     assert TINY.build((STEPS,), WORDS)(TOKENS[:rows].to(dtype)).shape == (rows, STEPS, WORDS)
-
-
-def test_rows_may_be_of_another_length_than_was_said():
-    assert tiny()(TOKENS[:, :2]).shape == (3, 2, WORDS)
 
 
 def test_a_step_sees_what_came_before_it_and_nothing_else():
@@ -153,12 +136,6 @@ def test_features_of_the_branches_are_their_mean_projections_side_by_side():
     torch.testing.assert_close(features[1], torch.cat([first[1, :2].mean(0), second[1, :2].mean(0)]))
 
 
-def test_more_padding_leaves_features_as_they_are():
-    made = branched(tiny(), "projection", 2)
-    longer = torch.cat([TOKENS, torch.zeros(3, 4, dtype=torch.int64)], 1)
-    torch.testing.assert_close(made(longer)[1], made(TOKENS)[1])
-
-
 def test_a_row_of_padding_has_features_of_zero():
     _, features = branched(tiny(), "projection", 2)(torch.zeros(2, STEPS, dtype=torch.int64))
     assert torch.equal(features, torch.zeros(2, 5, dtype=torch.float64))
@@ -170,16 +147,6 @@ def test_features_of_a_model_that_counts_no_steps_stay_as_they_are():
     assert (logits.shape, features.shape) == ((2, 2, 7, 3), (2, 7, 5))
     _, features = branched(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), "1", 2, "branches")(torch.zeros(2, 4))
     assert features.shape == (2, 6)
-
-
-@pytest.mark.parametrize("layer", ["embedding", "lstm", "vocabulary", "lstm.cell"])
-def test_any_other_layer_can_be_repeated(layer):
-    if layer == "lstm.cell":  # returns more than one tensor
-        with pytest.raises(TypeError):
-            branched(tiny(), layer, 2)(TOKENS)
-    else:
-        logits, _ = branched(tiny(), layer, 2)(TOKENS)
-        assert logits.shape == (2, 3, STEPS, WORDS)
 
 
 def test_the_layer_that_pictures_repeat_is_none_of_a_text_models():
@@ -228,16 +195,3 @@ def test_a_step_moves_the_chosen_branch_and_what_all_share():
     moved = {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
     every = {name for name, _ in made.named_parameters()}
     assert every - moved == {f"model.projection.copies.{k}.{what}" for k in (0, 2) for what in ("weight", "bias")}
-
-
-def test_the_same_key_starts_the_same_network_and_another_key_another():
-    task = Task(lambda: branched(TINY.build((STEPS,), WORDS), "projection", 2))
-    assert same(task.init(Rng(0)), task.init(Rng(0)))
-    assert not same(task.init(Rng(0)), task.init(Rng(1)))
-
-
-def test_both_number_types_give_the_same_logits():
-    single, double = (Task(lambda: TINY.build((STEPS,), WORDS), dtype=d) for d in (torch.float32, torch.float64))
-    wide = double.logits(double.init(Rng(0)), TOKENS)
-    assert wide.dtype == torch.float64
-    torch.testing.assert_close(single.logits(single.init(Rng(0)), TOKENS).double(), wide, rtol=1e-4, atol=1e-5)
