@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import SMALL, MemoryStore, Stored
 from fedtide.core.trees import same
@@ -39,38 +40,6 @@ def files(folder) -> set[str]:
 
 
 @BOTH
-def test_a_row_is_seen_from_the_ask_after_it_was_written(tmp_path, small):
-    memory = store(tmp_path, small)
-    assert memory.read(7, (5, 0)) is None
-    put(memory, 7, (2, 1), row(1))
-    for before in ((-1, 0), (2, 0), (2, 1)):
-        assert memory.read(7, before) is None
-    for after in ((2, 2), (3, 0), (100, 0)):
-        assert same(memory.read(7, after), row(1))
-    assert memory.read(8, (100, 0)) is None
-
-
-@BOTH
-def test_the_newest_row_before_now_is_read(tmp_path, small):
-    memory = store(tmp_path, small)
-    put(memory, 7, (0, 0), row(1))
-    memory.settle((1, 0))
-    put(memory, 7, (1, 0), row(2))
-    assert same(memory.read(7, (1, 0)), row(1))
-    assert same(memory.read(7, (1, 1)), row(2))
-    assert same(memory.read(7, (9, 0)), row(2))
-
-
-@BOTH
-def test_clients_have_nothing_to_do_with_each_other(tmp_path, small):
-    memory = store(tmp_path, small)
-    for client in range(5):
-        put(memory, client, (0, client % 2), row(client))
-    for client in range(5):
-        assert same(memory.read(client, (1, 0)), row(client))
-
-
-@BOTH
 def test_what_is_kept_does_not_change_with_what_was_given(tmp_path, small):
     memory = store(tmp_path, small)
     given_row = row(1)
@@ -96,31 +65,7 @@ def test_without_a_folder_every_row_stays_in_ram():
     assert memory.read(0, (1, 0)) is None
 
 
-@BOTH
-def test_a_row_may_be_any_tree(tmp_path, small):
-    memory = store(tmp_path, small)
-    odd = {
-        "n": (1, None, float("nan"), "x"),
-        "t": [torch.tensor(True), torch.zeros(0, 2), torch.ones((), dtype=torch.bfloat16)],
-    }
-    put(memory, 3, (0, 0), odd)
-    assert same(memory.read(3, (1, 0)), odd)
-
-
 # -- a round that is held ----------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_while_a_round_is_held_what_each_question_met_can_be_read_again(tmp_path, small):
-    memory = store(tmp_path, small)
-    for number in range(3):
-        put(memory, 7, (number, 0), row(number))
-    memory.hold((3, 0))
-    for ask in range(3):
-        put(memory, 7, (3, ask), row(30 + ask))
-    assert [memory.read(7, (3, ask))["count"] for ask in range(4)] == [2, 30, 31, 32]
-    assert memory.read(7, (2, 0)) is None
-    assert memory.read(8, (3, 0)) is None
 
 
 @BOTH
@@ -152,40 +97,6 @@ def test_a_store_that_is_cleared_holds_nothing(tmp_path):
 
 
 # -- a round that is played again --------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_a_round_played_again_reads_what_it_read_the_first_time(tmp_path, small):
-    memory = store(tmp_path, small)
-    put(memory, 7, (0, 0), row(1))
-    memory.settle((1, 0))
-    for _ in range(3):
-        assert same(memory.read(7, (1, 0)), row(1))
-        put(memory, 7, (1, 0), row(2))
-        assert same(memory.read(7, (1, 1)), row(2))
-        put(memory, 7, (1, 1), row(3))
-        assert same(memory.read(7, (2, 0)), row(3))
-
-
-@BOTH
-def test_several_rounds_since_the_last_checkpoint_are_played_again(tmp_path, small):
-    memory = store(tmp_path, small)
-    put(memory, 7, (0, 0), row(1))
-    memory.settle((1, 0))
-    for _ in range(2):
-        for number in (1, 2, 3):
-            assert same(memory.read(7, (number, 0)), row(number))
-            put(memory, 7, (number, 0), row(number + 1))
-
-
-@BOTH
-def test_what_a_first_attempt_wrote_is_not_seen_when_the_second_writes_less(tmp_path, small):
-    memory = store(tmp_path, small)
-    memory.settle((0, 0))
-    put(memory, 7, (0, 0), row(1))
-    memory.save(tmp_path / "saved", (0, 0))
-    memory.restore(tmp_path / "saved", (0, 0))
-    assert memory.read(7, (1, 0)) is None
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -273,19 +184,6 @@ def test_restore_becomes_what_was_saved(tmp_path, small):
         assert same(back.reference(client, (3, 1)), memory.reference(client, (3, 1)))
 
 
-@BOTH
-def test_a_checkpoint_holds_the_rows_of_its_moment_and_not_later_ones(tmp_path, small):
-    memory = store(tmp_path, small)
-    put(memory, 7, (0, 0), row(1))
-    memory.settle((1, 0))
-    put(memory, 7, (1, 0), row(2))
-    put(memory, 8, (1, 0), row(3))
-    memory.save(tmp_path / "saved", (1, 0))
-    memory.restore(tmp_path / "saved", (1, 0))
-    assert same(memory.read(7, (5, 0)), row(1))
-    assert memory.read(8, (5, 0)) is None
-
-
 def test_restoring_removes_the_files_of_later_rounds_and_of_the_dead(tmp_path):
     memory = store(tmp_path, small=0)
     put(memory, 7, (0, 0), row(1))
@@ -324,14 +222,6 @@ def test_a_start_from_the_beginning_forgets_everything(tmp_path):
     assert files(tmp_path) == set()
     assert memory.read(7, (9, 0)) is None
     store(tmp_path / "never made").clear()
-
-
-def test_a_store_without_rows_is_saved_and_restored(tmp_path):
-    memory = store(tmp_path)
-    memory.save(tmp_path / "saved", (0, 0))
-    put(memory, 1, (0, 0), row(1))
-    memory.restore(tmp_path / "saved", (0, 0))
-    assert memory.read(1, (1, 0)) is None
 
 
 def test_a_large_row_whose_file_is_gone_is_one_clear_line(tmp_path):
@@ -391,3 +281,72 @@ def test_any_series_of_rounds_checkpoints_and_crashes_reads_as_if_every_version_
             memory.restore(folder / "saved", (safe, 0))
             written = {key: value for key, value in written.items() if key[1] < safe}
             number = safe
+
+
+# -- files of clients' memory ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(tmp_path) -> MemoryStore:
+    made = MemoryStore(tmp_path / "memory", small=0)
+    for client in (1, 2):
+        made.stage(client, {"c": torch.full((4,), float(client))})
+        made.commit((0, 0), [client])
+    made.save(tmp_path / "index", (1, 0))
+    return made
+
+
+def again(filled: MemoryStore, tmp_path) -> MemoryStore:
+    back = MemoryStore(filled.directory, small=0)
+    back.restore(tmp_path / "index", (1, 0))
+    return back
+
+
+def test_a_bit_that_was_flipped_anywhere_is_one_clear_line(filled, tmp_path):
+    path = filled.directory / "1.0.0.safetensors"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(FedtideError, match=r"1.0.0.safetensors: damaged"):
+            again(filled, tmp_path).read(1, (1, 0))
+
+
+def test_a_missing_file_is_one_clear_line(filled, tmp_path):
+    (filled.directory / "2.0.0.safetensors").unlink()
+    with pytest.raises(FedtideError, match=r"2.0.0.safetensors: missing"):
+        again(filled, tmp_path).check_files()
+
+
+def test_only_files_of_the_stores_own_names_are_removed(filled, tmp_path):
+    """Those of writers that were killed in the middle of a file too."""
+    filled.stage(3, {"c": torch.ones(1)})
+    (filled.directory / ".tmpp85VGk").touch()
+    names = ("notes.txt", "1.safetensors", "staged-mine", "9.9.9.safetensors.bak", ".tmp-mine")
+    mine = [filled.directory / name for name in names]
+    for path in mine:
+        path.touch()
+    (filled.directory / "8.8.8.safetensors").mkdir()
+    again(filled, tmp_path)
+    assert sorted(path.name for path in filled.directory.iterdir()) == sorted(
+        ["1.0.0.safetensors", "2.0.0.safetensors", "8.8.8.safetensors", *(path.name for path in mine)]
+    )
+    filled.clear()
+    assert all(path.exists() for path in mine)
+
+
+@pytest.mark.parametrize("client", ["../../victim/1", "/etc/1", 1.5, None])
+def test_an_index_names_no_file_but_its_own(filled, tmp_path, client):
+    codec.to_file(tmp_path / "index", {"groups": {}, "files": [[client, 0, 0, "0" * 64]]})
+    with pytest.raises(FedtideError, match="damaged"):
+        again(filled, tmp_path).check_files()
+
+
+def test_a_link_is_refused_and_what_is_behind_it_stays(filled, tmp_path):
+    behind = tmp_path / "elsewhere"
+    filled.directory.rename(behind)
+    filled.directory.symlink_to(behind)
+    (behind / "5.0.0.safetensors").touch()
+    for begin in (lambda: again(filled, tmp_path), filled.clear):
+        with pytest.raises(FedtideError, match=r"memory: is a link, allowed: a folder of this run alone"):
+            begin()
+    assert (behind / "5.0.0.safetensors").exists()

@@ -41,19 +41,6 @@ def test_a_number_and_its_spelling_are_different_keys():
     assert Rng(0).at(0).number != Rng(0).number
 
 
-def test_a_key_is_drawn_from_twice_with_the_same_result():
-    key = Rng(3).at(1, 2, "train")
-    assert key.numpy().random(3).tolist() == key.numpy().random(3).tolist()
-    assert torch.rand(3, generator=key.torch()).tolist() == torch.rand(3, generator=key.torch()).tolist()
-
-
-def test_numbers_of_a_client_do_not_depend_on_who_was_asked_before():
-    def drawn(order):
-        return {client: Rng(0).at(5, client, "train").numpy().random() for client in order}
-
-    assert drawn(range(20)) == drawn(reversed(range(20)))
-
-
 def test_streams_of_neighboring_keys_are_not_correlated():
     draws = np.array([Rng(0).at(0, client, "train").numpy().standard_normal(400) for client in range(50)])
     correlation = np.corrcoef(draws)[~np.eye(50, dtype=bool)]

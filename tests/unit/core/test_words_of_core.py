@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedtide.core.base import Scores, Shard, shared_weights
+from fedtide.core.base import Scores, Shard
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.fields.types import by_kind
 from fedtide.fields.user_code import imported
@@ -29,13 +29,6 @@ def test_the_nearest_spelling_is_offered_where_there_is_one(word, meant):
 
 
 # -- the user's own code -----------------------------------------------------------------------------------------------
-
-
-def test_names_are_found_below_modules_and_classes(tmp_path, monkeypatch):
-    (tmp_path / "somebodys.py").write_text("class Outer:\n    @staticmethod\n    def inner():\n        return 7\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert imported("somebodys:Outer.inner", "key")() == 7
 
 
 @pytest.mark.parametrize("name", ["", ":", "module", "module:", ":function"])
@@ -111,10 +104,3 @@ def test_validation_rows_are_fetched_once_and_only_when_they_are_looked_at():
     assert shard.val is val
     assert fetched == [1]
     assert val.val is None
-
-
-def test_one_model_is_served_to_everyone_without_slots():
-    class State:
-        weights = object()
-
-    assert shared_weights(State, torch.arange(3)) == (State.weights, None)
