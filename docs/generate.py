@@ -45,8 +45,7 @@ from fedtide.inspection.answers import Finding
 from fedtide.inspection.findings import Findings
 from fedtide.inspection.study import LOSSES, TRAITS
 from fedtide.laws.every import LAWS
-from fedtide.laws.toy import toy
-from fedtide.laws.variants import reductions_of, variants_of
+from fedtide.laws.toy import reductions_of, toy, variants_of
 from fedtide.runs.build import host_of
 from fedtide.runs.simulate import Result
 from fedtide.runs.trained import Trained

@@ -10,8 +10,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.core.base import PARTS
 from fedtide.laws import toy as laws
-from fedtide.laws.toy import TOY, Played, merged, played
-from fedtide.laws.variants import variants_of
+from fedtide.laws.toy import TOY, Played, merged, played, variants_of
 
 __all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 

@@ -1,6 +1,6 @@
 """The typed, frozen values of an experiment.
 
-What a method may say is the signature of its algorithm: every keyword of the function, with its type and default, is a
+The keys of a method are the signature of its algorithm: every keyword of the function, with its type and default, is a
 key. Unknown keys are errors with a suggestion.
 """
 
@@ -62,8 +62,8 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
-        public_samples: number of training rows that no client holds and all may see, without their labels, for
-            methods that need a common view of the data; as many of each domain of the source, if it has them.
+        public_samples: number of training rows that no client holds and all may see, without their labels. Some methods
+            need them as a common view of the data. Each domain of the source has as many.
         transforms: steps that images pass before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the seed of the run, so that every seed deals
             anew.
@@ -93,12 +93,12 @@ class Method(Strict):
             method describes it.
         transforms: additions to the method of the paper: our improvements, or a way to personalize; in any order.
         loss: minimized by local training; "cross-entropy" is the target's own loss if rows have no classes.
-        init_from: a file of safetensors with the weights that the method's model begins with, by their names, or the
-            folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
-            draws them.
+        init_from: first weights of the method's model; None draws them. It is a file of safetensors, or the folder of a
+            run of one model (`RUN/METHOD/SEED`). The run may have been stopped; its newest checkpoint is read.
         shift: in place of the experiment's `who`, `what` or `how`.
-        decide_per: rows that choose their branch together at inference: all of a "client", a "batch" of at most 64 of
-            a client's, each "sample", or 64 of the same true group ("oracle", in a simulation alone).
+        decide_per: rows that choose their branch together at inference: all of a "client", or a "batch" of at most 64
+            of a client's. Each "sample" chooses by itself; an "oracle" takes 64 of the same true group, in a simulation
+            alone.
     """
 
     name: Text = Field(min_length=1, max_length=100)
@@ -138,7 +138,8 @@ class Method(Strict):
     @property
     def others(self) -> list[str]:
         """Names of other uses of its models, each judged as a method of its own."""
-        return [name for each in self.all_transforms if isinstance(each, Personalized) for name in each.named()]
+        ways = [transform for transform in self.all_transforms if isinstance(transform, Personalized)]
+        return [name for way in ways for name in way.named()]
 
     def named(self, other: str) -> Method:
         """Return the method under the name of one of its other uses, which personalizes in a way of its own."""
@@ -225,9 +226,9 @@ class OwnMetric(Strict):
         options: keyword arguments for it.
         name: in records, claims and reports; None means the function's name.
         unit: in reports: a "share" (0 to 1) is written as percent.
-        needs: sums over all rows that it reads as `scores.pooled[needs]`: "confusion" (classes, 3), right predictions,
-            all predictions, and rows, of each class; "odds" (classes, 2, 640), rows of the class and others in bins of
-            their log-odds for it; None for none.
+        needs: sums over all rows that it reads as `scores.pooled[needs]`, None for none. "confusion" (classes, 3) has
+            right predictions, all predictions, and rows, of each class. "odds" (classes, 2, 640) has rows of the class
+            and others in bins of their log-odds for it.
     """
 
     function: str = Field(min_length=1)
@@ -269,8 +270,8 @@ class Claim(Strict):
     Args:
         text: the claim, as a sentence.
         method: the method with the number.
-        versus: the method that it is compared with, seed by seed; of several the one with the highest mean, with `less`
-            the lowest; None compares the number itself with `bound`.
+        versus: the method that it is compared with, seed by seed. Of several it is the one with the highest mean, with
+            `less` the lowest. None compares the number itself with `bound`.
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... None means the
             headline score: accuracy, or skill where labels are numbers or counts.
         bound: the number, or the difference, must lie beyond this.
@@ -338,18 +339,18 @@ class Experiment(Strict):
         seeds: every method is run with each.
         eval_every: rounds between evaluations; the last round is always judged.
         eval_clients: judge at most so many clients of each kind, drawn once; None means all.
-        eval_splits: rows of each evaluation: "train_clients" and "held_out_clients" are test rows; "val" are validation
-            rows (used to pick sweep points; personalizing methods train once more for them); None means all.
+        eval_splits: rows of each evaluation; None means all. "train_clients" and "held_out_clients" are test rows.
+            "val" are validation rows (used to pick sweep points; personalizing methods train once more for them).
         metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", and your own.
         embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
             None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
-        average_last: rounds over which late accuracy is averaged; None means two periods of the shift, on a calendar
-            all that make whole weeks (or days), else the last quarter of the rounds.
+        average_last: rounds over which late accuracy is averaged. None means two periods of the shift; on a calendar
+            all rounds that make whole weeks (or days); else the last quarter of the rounds.
         baseline: the method that others are compared with, seed by seed.
-        precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
-            passes rows through the model in bfloat16; it is refused if a step then takes longer.
+        precision: of parameters and activations. "bf16" keeps parameters, sums, losses and predictions in fp32, and
+            passes rows through the model in bfloat16. It is refused if a step then takes longer.
         data: the rows, and their clients.
         shift: changes with time.
         model: the network.

@@ -226,10 +226,10 @@ class Privacy(Strict):
         delta: probability with which it may say more; far below one over the number of clients.
         clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
             client sends. A value of any method without a bound is an error, and so is a bound of no value.
-        adapt: bounds that adapt, by the name of their value, such as `{ delta = { quantile = 0.5 } }`; `clip` then
-            has the bound of round 0.
+        adapt: bounds that adapt, by the name of their value, such as `{ delta = { quantile = 0.5 } }`. Then `clip` has
+            the bound of round 0.
         unit: what is protected: all that a client ever says.
-        noise: "plain" noise is fresh in each round; "banded" noise is correlated over the rounds between two answers of
+        noise: "plain" noise is fresh in each round. "banded" noise is correlated over the rounds between two answers of
             a client, so that much of it cancels in the model.
         distance: smallest number of rounds from one answer of a client to its next; before that it is not asked. None
             means the period of the shift, or 1 without one.
@@ -269,8 +269,8 @@ class WireSettings(Strict):
     Args:
         secure: real clients mask what they send, so that the server can open sums alone; a simulation adds the same
             numbers.
-        fewest: clients below which no sum is opened; those in a smaller one count as not having answered. 3 or more
-            if sums are secure, because of two each knows the other from their sum.
+        fewest: clients below which no sum is opened; clients in a smaller sum count as not having answered. It is 3 or
+            more if sums are secure, because of two clients each learns the other from their sum.
         privacy: differential privacy; None adds no noise.
     """
 
@@ -353,8 +353,8 @@ class Deploy(Strict):
     Args:
         address: HOST:PORT at which nodes reach the server. Its certificate is made for this host, and for this machine
             itself. If the host is no loopback the server listens on all interfaces.
-        every: from the beginning of a round to that of the next, or longer if a round is not over by then; None begins
-            the next as soon as one is over.
+        every: time from the beginning of a round to the beginning of the next, or longer if a round is not over by
+            then. None begins the next as soon as one is over.
         deadline: for the answers to one question, from when it goes out; a later answer counts for nothing.
         fewest: clients that have to be there before a round begins, however long that takes, and answers to a question
             below which none counts.

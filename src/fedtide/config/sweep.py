@@ -1,10 +1,10 @@
-"""The points of a `[sweep]` grid, and which of them a claim means."""
+"""The points of a `[sweep]` grid, and the points that a claim means."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,9 @@ class Point:
 
 
 def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
-    """The points of the `[sweep]` grid; without a sweep the experiment itself, called ""."""
+    """Return the points of the `[sweep]` grid; without a sweep the experiment itself, called ""."""
     if not experiment.sweep:
-        _known_parts(experiment, [], where)
+        _check_parts(experiment, [], where)
         plain = tuple(claim.model_copy(update={"at": None}) for claim in experiment.claim)
         return [Point("", "", experiment.model_copy(update={"claim": plain}))]
     if (number := math.prod(map(len, experiment.sweep.values()))) > MOST:
@@ -42,37 +42,39 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
         if key.startswith("defaults."):
             raise FedtideError(f"{where}: sweep.{key}: name the methods' own keys, 'method.{key[9:]}'")
     along = axes(experiment, where)
-    last = [key.rpartition(".")[2] for key in along]
-    said = {
-        key: end if last.count(end) == 1 else key.removeprefix("method.") for key, end in zip(along, last, strict=True)
-    }
-    out: list[Point] = []
-    for chosen in itertools.product(*map(range, map(len, along.values()))):
+    result: list[Point] = []
+    for chosen in itertools.product(*(range(len(choices)) for choices in along.values())):
         values = copied(base)
         for (keys, choices), place in zip(experiment.sweep.items(), chosen, strict=True):
             coupled = keys.split(", ")
             for key, value in zip(coupled, choices[place] if len(coupled) > 1 else choices[place:], strict=False):
                 assign(values, key.split("."), copied(value))
-        parts = zip(along.items(), chosen, strict=True)
-        name = ", ".join(
-            f"{'' if key == 'title' else said[key]} {_shown(choices[place], choices)}".strip()
-            for (key, choices), place in parts
-        )
-        folder, taken = slug(name), {point.folder for point in out}
-        if name in {point.name for point in out}:  # choices of one kind that differ in a value
-            name = f"{name} ({len(out) + 1})"
-        folder = folder if folder not in taken else f"{folder}-{len(out) + 1}"
-        made = from_dict(values, where=f"{where}: sweep point '{name}'", imports=experiment.imports)
-        out.append(Point(name, folder, made))
-    _known_parts(experiment, [point.name for point in out], where)
-    return out
+        name = _name(along, chosen)
+        folder, taken = slug(name), {point.folder for point in result}
+        if name in {point.name for point in result}:  # choices of one kind that differ in a value
+            name = f"{name} ({len(result) + 1})"
+        folder = folder if folder not in taken else f"{folder}-{len(result) + 1}"
+        read = from_dict(values, where=f"{where}: sweep point '{name}'", imports=experiment.imports)
+        result.append(Point(name, folder, read))
+    _check_parts(experiment, [point.name for point in result], where)
+    return result
+
+
+def _name(along: Mapping[str, Sequence[Any]], chosen: Sequence[int]) -> str:
+    """Return the name of a point: the end of each swept key, or more if ends are alike, with its value."""
+    ends = [key.rpartition(".")[2] for key in along]
+    parts = []
+    for (key, choices), end, place in zip(along.items(), ends, chosen, strict=True):
+        short = "" if key == "title" else end if ends.count(end) == 1 else key.removeprefix("method.")
+        parts.append(f"{short} {_shown(choices[place], choices)}".strip())
+    return ", ".join(parts)
 
 
 def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[Any, ...]]:
     """Return the swept keys with their values; of keys that change together the first, which names the points.
 
     Raises:
-        FedtideError: keys that change together have not a value each, or a key stands in two places.
+        FedtideError: a key that changes with others has no value, or a key stands in two places.
     """
     every = [key for keys in experiment.sweep for key in keys.split(", ")]
     if form := [key for key in every if key.startswith("method.") and key.endswith((".safe", ".transforms"))]:
@@ -91,7 +93,8 @@ def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[A
 
 
 def matching(part: str, names: Sequence[str]) -> list[str]:
-    """The points of a sweep that a claim means: the one of this name, else those whose names have all these parts;
+    """Return the points of a sweep that a claim means: the one of this name, else those with all parts in their names.
+
     "chosen" means every point.
 
     >>> matching("norm batch", ["norm group, rate 0.1", "norm batch, rate 0.1", "norm batch, rate 0.3"])
@@ -104,7 +107,7 @@ def matching(part: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if part == "chosen" or set(part.split(", ")) <= set(name.split(", "))]
 
 
-def _known_parts(experiment: Experiment, names: Sequence[str], where: str) -> None:
+def _check_parts(experiment: Experiment, names: Sequence[str], where: str) -> None:
     for number, claim in enumerate(experiment.claim):
         for key, part in (("at", claim.at), ("beyond", claim.beyond)):
             if part is None:
@@ -121,7 +124,7 @@ def _known_parts(experiment: Experiment, names: Sequence[str], where: str) -> No
 
 
 def _shown(value: Any, choices: Sequence[Any]) -> str:
-    """A swept value in a name: of a table what tells it from the others, its kind alone where that does."""
+    """Return a swept value in a name: of a table its kind if no other has that kind, else the values that differ."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, dict):

@@ -84,10 +84,14 @@ WHAT = {
 class Finding:
     """Answer to a question.
 
-    question: its name. level: by the size of the effect; "not asked" if a column is missing. said: one line, without
-    the level. what: the things that differ or change: "labels", "features", "meaning" or "groups". why: of the mix of
-    the hour and of drift, "others" if other clients are there, "same" if the same clients hold other things. cycle: of
-    the mix of the hour, the cycle over which the mix changes most: "day", "week" or "year".
+    Args:
+        question: its name.
+        level: by the size of the effect; "not asked" if a column is missing.
+        said: one line, without the level.
+        what: the things that differ or change: "labels", "features", "meaning" or "groups".
+        why: of the mix of the hour and of drift, "others" if other clients are there, "same" if the same clients hold
+            other things.
+        cycle: of the mix of the hour, the cycle over which it changes most: "day", "week" or "year".
     """
 
     question: Question
@@ -112,8 +116,13 @@ class Finding:
 class Answers:
     """The answers to the eight questions about a table, and their numbers.
 
-    answers: by question, in order. rows: the rows that were looked at. clients, cycles, drift: None, or empty, if
-    columns are missing.
+    Args:
+        table: the table.
+        answers: by question, in order.
+        rows: the rows that were looked at.
+        clients: differences between clients; None without a column of clients.
+        cycles: changes over days, weeks and years; empty without a column of times.
+        drift: differences between stretches of time; None without a column of times.
     """
 
     table: Table
@@ -363,7 +372,7 @@ def _presence(cycle: Cycle) -> Finding:
             f"clients keep times of their own: {percent(cycle.habits.seen)} of a client's rows would have to move, "
             f"{percent(cycle.habits.chance)} with its {cycle.name}s shuffled among clients"
         )
-    what = tuple(name for name, each in (("activity", uneven), ("habits", level)) if each != "no")
+    what = tuple(name for name, size in (("activity", uneven), ("habits", level)) if size != "no")
     return Finding("presence", _strongest(uneven, level), f"{words}; {habits}", what)
 
 

@@ -35,7 +35,7 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 def pictures(answers: Answers) -> list[tuple[str, str, Drawn | None]]:
     """Return titles, captions and figures; None for a figure if columns are missing."""
     clients = answers.rows.clients
-    some = f"{SHOWN} of {clients:,} clients, spread over the order. " if clients > SHOWN else ""
+    drawn = f"{SHOWN} of {clients:,} clients, spread over the order. " if clients > SHOWN else ""
     what, group = answers.clients.groups if answers.clients is not None else ("", np.zeros(0))
     groups = f"the first {CROWDS} groups" if what and len(np.unique(group)) > CROWDS else "each group"
     with matplotlib.rc_context(STYLE):
@@ -48,7 +48,7 @@ def pictures(answers: Answers) -> list[tuple[str, str, Drawn | None]]:
             (
                 "Labels of each client",
                 "The share of each label in a client's rows, and beside it the same with labels shuffled: any pattern "
-                f"there is chance. {some}Clients stand in the order of their groups, then of their commonest label.",
+                f"there is chance. {drawn}Clients stand in the order of their groups, then of their commonest label.",
                 _label_maps(answers),
             ),
             (

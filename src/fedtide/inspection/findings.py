@@ -20,9 +20,16 @@ PAGE, STUDY = "inspection.html", "study.toml"
 class Findings(Answers):
     """The answers to the eight questions about a table: printed they are lines, in a notebook a table.
 
-    answers: by question, in order; `findings["drift"]` is one of them. rows: the rows that were looked at. clients,
-    cycles, drift: None, or empty, if columns are missing. short: the shift in a sentence or two. notes: on rows that
-    were drawn, on a feature that is the label, and on doubtful times or zones.
+    Its property `short` has the shift in a sentence or two. `notes` are on rows that were drawn, on a feature that is
+    the label, and on doubtful times or zones.
+
+    Args:
+        table: the table.
+        answers: by question, in order; `findings["drift"]` is one of them.
+        rows: the rows that were looked at.
+        clients: differences between clients; None without a column of clients.
+        cycles: changes over days, weeks and years; empty without a column of times.
+        drift: differences between stretches of time; None without a column of times.
     """
 
     def write(self, folder: str | Path) -> Path:
@@ -44,8 +51,8 @@ class Findings(Answers):
         return folder / PAGE
 
     def _repr_html_(self) -> str:
-        said = (self.short, *self.table.said, *self.notes)
-        return render("findings.html", said=said, answers=_titled(self))
+        lines = (self.short, *self.table.said, *self.notes)
+        return render("findings.html", said=lines, answers=_titled(self))
 
 
 def inspect_table(table: Table, seed: int = 0) -> Findings:

@@ -115,16 +115,19 @@ def divided(rows: int, rng: Rng) -> Parts:
 class Explained:
     """Share of the variance of held-out targets that models explain (R squared, of one-hot labels together).
 
-    one: a model for all. offset: with a constant of each client. single: a model of each client, drawn to the former.
-    grouped: a model for each of `count` groups, each client with the one that fits it best.
-    guessed_single, guessed: of models of clients, and of groups, if a row's client, or group, is guessed from its
-    features alone.
-    recognized: share of the rows whose client a linear rule guesses from features.
-    group: (members,) group of each client. weights: (count, d, outputs) models of the groups.
+    Args:
+        one: by a model for all.
+        single: by a model of each client, drawn to the model for all with a constant of the client.
+        grouped: by a model for each of `count` groups; a client has the one that fits it best.
+        guessed_single: by models of clients, if a row's client is guessed from its features alone.
+        guessed: by models of groups, if a row's group is guessed from its features alone.
+        recognized: share of the rows whose client a linear rule guesses from features.
+        count: number of groups.
+        group: (members,) group of each client.
+        weights: (count, d, outputs) models of the groups.
     """
 
     one: float
-    offset: float
     single: float
     grouped: float
     guessed_single: float
@@ -140,7 +143,7 @@ class Explained:
         return self.grouped - self.one
 
     @property
-    def known(self) -> float:
+    def by_client(self) -> float:
         """Gain by knowing the client, with models of groups or of clients."""
         return max(self.grouped, self.single) - self.one
 
@@ -201,7 +204,6 @@ def explained(
     group_odds = fine.reshape(len(x), count, kinds).sum(2)
     return Explained(
         one=share(judge.errors(one[None]).sum()),
-        offset=share(judge.single_errors(offset).sum()),
         single=share(judge.single_errors(single).sum()),
         grouped=share(_grouped_errors(judge, group, weights).sum()),
         guessed_single=share(_mixed_error(x, y, single, client_odds)),
@@ -306,8 +308,11 @@ def _mixed_error(x: np.ndarray, y: np.ndarray, weights: np.ndarray, likely: np.n
 class Ahead:
     """Share of the variance explained in the next block of time, by the rows that a model was fitted to.
 
-    past: all blocks before. recent: the last three. itself: all blocks before, of which as many rows as half a block
-    give way to half of the next block itself: an upper bound of the gain. blocks: (blocks, 3) of each block.
+    Args:
+        past: all blocks before.
+        recent: the last three.
+        itself: half of the next block itself, in place of as many rows of all blocks before; a bound of the gain.
+        blocks: (blocks, 3) of each block.
     """
 
     past: float

@@ -79,9 +79,9 @@ class Preview:
     def labels(self) -> np.ndarray:
         """Rows of each class (clients, classes) that clients train on at the start; of many clients some."""
         registered = self.population.registered
-        some = torch.linspace(0, registered - 1, min(CLIENTS, registered)).round().long()
-        shares = self.population.label_shares(some, self.moments[0])
-        counts = self.population.counts(some, "train", self.moments[0])
+        clients = torch.linspace(0, registered - 1, min(CLIENTS, registered)).round().long()
+        shares = self.population.label_shares(clients, self.moments[0])
+        counts = self.population.counts(clients, "train", self.moments[0])
         return (shares * counts[:, None]).round().numpy()
 
     @cached_property
@@ -145,7 +145,7 @@ class Preview:
         counts = self.labels[self.labels.sum(1) > 0]
         pooled = counts.sum(0) / counts.sum()
         dealt = [Rng(0).at("dealt", k).numpy().multinomial(int(n), pooled) for k, n in enumerate(counts.sum(1))]
-        real, chance = (float(_variation(_shares(each), pooled).mean()) for each in (counts, np.array(dealt)))
+        real, chance = (float(_variation(_shares(rows), pooled).mean()) for rows in (counts, np.array(dealt)))
         return real, chance
 
     def lines(self) -> list[str]:
@@ -153,12 +153,12 @@ class Preview:
         population, shift, rows = self.population, self.population.shift, self.rows
         groups, held_out = population.group_names, len(population.group) - population.registered
         clients = f"{population.registered:,} clients" + (f" and {held_out:,} held out" if held_out else "")
-        each = f"{rows.min():,} to {rows.max():,} a client, {np.median(rows):,.0f} for the median one"
+        sizes = f"{rows.min():,} to {rows.max():,} a client, {np.median(rows):,.0f} for the median one"
         lines = [
             f"{clients}; {len(population.rows):,} rows of shape {tuple(population.rows.shape)}, "
             f"{population.rows.labeled}",
             *population.rows.said[1:],
-            f"rows to train on: {each if rows.min() < rows.max() else f'{rows.min():,} a client'}",
+            f"rows to train on: {sizes if rows.min() < rows.max() else f'{rows.min():,} a client'}",
         ]
         if self.labeled and self.labels.any():
             real, chance = self.label_distance
@@ -169,8 +169,8 @@ class Preview:
                 f"{real:.2f} from that of all (total variation), {chance:.2f} if rows were dealt at random"
             )
         if len(groups) > 1:
-            sizes = population.group[: population.registered].bincount(minlength=len(groups)).tolist()
-            lines.append(f"groups: {listed([f'{name} {size}' for name, size in zip(groups, sizes, strict=True)])}")
+            counts = population.group[: population.registered].bincount(minlength=len(groups)).tolist()
+            lines.append(f"groups: {listed([f'{name} {count}' for name, count in zip(groups, counts, strict=True)])}")
         words = shift.who.words(groups, shift.clock), shift.words(groups, population.rows.domain_names, self.rounds)
         lines += [line.strip() for line in words if line.strip()]
         lines.append(f"below: {self.looked_at}, {self.cohort} clients in each")

@@ -51,9 +51,16 @@ CYCLES = {"day": (86400.0, 24, 8), "week": (604800.0, 7, 7), "year": (31556952.0
 class Sample:
     """Rows that the questions look at.
 
-    label: (rows,) class; of a measured label a class of equal size, the rarest of very many are one. targets: (rows,
-    outputs) of models. z: (rows, d) features, the last of which is 1; None without features. cell: (rows,) cell of
-    features. client: (rows,) number. seconds: (rows,) local time.
+    Args:
+        label: (rows,) class; of a measured label a class of equal size, the rarest of very many are one.
+        label_names: of the classes.
+        targets: (rows, outputs) of models.
+        z: (rows, d) features, the last of which is 1; None without features.
+        cell: (rows,) cell of features.
+        client: (rows,) number.
+        client_names: of the numbers.
+        seconds: (rows,) local time.
+        rng: of all that is drawn.
     """
 
     label: np.ndarray
@@ -162,8 +169,8 @@ def waves(x: np.ndarray, rng: Rng) -> np.ndarray:
 
 def cells(x: np.ndarray, rng: Rng) -> np.ndarray:
     """Return each row's cell, by k-means of some rows: cells are to looks what labels are to meaning."""
-    some = x[drawn(np.arange(len(x)), 3000, rng.at("some"))]
-    centers, _ = kmeans_from(some, draw_seeds(some, CELLS, rng.at("seeds")), iterations=12)
+    few = x[drawn(np.arange(len(x)), 3000, rng.at("some"))]
+    centers, _ = kmeans_from(few, draw_seeds(few, CELLS, rng.at("seeds")), iterations=12)
     return distances(x, centers).argmin(1)
 
 
@@ -176,7 +183,7 @@ class Compared:
 
     models: Explained
     gain: Against
-    known: Against
+    by_client: Against
     meaning: Against
     recognized: Against
 
@@ -186,7 +193,7 @@ class Compared:
 
         The guess from features is a plain one, and misses some of what features reveal.
         """
-        return self.meaning.gain if self.meaning.gain >= MOSTLY * self.known.gain else 0.0
+        return self.meaning.gain if self.meaning.gain >= MOSTLY * self.by_client.gain else 0.0
 
 
 @dataclass(frozen=True)
@@ -258,7 +265,7 @@ def compare(z: np.ndarray, t: np.ndarray, label: np.ndarray, member: np.ndarray,
     worth = max(seen.gain, seen.meaning, seen.recognized - 1 / members) >= GAIN[0]  # else shuffles change no answer
     draws = draw_shuffles(shares.within(member, label), rng.at("shuffles"), MODEL_SHUFFLES if worth else FEW_SHUFFLES)
     shuffled = [explained(z, t, label, other, members, parts, rng.at("groups"), counts) for other in draws]
-    names = ("gain", "known", "meaning", "recognized")
+    names = ("gain", "by_client", "meaning", "recognized")
     return Compared(
         seen, *(Against.of(getattr(seen, name), [getattr(one, name) for one in shuffled]) for name in names)
     )
@@ -312,10 +319,14 @@ def group_of_rows(rows: Sample, clients: Clients) -> np.ndarray:
 class Changes:
     """Changes over slots of a cycle, or over blocks of time; None if a column is missing.
 
-    others, same: how far the mix of labels changes by other clients, and by the same. look_others, look_same: the same
-    of cells of features. crowd: how far the shares of groups of clients change. meaning: gain of a model of each of
-    some groups of slots over guessing the slot from features, after the models of clients, in shares of the variance.
-    alike: (slots,) those groups.
+    Args:
+        others: how far the mix of labels changes by other clients.
+        same: how far it changes by the same clients.
+        look_others: as `others`, of cells of features.
+        look_same: as `same`, of cells of features.
+        crowd: how far the shares of groups of clients change.
+        meaning: gain of models of groups of slots over guessing the slot from features, in shares of the variance.
+        alike: (slots,) those groups.
     """
 
     others: Against
@@ -433,8 +444,8 @@ def changes_of(
         meaning, alike = changed_meaning(rows, slot, slots, clients, rng.at("meaning"), shuffles if cyclic else ())
     if clients is not None and clients.groups[0]:
         group = group_of_rows(rows, clients)
-        some, size = group >= 0, (slots, int(group.max()) + 1)
-        crowd = against(lambda slot: mean_distance(slot[some], group[some], size), slot, shuffles)
+        grouped, size = group >= 0, (slots, int(group.max()) + 1)
+        crowd = against(lambda slot: mean_distance(slot[grouped], group[grouped], size), slot, shuffles)
     return Changes(others, same, look_others, look_same, crowd, meaning, alike)
 
 
@@ -448,9 +459,9 @@ def changed_meaning(
 ) -> tuple[float, np.ndarray]:
     """Return how far the labels of the same input differ between slots for the same clients, and each slot's group.
 
-    It is the gain of models of slots over guessing the slot from features, on the residuals of clients' models: a
+    It is the gain of models of slots over guessing the slot from features, on the residuals of clients' models. So a
     change that comes with other clients counts for nothing. With `turns` the gain of turned cycles has to be clearly
-    less. Drift would else seem to follow the week, because weekdays are not equally often there.
+    less. Drift would else seem to follow the week, because some weekdays have more rows.
     """
     assert rows.z is not None
     picked = drawn(np.arange(len(slot)), MODELED, rng.at("rows"))
@@ -485,9 +496,17 @@ def predictions_of_groups(rows: Sample, picked: np.ndarray, clients: Clients | N
 class Drift:
     """Differences between blocks of time with equally many rows.
 
-    labels, looks: distances. course: line, step and place, of the largest change. steps: the first blocks after several
-    steps, if these explain it and a line does not. ahead: test then train. recency, cost: against shuffled blocks. None
-    if a column is missing.
+    Args:
+        block: (rows,) number of the block.
+        blocks: their number.
+        labels: distance of labels.
+        looks: distance of cells of features.
+        changes: over the blocks.
+        course: line, step and place, of the largest change.
+        steps: the first blocks after several steps, if these explain the change and a line does not.
+        ahead: test then train; None without features.
+        recency: gain of recent blocks, against shuffled blocks.
+        cost: gain by the block itself, against shuffled blocks.
     """
 
     block: np.ndarray

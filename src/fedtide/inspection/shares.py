@@ -164,9 +164,9 @@ def mean_distance(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> f
 def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
     """Alpha of the Dirichlet partition whose clients' label shares spread as much; infinite if chance explains them.
 
-    For shares p of n rows drawn from a Dirichlet with mean q and sum of parameters A, the moment
-    E sum (p - q)^2 = (1 - sum q^2) (r + (1 - r) / n) gives r = 1 / (1 + A). Alpha is A divided by the classes, as
-    `dirichlet` of a partition has it.
+    Let p be shares of n rows drawn from a Dirichlet with mean q and sum of parameters A. The moment
+    E sum (p - q)^2 = (1 - sum q^2) (r + (1 - r) / n) gives r = 1 / (1 + A). Alpha is A divided by the classes, as in
+    `dirichlet` of a partition.
 
     Args:
         counts: (clients, classes) rows.
@@ -188,8 +188,8 @@ def change(
 ) -> tuple[float, float, float]:
     """Split the change of a mix over slots into the part of other clients, and the part of other rows of the same.
 
-    Kitagawa's decomposition: the mix that a slot would have if each of its clients held its own mix of all times lies
-    between the pooled mix and that of the slot.
+    Kitagawa's decomposition: between the pooled mix and the mix of a slot lies the mix that the slot would have if its
+    clients held their mixes of all times.
 
     Args:
         slot: (rows,) hour, or stretch of time.
@@ -198,8 +198,8 @@ def change(
         size: numbers of slots, clients and labels.
 
     Returns:
-        Mean total variation from the pooled mix to that of the slot, the part by other clients, and the part by the
-        same clients; a part is a distance too, so the two add up to the first or more.
+        Mean total variation from the pooled mix to the mix of the slot, the part by other clients, and the part by the
+        same clients. A part is a distance too, so the two add up to the first or more.
     """
     distances = changes(slot, client, what, size)
     weight = np.bincount(slot, minlength=size[0]) / len(slot)

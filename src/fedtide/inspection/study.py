@@ -170,8 +170,13 @@ def methods(answers: Answers) -> list[Proposal]:
 class _Windows:
     """Windows of time, which are rounds.
 
-    window: length. hold: number of windows for which rows are held; None for all. who: kind of participation. begin: of
-    the first window; None for after the earliest tenth of the rows.
+    Args:
+        window: length.
+        hold: number of windows for which rows are held; None for all.
+        who: kind of participation.
+        rounds: number of rounds.
+        why: reason for the length.
+        begin: of the first window; None for after the earliest tenth of the rows.
     """
 
     window: str

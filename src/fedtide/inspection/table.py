@@ -49,11 +49,19 @@ WHOLE: Mapping[str, Any] = {"missing": 0, "gaps": False, "categories": ()}
 class Table:
     """Columns of a table.
 
-    features: (rows, ...) numbers; None without any. label: (rows,) names, whole numbers, or a measure (floats). client:
-    (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: the roles of columns, for people.
-    columns: the same for a study, by role. source: the files that a study reads; () if it reads none. calendar:
-    positions of features that follow from the time. zone: of the clocks, None for UTC. series: their source, for rows
-    of series. simulated: whether rows are of a study, so that no study is made of them.
+    Args:
+        name: in words for people.
+        label: (rows,) names, whole numbers, or a measure (floats).
+        features: (rows, ...) numbers; None without any.
+        client: (rows,) names.
+        time: (rows,) seconds since 1970, on the clock of `zone`.
+        said: the roles of columns, for people.
+        columns: the roles of columns, for a study.
+        source: the files that a study reads; () if it reads none.
+        calendar: positions of features that follow from the time.
+        zone: of the clocks, None for UTC.
+        series: source of rows of series.
+        simulated: whether rows are of a study, so that no study is made of them.
     """
 
     name: str
@@ -191,7 +199,7 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
     assert rows.client is not None
     assert rows.value is not None
     time = local(rows.time.numpy(), zone)
-    said = (
+    lines = (
         *rows.said[:2],
         f"label: the value, in deviations of the earliest tenth of its series; client: the series "
         f"({len(rows.client_names)}); time: {source.time} ({spanned(time, '')}); features: the values "
@@ -201,7 +209,7 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
     client = np.array(rows.client_names)[rows.client.numpy()]
     clocks = tuple(range(len(source.lags), rows.x.shape[1]))
     return Table(
-        name, rows.value.double().numpy(), rows.x.numpy(), client, time, said, columns, paths, clocks, zone, source
+        name, rows.value.double().numpy(), rows.x.numpy(), client, time, lines, columns, paths, clocks, zone, source
     )
 
 

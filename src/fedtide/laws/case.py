@@ -1,4 +1,4 @@
-"""The case that a law reads: an algorithm in a toy federation, played once, and again under other conditions."""
+"""The case of a law: an algorithm in a toy federation, played once, and again under other conditions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedtide.runs.build import host_of
 
 
 class Broken(Exception):
-    """An error for a law that does not hold, with what was found in words."""
+    """An error for a law that does not hold, with the reason."""
 
 
 class NotApplicable(Exception):
@@ -42,13 +42,13 @@ def hold(condition: bool, words: str) -> None:
 
 
 def alike(one: Tree, other: Tree, words: str) -> None:
-    """Raise `Broken` unless two trees are equal bit for bit; says where they first differ."""
+    """Raise `Broken` unless two trees are equal bit for bit, with the place of the first difference."""
     if not same(one, other):
         raise Broken(f"{words}: {difference(one, other)}")
 
 
 def difference(one: Tree, other: Tree, at: str = "") -> str:
-    """Say where two trees first differ.
+    """Describe the first difference of two trees.
 
     >>> difference({"w": [1.0, 2.0]}, {"w": [1.0, 3.0]})
     'w.1 is 2.0 and 3.0'
@@ -114,16 +114,17 @@ class Case:
         experiment = experiment or self.experiment
         return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
 
-    def watched(self, experiment: Experiment | None = None, **how: Any) -> tuple[Played, Watched]:
-        """Play rounds on a fleet that shows only what the protocol names; return the run and that fleet."""
-        seen: list[Watched] = []
-        change = how.pop("change", None)
+    def watched(
+        self, experiment: Experiment | None = None, *, change: Any = None, look: Any = None, **how: Any
+    ) -> tuple[Played, Watched]:
+        """Play rounds on a fleet that shows only attributes of the protocol; return the run and that fleet."""
+        fleets: list[Watched] = []
 
-        def watched(fleet: SimulatedFleet) -> Watched:
-            seen.append(Watched(fleet, change))
-            return seen[0]
+        def watch(fleet: SimulatedFleet) -> Watched:
+            fleets.append(Watched(fleet, change, look))
+            return fleets[0]
 
-        return played(experiment or self.experiment, fleet=watched, **how), seen[0]
+        return played(experiment or self.experiment, fleet=watch, **how), fleets[0]
 
 
 def judged(run: Played, *, every: bool = True) -> tuple[Payload, Slot | None, Tensor, Scores]:
@@ -136,7 +137,7 @@ def judged(run: Played, *, every: bool = True) -> tuple[Payload, Slot | None, Te
 
 @dataclass(frozen=True)
 class Question:
-    """An ask as the algorithm put it, and what came back."""
+    """An ask of the algorithm, and its reply."""
 
     question: str
     clients: Tensor
@@ -151,17 +152,21 @@ SHOWN = ("moment", "clients", "reachable", "arrivals", "begin", "elapsed", "scor
 
 
 class Watched:
-    """A fleet that shows only what the protocol names, and keeps what was asked and answered.
+    """A fleet that shows only attributes of the protocol, and keeps questions and answers.
 
     Args:
         fleet: that answers.
-        change: what is made of clients and slots before they are asked.
+        change: returns other clients and slots, which are asked instead.
+        look: is given each question and its reply before the algorithm may write into it.
     """
 
     def __init__(
-        self, fleet: SimulatedFleet, change: Callable[[Tensor, Slot | None], tuple[Tensor, Slot | None]] | None = None
+        self,
+        fleet: SimulatedFleet,
+        change: Callable[[Tensor, Slot | None], tuple[Tensor, Slot | None]] | None = None,
+        look: Callable[[str, Reply], None] | None = None,
     ) -> None:
-        self._fleet, self._change = fleet, change
+        self._fleet, self._change, self._look = fleet, change, look
         self.asks: list[Question] = []
         self.revealed: set[str] = set()
 
@@ -185,29 +190,10 @@ class Watched:
             if named.get("began") is not None:  # goes with the clients
                 named["began"] = named["began"][[before.index(client) for client in clients.tolist()]]
         reply = self._fleet.ask(question, clients, payload, slot=slot, **named)
+        if self._look is not None:
+            self._look(question, reply)
         self.asks.append(Question(question, clients, payload, slot, named, reply))
         self.revealed |= set(named.get("reveal", ()))
-        return reply
-
-
-class Compared:
-    """A fleet whose sums are looked at before the algorithm may write into them.
-
-    Args:
-        fleet: that answers.
-        look: is given each question and its reply.
-    """
-
-    def __init__(self, fleet: SimulatedFleet, look: Callable[[str, Reply], None]) -> None:
-        self._fleet, self._look = fleet, look
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
-
-    def ask(self, question: str, *given: Any, **named: Any) -> Reply:
-        """Put a question."""
-        reply = self._fleet.ask(question, *given, **named)
-        self._look(question, reply)
         return reply
 
 
@@ -227,23 +213,23 @@ class Growing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fleet, name)
 
-    def _there(self, clients: Tensor) -> Tensor:
+    def _joined(self, clients: Tensor) -> Tensor:
         early = self._fleet.moment.round < self.JOIN
         return clients[clients < len(self._fleet.clients) - self.LATE] if early else clients
 
     @property
     def clients(self) -> Tensor:
         """Registered ids."""
-        return self._fleet.clients if self._registered else self._there(self._fleet.clients)
+        return self._fleet.clients if self._registered else self._joined(self._fleet.clients)
 
     @property
     def reachable(self) -> Tensor:
         """Ids that could answer now."""
-        return self._there(self._fleet.reachable)
+        return self._joined(self._fleet.reachable)
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` clients; those who have not joined are left out."""
-        return self._there(self._fleet.arrivals(m))
+        return self._joined(self._fleet.arrivals(m))
 
 
 @dataclass(frozen=True)
@@ -252,13 +238,12 @@ class InAnyOrder(LocalEngine):
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        done = {i: self.host.ask(blocks[i], payload) for i in reversed(range(len(blocks)))}
-        yield from (done[i] for i in range(len(blocks)))
+        yield from reversed([self.host.ask(block, payload) for block in reversed(blocks)])
 
 
 @dataclass(frozen=True)
 class InBoth(LocalEngine):
-    """An engine that adds in fixed point, and puts into `plain` what floating point gives."""
+    """An engine that adds in fixed point, and puts the sums of floating point into `plain`."""
 
     plain: list[BlockResult] = field(default_factory=list)
 
@@ -302,7 +287,7 @@ class Losing(NearCarrier):
         self._came, self._late = 0, list[Response]()
 
     def pull(self) -> list[Response]:
-        """Let a node answer a question; what is late comes with the answer after the next."""
+        """Let a node answer a question; a late answer comes with the answer after the next."""
         arrived = []
         for response in super().pull():
             self._came += 1
@@ -315,9 +300,3 @@ class Losing(NearCarrier):
         if len(self._late) > 1:
             arrived.append(self._late.pop(0))
         return arrived
-
-
-def is_frozen(value: Any) -> bool:
-    """Tell whether a value is of a frozen dataclass."""
-    parameters: Any = getattr(type(value), "__dataclass_params__", None)
-    return parameters is not None and bool(parameters.frozen)

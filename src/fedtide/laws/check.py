@@ -1,4 +1,4 @@
-"""Checking a person's own algorithm: every law on a toy federation, and in words what does not hold."""
+"""Checks of a person's own algorithm: every law on a toy federation, and the broken ones in words."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Verdict:
 
     Args:
         law: the law.
-        broken: what was found; None where it holds.
-        silent: reason why it does not apply to the algorithm, or is not checked; None where it was checked.
+        broken: the reason if it does not hold; None if it holds.
+        silent: reason why it does not apply to the algorithm, or is not checked; None if it was checked.
     """
 
     law: Law
@@ -38,7 +38,7 @@ class Verdict:
 def check(algorithm: str, sets: Sequence[str] = ()) -> Iterator[Verdict]:
     """Check every law on an algorithm, one after the other.
 
-    A law is left out where the registry declares an exemption. If the algorithm cannot be played, nothing else is
+    A law is left out if the registry declares an exemption. If the algorithm cannot be played, nothing else is
     checked.
 
     Args:
@@ -67,9 +67,9 @@ def _verdict(law: Law, case: Case) -> Verdict:
         law.check(case)
     except NotApplicable as why:
         return Verdict(law, silent=str(why))
-    except Broken as found:
-        return Verdict(law, broken=str(found))
-    except Exception as error:  # whatever the person's code raises
+    except Broken as why:
+        return Verdict(law, broken=str(why))
+    except Exception as error:  # of the person's code
         return Verdict(law, broken=described(error))
     return Verdict(law)
 
@@ -79,10 +79,10 @@ def described(error: Exception) -> str:
     line = f"{type(error).__name__}: {error}" if not isinstance(error, FedtideError) else str(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [
+    places = [
         f" ({path.name}, line {frame.lineno}, in {frame.name})"
         for path, frame in frames
         if path.suffix == ".py" and PACKAGE not in path.parents and "/lib/python" not in str(path)
     ]
-    where = own[-1] if own else ""
+    where = places[-1] if places else ""
     return " ".join(f"{line}{notes}{where}".split())[:400]

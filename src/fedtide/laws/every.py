@@ -1,4 +1,4 @@
-"""The laws of single algorithms, each a function of a `Case` that raises `Broken` where it does not hold."""
+"""The laws of algorithms: functions of a `Case` that raise `Broken` if a law does not hold."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ from fedtide.fleets import scoring
 from fedtide.fleets import stacked_engine as stacked
 from fedtide.fleets.ask import BlockResult
 from fedtide.fleets.local_engine import Host
-from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws.case import (
     Broken,
     ByWire,
     Case,
-    Compared,
     Growing,
     InAnyOrder,
     InBoth,
@@ -45,7 +43,6 @@ from fedtide.laws.case import (
     Watched,
     alike,
     hold,
-    is_frozen,
     judged,
     near,
 )
@@ -78,7 +75,9 @@ def plays(case: Case) -> None:
 def frozen_state(case: Case) -> None:
     """The state is a frozen dataclass at the top level of its module."""
     kind = type(case.reference.state)
-    hold(is_frozen(case.reference.state), f"`init` and `round` return {kind.__name__}, allowed: a frozen dataclass")
+    parameters: Any = getattr(kind, "__dataclass_params__", None)
+    frozen = parameters is not None and bool(parameters.frozen)
+    hold(frozen, f"`init` and `round` return {kind.__name__}, allowed: a frozen dataclass")
     at_top = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
     hold(at_top, f"{kind.__qualname__} is not at the top level of {kind.__module__}, so no other process finds it")
 
@@ -95,7 +94,6 @@ def same_seed(case: Case) -> None:
 
 def cohort_order(case: Case) -> None:
     """The order in which clients are named in an ask changes nothing."""
-
     run, _ = case.watched(change=shuffled)
     alike(case.reference.state, run.state, "the state depends on the order of the clients that are asked")
 
@@ -117,22 +115,26 @@ def global_randomness(case: Case) -> None:
 
 @contextmanager
 def untouched(seed: int) -> Iterator[None]:
-    """Seed the global generators for a while, put them back, and raise `Broken` if any was drawn from."""
-    held = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    """Seed the global generators for a while, restore their states, and raise `Broken` if any was drawn from."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
-        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]  # noqa: NPY002
+        before = _generators()
         yield
-        now = np.random.get_state()[1]  # type: ignore[index]  # noqa: NPY002
-        hold(torch.equal(before[0], torch.get_rng_state()), "it draws from torch's global generator; draw from `rng`")
-        hold(bool((before[1] == now).all()), "it draws from NumPy's global generator; draw from `rng`")
-        hold(before[2] == random.getstate(), "it draws from Python's global generator; draw from `rng`")
+        for name, state in _generators().items():
+            hold(before[name] == state, f"it draws from {name}'s global generator; draw from `rng`")
     finally:
-        torch.set_rng_state(held[0])
-        np.random.set_state(held[1])  # noqa: NPY002
-        random.setstate(held[2])
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+
+
+def _generators() -> dict[str, Any]:
+    """Return the states of the global generators."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return {"torch": torch.get_rng_state().tolist(), "NumPy": numpy[1].tolist(), "Python": random.getstate()}
 
 
 def pure_works(case: Case) -> None:
@@ -141,15 +143,15 @@ def pure_works(case: Case) -> None:
 
 
 def guarded(host: Host) -> Host:
-    """Return a host whose works raise `Broken` where they change what they are given."""
+    """Return a host whose works raise `Broken` if they change their inputs."""
 
     def watched(question: str, work: Work) -> Work:
         def run(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-            given = {"payload": payload, "memory": memory, "rows": (shard.x, shard.y, shard.ids)}
-            before = detached(given)
+            inputs = {"payload": payload, "memory": memory, "rows": (shard.x, shard.y, shard.ids)}
+            before = detached(inputs)
             answer = work(payload, memory, shard, moment, rng)
-            for name in given:
-                alike(before[name], given[name], f"'{question}' changes its {name} in place")
+            for name, value in inputs.items():
+                alike(before[name], value, f"'{question}' changes its {name} in place")
             return answer
 
         return run
@@ -161,7 +163,7 @@ def guarded(host: Host) -> Host:
 
 
 def whole_update(case: Case) -> None:
-    """The update that a client's answer names, for measuring forgetting, is what its local training did."""
+    """The update that a client's answer names, for measuring forgetting, is the change by its local training."""
     host = case.host()
     if TRAIN not in host.algorithm.works:
         raise NotApplicable(f"it has no question '{TRAIN}'")
@@ -173,13 +175,12 @@ def whole_update(case: Case) -> None:
 
 @contextmanager
 def updates_compared(host: Host) -> Iterator[tuple[Host, list[Weights]]]:
-    """Give a host that raises `Broken` where the update of an answer is not what local training did, and the updates
-    that it has compared with it."""
+    """Give a host that compares the update of an answer with the change by local training, and the compared updates."""
     trained, compared = list[Weights](), list[Weights]()
     work, usual = host.algorithm.works[TRAIN], LocalTrainer.__call__
 
-    def kept(*given: Any, **named: Any) -> Fitted:
-        fitted = usual(*given, **named)
+    def record(*inputs: Any, **named: Any) -> Fitted:
+        fitted = usual(*inputs, **named)
         if fitted.steps:
             trained.append(detached(fitted.delta))
         return fitted
@@ -192,15 +193,15 @@ def updates_compared(host: Host) -> Iterator[tuple[Host, list[Weights]]]:
         if (named := answer.update) is None:
             raise NotApplicable(f"answers to '{TRAIN}' have no update, so forgetting is not measured")
         for part in named.values() if isinstance(named, Mapping) else (named,):
-            like = [made for made in trained if _shapes(made) == _shapes(part)]
+            like = [update for update in trained if _shapes(update) == _shapes(part)]
             compared.extend(like)
             hold(
-                not like or any(same(made, part) for made in like),
+                not like or any(same(update, part) for update in like),
                 f"the update of an answer to '{TRAIN}' is not what its local training did; write update=fitted.delta",
             )
         return answer
 
-    LocalTrainer.__call__ = kept  # type: ignore[method-assign]
+    LocalTrainer.__call__ = record  # type: ignore[method-assign]
     try:
         yield replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, TRAIN: run})), compared
     finally:
@@ -221,12 +222,12 @@ def pure_round(case: Case) -> None:
 
 
 def declared_reveals(case: Case) -> None:
-    """What the server sees of single clients is declared, and nothing else is."""
+    """The algorithm declares all values of single clients that the server sees, and no others."""
     all_declared(*case.watched())
 
 
 def all_declared(run: Played, fleet: Watched) -> None:
-    """Raise `Broken` where a run saw other things of single clients than are declared."""
+    """Raise `Broken` if a run saw other values of single clients than are declared."""
     declared = set(run.host.algorithm.traits.reveals)
     for name in sorted(fleet.revealed - declared):
         raise Broken(f"the server sees '{name}' of single clients, and `reveals` of the Algorithm does not name it")
@@ -248,7 +249,7 @@ def sums_only(case: Case) -> None:
 
 
 def halves_add_up(case: Case) -> None:
-    """The sums of two halves of a cohort are those of the whole."""
+    """The sums of two halves of a cohort add up to the sums of the whole."""
     run, fleet = case.watched(rounds=1)
     if not fleet.asks:
         raise NotApplicable("it asks nothing in the first round")
@@ -267,7 +268,7 @@ def halves_add_up(case: Case) -> None:
 
 
 def kept_memory(case: Case) -> None:
-    """No client keeps more than `keeps` says, in models."""
+    """No client keeps more models than `keeps` says."""
     run = played(case.make(model={"kind": "mlp", "hidden": [300]}), rounds=3)
     algorithm = run.host.algorithm
     model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
@@ -292,7 +293,7 @@ def one_slot_each(case: Case) -> None:
     *_, scores = judged(run)
     if scores.choice is not None:
         hold(torch.equal(scores.choice.sum(1), scores.rows), "`predict` does not say of every row which model answered")
-    # Clusters that a state names: who is in which, or which is whose.
+    # Clusters that a state names: members of each cluster, or the cluster of each client.
     belongs = getattr(run.state, "belongs", None)
     if belongs is not None:
         once = torch.equal(belongs.sum(0), torch.ones(belongs.shape[1], dtype=torch.int64))
@@ -330,7 +331,7 @@ def dropouts(case: Case, seeds: int = 2) -> None:
     hold(all(not len(query.answered) for query in run.fleet.queries), "an absent client answered")
     first, last = (getattr(state, "weights", None) for state in (run.steps[0].received, run.state))
     alike(first, last, "the weights change in a round in which no client answers")
-    # Who is waited for is noted at once, and nothing else.
+    # Awaited clients are noted at once, and nothing else.
     alike(run.steps[0].state, run.state, "the state goes on changing while no client answers")
 
 
@@ -341,24 +342,22 @@ def degenerate(case: Case, plays: tuple[tuple[str, ...], ...] = ALONE) -> None:
 
 
 def _odd(case: Case, kinds: tuple[str, ...]) -> None:
-    """Play with as many odd clients, the first ones, each in its own way."""
+    """Play with odd clients: the first ones, one of each kind."""
     host, memory = case.host(case.steady), MemoryStore(None)
     population = host.population
     lists = [population.parts["train"][i] for i in range(len(population.group))]
     rows: Any = population.rows
     x, y = rows.x.clone(), rows.y.clone()
     for client, kind in enumerate(kinds):
-        own = lists[client]
+        numbers = lists[client]
         if kind == "one class":
-            y[own] = 0
+            y[numbers] = 0
         elif kind == "one sample":
-            lists[client] = own[:1]
+            lists[client] = numbers[:1]
         elif kind == "no sample":
-            lists[client] = own[:0]
-        elif kind == "constant features":
-            x[own] = 1.0
+            lists[client] = numbers[:0]
         else:
-            x[own] = 3e38
+            x[numbers] = 1.0 if kind == "constant features" else 3e38
     changed = replace(with_rows(host, lists, x=x, y=y), memory=memory)
     words = ", ".join(kinds)
     try:
@@ -373,7 +372,7 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
     for ask in fleet.asks:
         hold(all_finite(dict(ask.reply.rows)), f"{where}, '{ask.question}' reveals a number that is not finite")
         hold(all_finite(ask.reply.total), f"{where}, a sum of '{ask.question}' is not finite")
-    # Where there are several models, the client may well have found one that has a loss.
+    # Of several models the client may have chosen one that has a loss.
     weights = getattr(run.state, "weights", ())
     several = isinstance(weights, tuple) or None not in map(branch_of, weights.params)
     if "infinite loss" in kinds and not several:
@@ -384,7 +383,7 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
 
 
 def no_rows(case: Case, rounds: int = 4) -> None:
-    """A client without rows is as if it had not been asked, to rounding."""
+    """A client without rows changes the state no more than a client that is not asked, to rounding."""
 
     def others(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
         return clients[clients != 3], None if slot is None else slot[clients != 3]
@@ -398,13 +397,13 @@ def no_rows(case: Case, rounds: int = 4) -> None:
     if not any(3 in ask.clients for ask in fleet.asks):
         raise NotApplicable("it does not ask the client without rows")
     left_out, _ = case.watched(case.steady, host=emptied, change=others, rounds=rounds)
-    # Blocks are cut from those who were asked, so with one more the same answers may be added in another order.
+    # Blocks are cut from the clients that were asked: with one more the same answers may be added in another order.
     words = "a client without rows changes the state; a work returns None for it"
     near(asked.state, left_out.state, words, 1e-6, 1e-9)
 
 
 def clients_join(case: Case, rounds: int | None = None) -> None:
-    """Clients may join while it is played: they are asked, and what the server keeps of each has room for them."""
+    """Clients may join while it is played: they are asked, and the server's state has room for them."""
     try:
         run = played(case.experiment, fleet=partial(Growing, registered=False), rounds=rounds)
     except Exception as error:
@@ -416,8 +415,8 @@ def clients_join(case: Case, rounds: int | None = None) -> None:
 
 
 def join_as_new(case: Case) -> None:
-    """A client that joins is as one that was registered from the start and has not been heard of."""
-    late, silent = (played(case.experiment, fleet=partial(Growing, registered=known)) for known in (False, True))
+    """A client that joins is as one that was registered from the start and has not answered yet."""
+    late, silent = (played(case.experiment, fleet=partial(Growing, registered=early)) for early in (False, True))
     alike(late.state, silent.state, "clients that join are not as those who were silent until then")
 
 
@@ -479,33 +478,33 @@ def workers(case: Case) -> None:
         def engine(host: Host) -> WorkersEngine:
             return WorkersEngine(host, case.pool(), spec)
 
-        alone, here = case.watched(rounds=3)
-        many, there = case.watched(rounds=3, memory=MemoryStore(Path(folder), small=0), engine=engine)
-        alike(here.totals, there.totals, "worker processes give other sums")
-        alike(alone.state, many.state, "worker processes give another state")
-        alike(judged(alone, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
+        one, fleet = case.watched(rounds=3)
+        many, workers = case.watched(rounds=3, memory=MemoryStore(Path(folder), small=0), engine=engine)
+        alike(fleet.totals, workers.totals, "worker processes give other sums")
+        alike(one.state, many.state, "worker processes give another state")
+        alike(judged(one, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
 
 
 def deployed(case: Case, nodes: int = 3) -> None:
-    """Clients at nodes of their own, who are sent bytes and answer in bytes, give the bits of a simulation."""
+    """Clients at their own nodes, with questions and answers in bytes, give the bits of a simulation."""
     _deployable(case)
-    here = case.reference
-    if any(query.sent is not None and len(query.answered) < len(query.ask.clients) for query in here.fleet.queries):
-        raise NotApplicable("of real clients it is not known beforehand who answers first")
+    local = case.reference
+    if any(query.sent is not None and len(query.answered) < len(query.ask.clients) for query in local.fleet.queries):
+        raise NotApplicable("nobody knows beforehand which real clients answer first")
     with TemporaryDirectory() as folder:
-        fleet = near_fleet(here.host, nodes, Path(folder))
-        there = played(case.experiment, fleet=lambda _: fleet)
-        for ours, theirs in zip(here.steps, there.steps, strict=True):
+        fleet = near_fleet(local.host, nodes, Path(folder))
+        remote = played(case.experiment, fleet=lambda _: fleet)
+        for ours, theirs in zip(local.steps, remote.steps, strict=True):
             alike(
                 [ours.state, dict(ours.facts)],
                 [theirs.state, dict(theirs.facts)],
                 "clients at nodes give another state",
             )
         for client in fleet.clients.tolist():
-            kept = here.host.memory.read(client, (99, 0))
-            alike(kept, memory_at(fleet, client), "a client at a node keeps something else")
-        payload, slot = here.host.algorithm.serve(here.state, fleet.clients)
-        whole, parts = (each.score(payload, fleet.clients, slot=slot) for each in (here.fleet, fleet))
+            memory = local.host.memory.read(client, (99, 0))
+            alike(memory, memory_at(fleet, client), "a client at a node keeps something else")
+        payload, slot = local.host.algorithm.serve(local.state, fleet.clients)
+        whole, parts = (judge.score(payload, fleet.clients, slot=slot) for judge in (local.fleet, fleet))
     alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
     near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
 
@@ -517,19 +516,19 @@ def deployed_again(case: Case) -> None:
     with TemporaryDirectory() as folder:
         clock = RoundClock(monotonic=time, sleep=time.sleep)
         fleet = near_fleet(host, 5, Path(folder), Losing, clock=clock, patience=1.0)
-        there = played(case.experiment, fleet=lambda _: fleet)
+        remote = played(case.experiment, fleet=lambda _: fleet)
     again = replayed(case.host(), fleet.record_lines())
     words = "a deployment that is played again from its record ends differently"
-    alike(there.state, played(case.experiment, fleet=lambda _: again).state, words)
+    alike(remote.state, played(case.experiment, fleet=lambda _: again).state, words)
 
 
 def masked(case: Case) -> None:
-    """Masked sums of clients at nodes of their own have the bits of a simulation in fixed point."""
+    """Masked sums of clients at their own nodes have the bits of a simulation in fixed point."""
     deployed(_secure(case), case.reference.host.population.registered)
 
 
 def masked_again(case: Case) -> None:
-    """Where answers are lost or late on the way, masked sums open without those, and the record plays them again."""
+    """Masked sums open without answers that are lost or late, and the record plays them again."""
     deployed_again(_secure(case))
 
 
@@ -551,11 +550,8 @@ def _deployable(case: Case) -> None:
 
 
 def fixed_point(case: Case, rounds: int | None = None) -> None:
-    """Sums in fixed point are those of floating point to the resolution, whatever clients leave out."""
+    """Sums in fixed point are the sums of floating point to the resolution, also if clients leave out values."""
     experiment, plain = case.make(wire={"secure": False, "fewest": 1}), list[BlockResult]()
-
-    def compared(fleet: SimulatedFleet) -> Compared:
-        return Compared(fleet, compare)
 
     def compare(question: str, reply: Reply) -> None:
         floating = plain.pop()
@@ -565,28 +561,28 @@ def fixed_point(case: Case, rounds: int | None = None) -> None:
             hold(len(leaves(ours)) == len(leaves(theirs)), words)
             near(ours, theirs, words, 1e-12, len(reply.clients) * 2.0**-BITS)
 
-    played(experiment, engine=lambda host: InBoth(host, plain=plain), fleet=compared, rounds=rounds)
+    case.watched(experiment, engine=lambda host: InBoth(host, plain=plain), look=compare, rounds=rounds)
 
 
 def _weighed(total: Tree) -> Tree:
-    """Return a finished total without what has no weight."""
+    """Return a finished total without values of no weight."""
     if isinstance(total, dict):
         return {key: _weighed(total[key]) for key in sorted(total) if _weighed(total[key]) is not None}
     if isinstance(total, Sum):
         return total if total.weight else None
-    return [_weighed(each) for each in total] if isinstance(total, list) else total
+    return [_weighed(part) for part in total] if isinstance(total, list) else total
 
 
 def stacks(case: Case) -> None:
-    """Clients that are trained together give the same, to rounding."""
+    """Clients that are trained together give the same results, to rounding."""
     experiment = case.make(precision="fp64")
     host = case.host(experiment)
     if why := stacked.why_alone(host):
         raise NotApplicable(why)
-    alone, here = case.watched(experiment, host=host, rounds=3)
-    many, there = case.watched(experiment, host=host, rounds=3, engine=stacked.StackedEngine)
+    one, fleet = case.watched(experiment, host=host, rounds=3)
+    many, engine = case.watched(experiment, host=host, rounds=3, engine=stacked.StackedEngine)
     words = "clients that are trained together give another result"
-    near([here.totals, alone.state], [there.totals, many.state], words, 1e-9, 1e-9)
+    near([fleet.totals, one.state], [engine.totals, many.state], words, 1e-9, 1e-9)
 
 
 def pooled(case: Case) -> None:
@@ -594,8 +590,8 @@ def pooled(case: Case) -> None:
     run = case.reference
     payload, slot, clients, whole = judged(run)
     for i in range(len(clients)):
-        alone = run.fleet.score(payload, clients[i : i + 1], slot=None if slot is None else slot[i : i + 1])
-        ours, theirs = ([scores.correct, scores.loss] for scores in (alone, whole.pick(torch.tensor([i]))))
+        one = run.fleet.score(payload, clients[i : i + 1], slot=None if slot is None else slot[i : i + 1])
+        ours, theirs = ([scores.correct, scores.loss] for scores in (one, whole.pick(torch.tensor([i]))))
         near(ours, theirs, f"`predict` mixes rows: client {int(clients[i])} alone is predicted otherwise", 1e-6, 1e-6)
 
 
@@ -616,7 +612,7 @@ def batch_size(case: Case) -> None:
 
 
 def no_memory(case: Case) -> None:
-    """What the server sends can be judged without the memory of clients."""
+    """The server's payload can be judged without the memory of clients."""
     run = case.reference
     payload, slot, clients, _ = judged(run, every=False)
     scores = run.fleet.score(payload, clients, slot=slot, personal=False)
@@ -624,7 +620,7 @@ def no_memory(case: Case) -> None:
 
 
 def numbers(case: Case) -> None:
-    """It trains on numbers too, of which mixtures need a likelihood, or is said to need classes."""
+    """It trains on numbers too, mixtures with a likelihood, or the registry says that it needs classes."""
     if case.experiment.method[0].algorithm not in REGISTRY:
         raise NotApplicable("it may be for classes alone")
     options = {} if "loss" not in case.experiment.method[0].model_fields_set else {"loss": "cross-entropy"}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from torch import Tensor
@@ -61,12 +64,9 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     >>> merged({"shift": {"who": "always"}, "rounds": 6}, {"shift": {"what": "own"}, "rounds": 2})
     {'shift': {'who': 'always', 'what': 'own'}, 'rounds': 2}
     """
-    tables = {key: {**values[key], **value} for key, value in changes.items() if _are_tables(values.get(key), value)}
+    pairs = ((key, values.get(key), value) for key, value in changes.items())
+    tables = {key: {**one, **other} for key, one, other in pairs if isinstance(one, dict) and isinstance(other, dict)}
     return {**values, **changes, **tables}
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
@@ -78,7 +78,7 @@ def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
         rows: columns of the data set to replace, `x` or `y`.
     """
     population: Any = host.population
-    parts = {**population.parts, "train": Ragged.of([own.numpy() for own in lists])}
+    parts = {**population.parts, "train": Ragged.of([numbers.numpy() for numbers in lists])}
     return replace(host, population=replace(population, parts=parts, rows=replace(population.rows, **rows)))
 
 
@@ -142,3 +142,47 @@ def played(
         if len(steps) == (rounds or experiment.rounds):
             break
     return Played(host, simulated, steps)
+
+
+# -- variants and reductions, in TOML ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Options with which an algorithm is another one.
+
+    Args:
+        options: of the algorithm.
+        to: name of the other algorithm.
+        its: options of the other algorithm.
+        tolerance: largest relative and absolute difference of the weights; None means equal bit for bit.
+    """
+
+    options: Mapping[str, Any]
+    to: str
+    its: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float | None = None
+
+
+@cache
+def _tables(name: str) -> Mapping[str, Any]:
+    return tomllib.loads(files("fedtide.laws").joinpath(name).read_text(encoding="utf-8"))
+
+
+def variants_of(algorithm: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return options that an algorithm is tested with, by name; "" has the options that it needs for any effect.
+
+    >>> list(variants_of("fedprox"))
+    ['by-size']
+    """
+    variants: Mapping[str, Mapping[str, Any]] = _tables("variants.toml").get(algorithm, {})
+    return variants
+
+
+def reductions_of(algorithm: str) -> Sequence[Reduction]:
+    """Return the options with which an algorithm is another one.
+
+    >>> reductions_of("fedprox")
+    [Reduction(options={'local': {'proximal': 0.0}}, to='fedavg', its={}, tolerance=None)]
+    """
+    return [Reduction(**table) for table in _tables("reductions.toml").get(algorithm, [])]
