@@ -466,16 +466,15 @@ def _changed_in(
             changed["shift"][key] = changed["shift"].get(key, {}) if replaces else table
     if not experiment.imports and is_own(method.algorithm):
         return changed | changed.get("options", {})
-    options = options_model(method.algorithm).model_validate(method.options)
-    values = options.model_dump(mode="json", exclude_defaults=True)
-    turns = values.get("branches", values.get("components", 2))
+    model = options_model(method.algorithm)
+    options = model.model_validate(method.options)
+    values, written = options.model_dump(), options.model_dump(exclude_defaults=True)
+    turns = written.get("branches", written.get("components", 2))
     rhythm = {} if experiment.sweep else experiment.shift_of(method).rhythm(experiment.rounds, turns)
-    for table, key, what in list(_of_shift(options, values)):
+    for table, key, what in _of_shift(options, values):
         if table[key] == rhythm.get(what):
-            del table[key]
-    for key, table in list(values.items()):
-        if table == {} and type(getattr(options, key)) is type(type(options).model_fields[key].default):
-            del values[key]
+            table[key] = None
+    values = model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
     # Tables that change defaults of a preset or of the safe form.
     entry = REGISTRY.get(method.algorithm)
     usual = entry.safe.usual if entry is not None and entry.safe is not None and method.safe else {}
