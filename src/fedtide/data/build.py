@@ -46,7 +46,7 @@ def build(
 ) -> Population:
     """Build a population by dealing rows to clients.
 
-    Where rows have no time, scales, means for gaps and categories of their features become those of the training rows.
+    If rows have no time, the scales, means for gaps and categories of their features become those of the training rows.
 
     Args:
         rows: the samples.
@@ -416,8 +416,8 @@ def generated_population(
 ) -> Population:
     """Build the population of a generated source without lists of rows.
 
-    The first rows of a client are for testing, the next for validation, the others for training, with the shares of
-    `split` as for rows that are dealt.
+    The first rows of a client are for testing, the next for validation, the others for training. Shares are those of
+    `split`.
     """
     n_test, n_val = map(int, part_sizes(np.array(rows.each), split.val, 0.2 if split.test is None else split.test))
     first = {"test": 0, "val": n_test, "train": n_test + n_val}

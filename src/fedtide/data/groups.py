@@ -80,9 +80,9 @@ class Split:
     Args:
         val: share of the training rows kept for validation; at least one row where there are ten.
         test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
-        by: "random", or "time": the latest rows of all clients are for testing, the latest before these for validation,
-            so that nobody trains on a row that is later than one by which a model is judged or chosen. Clients have
-            shares of their own then, and perhaps none; held-out clients are judged on what is later, too.
+        by: "random" or "time". With "time" the latest rows of all clients are for testing and the latest before these
+            for validation. So no row for training is later than a row for validation or testing. Shares then differ
+            between clients and may be 0. Held-out clients are judged on the latest rows, too.
     """
 
     val: OpenFraction = 0.1
@@ -118,15 +118,14 @@ class Split:
 class HeldOutClients:
     """Clients that never take part in training, dealt from the source's own test set where it has one.
 
-    With a skewed partition and `samples`, a few such clients hold skewed labels also together: accuracy swings with the
-    classes that happen to be in their rows. Without `samples` all rows are dealt, and the whole is as even as the
-    source.
+    With a skewed partition and `samples`, the labels of all held-out clients are skewed, too. Accuracy then swings with
+    the classes in their rows. Without `samples` all rows are dealt, so that all labels are as even as in the source.
 
     Args:
         clients: number over all groups; 0 deals the source's test set to the registered clients instead.
         samples: number of rows of each; None divides all rows.
-        labeled: share of these rows on which a held-out client may adapt before its evaluation on the others, for
-            algorithms whose clients choose, weigh or personalize models; `data.split.val` of this share is for
+        labeled: share of these rows on which a held-out client may adapt before its evaluation on the others.
+            Algorithms use it if clients choose, weigh or personalize models. `data.split.val` of this share is for
             validation.
     """
 

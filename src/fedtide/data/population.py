@@ -69,7 +69,7 @@ class Population:
         return f"Population({', '.join(counts)} of shape {tuple(rows.shape)}, {rows.labeled})"
 
     def _repr_html_(self) -> str:
-        """Return who is there, what they hold and what changes, for a notebook."""
+        """Return the clients, their rows and the shift as a table, for a notebook."""
         everyone = torch.arange(len(self.group))
         counts = {part: self.counts(everyone, part) for part in self.parts}
         groups = self.group.bincount(minlength=len(self.group_names)).tolist()
@@ -106,7 +106,7 @@ class Population:
 
     @property
     def target(self) -> Target:
-        """What rows are labeled with."""
+        """The target of the rows."""
         return self.rows.target
 
     @property
@@ -230,7 +230,7 @@ class Population:
         return self._only_there(self._who.arrivals(m, *self._draw(moment)), moment)
 
     def _draw(self, moment: Moment) -> tuple[list[Tensor], float, Rng]:
-        """Return what arrivals are drawn from: the clients of each group that are there, the time, and the key."""
+        """Return the source of arrivals: the available clients of each group, the time, and the key."""
         return self._members_at(moment), self.shift.time(moment), Rng(self.seed).at(moment.round, "arrivals")
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
@@ -252,7 +252,7 @@ class Population:
             clients: the asked clients.
             moment: the time of the request.
             ask: number of the request within its round.
-            began: (clients,) times at which the clients were asked, where this may be in an earlier round: a client
+            began: (clients,) times at which the clients were asked, if this may be in an earlier round. A client then
                 drops out once, and not again in each later round.
         """
         if not self._who.dropout_rate:
@@ -281,9 +281,9 @@ class Population:
         return self.counts(clients, part, moment) * (self.rows.steps or 1)
 
     def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
-        """Return those of `clients` that can be evaluated at a moment: they are available and hold rows of the part.
+        """Return the clients that can be evaluated at a moment: they are available and hold rows of the part.
 
-        Where these rows are to come, clients that have some are judged, though they may have nothing yet to train on.
+        If these rows are still to come, clients without training rows are evaluated, too.
         """
         counted = self.counts(clients, part, moment) > 0
         holders = None if self.apart else self.there(moment)  # what is to come is judged, whoever has nothing yet
@@ -352,20 +352,19 @@ class Population:
     def commonest(self, clients: Tensor, moment: Moment, part: str) -> float | None:
         """Return the share of the commonest class among the rows of clients; None without rows, and of sequences.
 
-        Where test rows are still to come, the class is the commonest of all that have come before: what is best in a
-        small window is known only afterwards. Of other targets it is the headline of always saying the same
-        (`Target.best_constant`).
+        If test rows are still to come, the class is the commonest one of all rows that came before. Other targets have
+        the headline of the best constant prediction (`Target.best_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
         before = self._dated.arrived(moment) if self._dated and part != "train" else None
         if self.rows.steps is not None or not len(rows) or (before is not None and not len(before[0])):
             return None
 
-        def said(rows: Tensor, clients: Tensor) -> Tensor:
+        def targets_of(rows: Tensor, clients: Tensor) -> Tensor:
             return self.rows.targets(rows, self._labels(rows, clients, self.shift.time(moment)).long())[0]
 
-        y = said(rows, clients[owner])
-        return self.target.best_constant(y, y if before is None else said(*before))
+        y = targets_of(rows, clients[owner])
+        return self.target.best_constant(y, y if before is None else targets_of(*before))
 
     def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
         """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.

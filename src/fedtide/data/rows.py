@@ -39,10 +39,11 @@ COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
 
 @dataclass(frozen=True)
 class Fit:
-    """Features made by what some of the rows say of their columns: scales, means for gaps, categories.
+    """Features that follow from some of the rows, which decide scales, means for gaps and categories.
 
-    make: returns the features (rows, ...) of all rows, by those at some positions. x: the features that rows have by
-    it. of: (rows,) positions of the rows among those of `make`. digest: of the rows as they were read; "" for these.
+    make: function from positions of deciding rows to the features (rows, ...) of all rows. x: features of these rows.
+    of: (rows,) positions of these rows among the rows of `make`. digest: digest of the rows as they were read; "" if
+    these are the rows that were read.
     """
 
     make: Callable[[Tensor], Tensor]
@@ -75,8 +76,8 @@ class Rows:
         value: (rows,) numbers, or (rows, labels) of several labels at once; None where rows have classes.
         target: what rows are labeled with.
         learned: time until which rows have decided scales, categories or bins that all share; None where none did.
-        fit: how features follow from the rows that decide scales, means and categories, which is up to the population;
-            None where no rows do, or the earliest.
+        fit: how features follow from the rows that decide scales, means and categories. The population chooses these
+            rows. None if no rows decide, or the earliest.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -144,7 +145,7 @@ class Rows:
 
     @property
     def labeled(self) -> str:
-        """What rows are labeled with, in words."""
+        """The kind of labels, in words."""
         value, rows = self.value, TARGET_WORDS[self.target.kind].rows
         if value is not None and value.dim() == 1:
             return "numbers" if self.target == CLASSES else rows  # which no target reads yet
@@ -212,7 +213,7 @@ class Rows:
         return {}
 
     def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what models learn of some rows, by position, and their bins where that is no class; `y` are theirs."""
+        """Return the targets of some rows with labels `y`, by position, and their bins if targets are no classes."""
         return (y, None) if self.value is None else (torch.index_select(self.value, 0, rows), y)
 
     def mask(self, y: Tensor) -> Tensor | None:
@@ -415,11 +416,11 @@ class GeneratedRows:
 
     @property
     def labeled(self) -> str:
-        """What rows are labeled with, in words."""
+        """The kind of labels, in words."""
         return f"{self.classes} classes"
 
     def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, None]:
-        """Return what models learn of some rows, which are classes."""
+        """Return the targets of some rows, which are classes."""
         return y, None
 
     def __len__(self) -> int:

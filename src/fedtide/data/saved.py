@@ -66,7 +66,7 @@ def labels(population: Any) -> dict[str, Any]:
     """Count the training rows of each class for some registered clients, for the report's figure of the partition.
 
     Clients are taken at equal distances, as ids go group by group. "counts" (clients, classes) is None for sequences,
-    and where there are too many classes for a figure; "names" are those of the classes, none where labels are numbers.
+    and if there are too many classes for a figure. "names" are the names of the classes, empty if labels are numbers.
     """
     clients = torch.linspace(0, population.registered - 1, min(DRAWN, population.registered)).round().long()
     rows, train = population.rows, population.parts["train"]

@@ -1,8 +1,8 @@
-"""What `data.target` says: the settings that become a target of `fedtide.learn.target` once rows are known.
+"""Settings of `data.target`, which become a target of `fedtide.learn.target` once rows are known.
 
-A model of numbers trains on standardized ones, and what reads labels is given bins: both are of the rows that a source
-learns of (`fedtide.data.rows.known_rows`). Bins may deal rows; once these are dealt, those without a time are
-standardized by the ones for training (`centered`).
+A model of numbers trains on standardized numbers, and readers of labels get bins. Both come from the known rows of a
+source (`fedtide.data.rows.known_rows`). Bins may deal rows. Once rows are dealt, rows without a time are standardized
+by the training rows (`centered`).
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class Number(Fitting):
     """A number. The model trains on standardized values and predicts in the units of the data.
 
     Args:
-        loss: "squared"; "huber", which is squared up to one standard deviation of the data and grows linearly beyond;
-            or "gaussian", the negative log-likelihood of a normal distribution whose standard deviation the model says
-            too. Mixtures need that likelihood.
+        loss: "squared", "huber" or "gaussian". "huber" is squared up to one standard deviation of the data and grows
+            linearly beyond. "gaussian" is the negative log-likelihood of a normal distribution; the model predicts the
+            standard deviation, too. Mixtures need that likelihood.
     """
 
     loss: Literal["squared", "huber", "gaussian"] = "squared"

@@ -77,8 +77,8 @@ class Downscale:
 class Standardize:
     """Standardization of every image by its own mean and standard deviation over all pixels and channels.
 
-    The divisor is at least 1/sqrt(numbers of the image), so that a blank image becomes zeros and a faint one is not
-    amplified: `(x - mean) / max(std, 1/sqrt(n))`, as in `tf.image.per_image_standardization`.
+    The result is `(x - mean) / max(std, 1/sqrt(n))` with n numbers of the image, as in
+    `tf.image.per_image_standardization`. So a blank image becomes zeros, and a faint image is not amplified.
 
     >>> Standardize().apply(torch.tensor([[[[-3.0, 1.0], [5.0, 9.0]]]])).mul(5**0.5).round().tolist()
     [[[[-3.0, -1.0], [1.0, 3.0]]]]

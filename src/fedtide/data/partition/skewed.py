@@ -76,7 +76,7 @@ class LabelShards(Dealing):
 class Majority(Dealing):
     """Two majority classes with p/2 of a client's rows each, and the rest uniformly from the other classes.
 
-    With p = 0.2 and ten classes this is IID; with p = 1 every client has two classes (and any odd row of a third).
+    With p = 0.2 and ten classes this is IID. With p = 1 every client has two classes; an odd row is of a third.
 
     Args:
         clients: number of clients over all groups.
@@ -151,8 +151,8 @@ class Majority(Dealing):
 class DirichletClass(Dealing):
     """Draw Dirichlet(alpha) over clients for each class and cut the shuffled class accordingly: client sizes vary.
 
-    As in NIID-Bench, clients that already hold an equal part get no more of a class, and the draw is repeated until all
-    clients have `min_samples`. After `tries` draws rows move from the largest clients, so that it terminates.
+    As in NIID-Bench, clients that already hold an equal part get no more of a class. The draw is repeated until all
+    clients have `min_samples`. After `tries` draws rows move from the largest clients instead.
 
     Args:
         clients: number of clients over all groups.
@@ -205,9 +205,9 @@ def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Gene
 class Dirichlet(Dealing):
     """Draw Dirichlet(alpha) over classes for each client, then its rows by that distribution: client sizes are equal.
 
-    Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
-    distribution is exhausted takes remaining rows, in proportion. Hsu, Qi and Brown (2019) draw Dirichlet(a * prior)
-    instead, which for C equally large classes equals alpha = a / C.
+    Rows are drawn without replacement; an exhausted class leaves every client's distribution. If the whole distribution
+    of a client is exhausted, the client takes remaining rows in proportion. Hsu, Qi and Brown (2019) draw Dirichlet(a *
+    prior) instead, which for C equally large classes equals alpha = a / C.
 
     Args:
         clients: number of clients over all groups.
@@ -245,10 +245,10 @@ Groups = Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...]
 class Pachinko(Dealing):
     """Draw Dirichlet(alpha) over super-classes and Dirichlet(beta) over the labels of each: client sizes are equal.
 
-    Each row is drawn by a super-class, then by one of its labels, without replacement; an exhausted label leaves its
-    share to its super-class, and a super-class to the others. A client whose whole distribution is exhausted takes
-    remaining rows, in proportion. This is the Pachinko allocation of Reddi et al.: *Adaptive Federated Optimization*,
-    2021, for CIFAR-100 with alpha 0.1 and beta 10.
+    Each row is drawn by a super-class, then by one of its labels, without replacement. An exhausted label leaves its
+    share to its super-class, and an exhausted super-class to the others. If the whole distribution of a client is
+    exhausted, the client takes remaining rows in proportion. This is the Pachinko allocation of Reddi et al.: *Adaptive
+    Federated Optimization*, 2021, for CIFAR-100 with alpha 0.1 and beta 10.
 
     Args:
         clients: number of clients over all groups.

@@ -28,10 +28,10 @@ CLOSE = 1e-9
 class Availability(Arriving):
     """Availability from a file, with arrivals drawn uniformly among the awake clients, without replacement.
 
-    The file is a CSV table with the columns `client`, `start` and `end` and a row for each time that a client is awake,
-    or a JSON list of objects with these keys. It may also be a JSON object of devices as FLHetBench publishes those of
-    FLASH, each with `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a trace
-    are left out. A client is awake from `start` until just before `end`. Times are seconds, or rounds, by
+    The file is a CSV table with the columns `client`, `start` and `end` and a row for each interval in which a client
+    is awake. It may also be a JSON list of objects with these keys, or a JSON object of devices as in FLHetBench
+    (FLASH). Each device has `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a
+    trace are left out. A client is awake from `start` until just before `end`. Times are seconds, or rounds, by
     `shift.clock`.
 
     Clients that arrived while awake finish their work. If all clients are asleep, a round has no participants, and on
@@ -41,8 +41,8 @@ class Availability(Arriving):
         path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or relative to the working
             directory of the command.
         period: time after which everything repeats; None means the last end, or the end of each device's own trace.
-        match: the trace of a client: that of its number or name ("client"; clients missing in the file are never
-            available), or one "drawn" for each client, with repetition.
+        match: "client" gives a client the trace of its number or name; clients missing in the file are never available.
+            "drawn" draws a trace for each client, with repetition.
         dropout_rate: share of the asked clients that never answer.
     """
 

@@ -142,8 +142,8 @@ class Permutation(Reading):
     """Labels of group k are permuted: label c of a row becomes `permutations[k][c]`.
 
     Args:
-        permutations: one per group, each with every label once; if empty, the labels of the first group stay and those
-            of the other groups are permuted at random.
+        permutations: one per group, each with every label once. If empty, the labels of the first group stay, and the
+            labels of other groups are permuted at random.
     """
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
@@ -197,9 +197,9 @@ class LabelSwaps(Reading):
     then labels are those of the source, as in the paper. Every chosen client picks two labels and exchanges them in its
     rows. Swaps add up: each applies to the labels at that time. Held-out clients drift too.
 
-    With `concepts`, which the paper does not have, clients share a number of concepts: the labels of the source, and
-    others in each of which all labels are swapped in pairs (of an odd number one stays). A chosen client moves to
-    another concept and stays there until it is chosen again.
+    With `concepts`, which the paper does not have, clients share a number of concepts. The first concept has the labels
+    of the source. In each other concept all labels are swapped in pairs; of an odd number one stays. A chosen client
+    moves to another concept and stays there until it is chosen again.
 
     Args:
         every: time between two events.

@@ -177,7 +177,7 @@ class Always(Arriving):
 class Data(Arriving):
     """Clients to which rows came in the window of the round, with uniform arrivals without replacement.
 
-    Where labels are late, clients to which labels came.
+    If labels are late, these are the clients to which labels came.
 
     The mix of those who arrive is that of the data: who is active by day, and who at night. A round in whose window no
     row came is played without participants. It needs a calendar, as no other kind of `what` knows when rows come.

@@ -35,8 +35,8 @@ class NPZ(Loading):
     Args:
         path: the file, below the data directory or absolute.
         names: names of the arrays in the file where they differ from these, e.g. `{x = "arr_0"}`.
-        scaled: standardize each feature by its mean and standard deviation over the training rows; where rows have a
-            time, over the earliest tenth of those that are not of the file's test set, as what is to come is not known.
+        scaled: standardize each feature by its mean and standard deviation over the training rows. If rows have a time,
+            the earliest tenth of the rows outside the file's test set decides, because later rows are not known.
     """
 
     path: str
@@ -122,8 +122,8 @@ def from_arrays(
         domain: (rows,) numbers or names of domains.
         time: (rows,) seconds, dates, or ISO 8601.
         held_out: (rows,) true for rows of the test set.
-        scaled: standardize each feature over the rows that are not of the test set, and in a population over its
-            training rows; with `time` over the earliest tenth of those that are not of the test set.
+        scaled: standardize each feature over the rows outside the test set, and in a population over its training rows.
+            With `time` the earliest tenth of the rows outside the test set decides.
         measured: `y` are numbers (rows,), or several labels at once (rows, labels), and no classes.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()

@@ -21,10 +21,10 @@ class DayNightCharacters(Loading):
     """18,480 images of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
 
     Args:
-        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each domain, so that one label has
-            two meanings; "disjoint": digits have labels 0-9 and letters A to Z 10-35.
-        domain: "day" or "night" gives only the rows of that domain, equal to those in "both", with letters labeled from
-            0, for use with other sources in "domains".
+        labels: "shared" gives letters A to J the labels 0-9 of the digits, so that one label has two meanings; there
+            are 7,000 images of each domain. "disjoint" gives digits the labels 0-9 and letters A to Z 10-35.
+        domain: "day" or "night" gives only the rows of that domain, with letters labeled from 0, for use with other
+            sources in "domains". The rows are equal to those in "both".
     """
 
     labels: Literal["shared", "disjoint"] = "shared"
@@ -64,13 +64,13 @@ class DayNightCharacters(Loading):
 class PlayRoles(Loading):
     """Next-word prediction on 248 roles of Shakespeare's plays, where a role is a natural client and a row a sentence.
 
-    Domain "day" has 125 roles of eleven comedies, domain "night" 123 roles of six tragedies and five histories, each
-    with its first speeches up to 4,000 characters. The latest fifth of a role's speeches is for testing. Words, numbers
-    and scoring are as in `kind = "text"`.
+    Domain "day" has 125 roles of eleven comedies, domain "night" 123 roles of six tragedies and five histories. Each
+    role has its first speeches up to 4,000 characters. The latest fifth of a role's speeches is for testing. Words,
+    numbers and scoring are as in `kind = "text"`.
 
-    A vocabulary of a thousand words leaves out a fifth of all words. In a single class these would be by far the most
-    frequent, and a small model would long predict only this class, which is never scored as right; so they share
-    several numbers.
+    A vocabulary of a thousand words leaves out a fifth of all words. A single class of them would be by far the most
+    frequent. A small model would long predict only this class, which is never scored as right, so they share several
+    numbers.
 
     Args:
         vocabulary: number of known words, the most frequent of the training sentences.

@@ -210,8 +210,8 @@ def places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[
 class Cells:
     """Some columns of a file.
 
-    places: positions of the rows among all below the header. numbers: (rows, columns), NaN where one is missing. texts:
-    other columns by name, without the space around cells.
+    places: positions of the rows among all rows below the header. numbers: (rows, columns), NaN if one is missing.
+    texts: other columns by name, without the space around cells.
     """
 
     path: Path

@@ -41,7 +41,7 @@ class Domains(Loading):
         names: names of the domains, in order.
         sources: one source per domain.
         labels: "disjoint" numbers the labels of each source after those of the previous ones; "shared" keeps them. A
-            list has a word for each source: sources with the same word share their labels, and each new word starts
+            list has a word for each source. Sources with the same word share their labels, and each new word starts
             after the labels of the previous words.
 
     >>> Domains(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes

@@ -52,24 +52,25 @@ def table(
     scaled: bool = False,
     quiet: bool = False,
 ) -> Rows:
-    """Return the rows of a table; which column is what is guessed by name and type where it is not said, and printed.
+    """Return the rows of a table. Columns that are not named are guessed by name and type, and printed.
 
     Args:
         data: a data frame (pandas, polars, pyarrow), a mapping of columns, or a CSV or Parquet file, or several.
-        label: column of the label: whole numbers from 0, or names; by default one that is called so, or the last.
+        label: column of the label: whole numbers from 0, or names; by default one with a label-like name, or the last.
         client: column of the natural client; by default one with a name like user or station; "" for none.
         domain: column of the domain; by default one that is called domain or group; "" for none.
         time: column of the time, or those of a date; by default the one with dates; "" for none. Dates of any kind,
             seconds, or ISO 8601; without a time zone they are in UTC.
         features: columns of the features; by default all other numbers, and texts that come again. Each category of a
             text becomes a feature of 0 or 1.
-        target: what the label is: "classes", "number", "quantiles" or "counts", or one of `fedtide.data` such as
-            `Number(loss="huber")`; by default a number where it is a measure with many values, else classes.
+        target: "classes", "number", "quantiles" or "counts", or one of `fedtide.data` such as `Number(loss="huber")`.
+            By default it is "number" if the label is a measure with many values, else "classes".
         cuts: ascending thresholds for a label that is a measure; its class is the number of thresholds that it reaches.
-        missing: "error" raises for what is missing, "drop" leaves such rows out; with "mean" the mean of the known rows
-            stands for a number, a category is none of those there are, and rows without the other columns are left out.
-        scaled: standardize each number by its mean and standard deviation over the known rows: the earliest tenth
-            where rows have a time, else all, and in a population its training rows.
+        missing: "error" raises for a missing cell, "drop" leaves such rows out. With "mean" the mean of the known rows
+            replaces a number, and a missing category belongs to no category. Rows without one of the other columns are
+            left out.
+        scaled: standardize each number by its mean and standard deviation over the known rows. If rows have a time, the
+            earliest tenth is known, else all rows, and in a population its training rows.
         quiet: print nothing; `rows.said` has the same lines.
 
     >>> import numpy as np
@@ -126,7 +127,7 @@ def _read(data: Any) -> tuple[str, dict[str, Column]]:
 
 
 def _keep(name: str, columns: dict[str, Column], roles: Assigned, missing: str) -> np.ndarray:
-    """Return positions of the rows that are kept; raise where something is missing and must not be."""
+    """Return positions of the rows that are kept; raise if something is missing that must not be."""
     needed = [
         name_of_column for name_of_column in (roles.label, roles.client, roles.domain, *roles.time) if name_of_column
     ]
@@ -149,13 +150,13 @@ def _keep(name: str, columns: dict[str, Column], roles: Assigned, missing: str) 
 
 @ingredient
 class _Target:
-    """What a person says of a label."""
+    """The target that a person names."""
 
     target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
 
 
 def _target(target: Any, column: Column, rows: int, cuts: Sequence[float]) -> Setting:
-    """Return what a label is, as it is said or by its values."""
+    """Return the named target, or the one that fits the values of the label."""
     if target is not None:
         if cuts and target != "classes":
             raise refused("table: cuts", list(cuts), "none with a target, as they make classes")
@@ -216,7 +217,7 @@ def stack(data: Any, *, features: str | None = None, label: str | None = None, c
     Args:
         data: the data set.
         features: key of the features in mappings; by default the only one that is neither label nor client.
-        label: key of the label; by default one that is called so.
+        label: key of the label; by default one with a label-like name.
         client: key of the natural client; by default one with a name like user or writer, "" for none.
 
     >>> stack([([0.5, 1.0], 0), ([1.5, 2.0], 1)]).x.tolist()

@@ -50,9 +50,9 @@ ROLES = ("time", "client", "domain", "label", "features", "without")
 class Roles:
     """Columns as a person names them; None is guessed, "" for none.
 
-    time: a column, or those of a date, divided by commas. features: divided by commas. zone: the time zone in which
-    hours and days are counted; times without a zone are taken as they are. without: columns that are left out, divided
-    by commas. option: prefix of the name of a role in messages.
+    time: a column, or the columns of a date, divided by commas. features: columns divided by commas. zone: time zone in
+    which hours and days are counted; times without a zone are not converted. without: columns that are left out,
+    divided by commas. option: prefix of the name of a role in messages.
     """
 
     label: str | None = None
@@ -69,8 +69,8 @@ class Roles:
 class Assigned:
     """Columns by role.
 
-    left: other columns, and why they are no features. guessed: whether no column has a label-like name, so that the
-    label is the last column that may be one.
+    left: other columns, and why they are no features. guessed: true if no column has a label-like name. The label is
+    then the last column that may be one.
     """
 
     label: str

@@ -108,8 +108,8 @@ class Images(Cached):
         path: the folder or archive, below the data directory or absolute.
         channels: 3 for color, 1 for gray; images are converted.
         order: two IDX files with the labels of `train` and of `test` in another order, below the data directory or
-            absolute. The k-th image of a class takes the place of the k-th such label: CIFAR-10 in folders regains its
-            original order, so that a seed deals the same images as from the binary files.
+            absolute. The k-th image of a class takes the place of the k-th such label. So CIFAR-10 in folders regains
+            its original order, and a seed deals the same images as from the binary files.
         cache: an `.npz` file that stores the pixels, created if missing and replaced if the images changed; by default
             nothing is stored.
     """

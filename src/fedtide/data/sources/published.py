@@ -159,9 +159,9 @@ class CIFAR(Loading):
     """A folder with `data_batch_*.bin` and `test_batch*.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100).
 
     A record is one label byte (CIFAR-10) or two, coarse and fine (CIFAR-100), and 3,072 bytes: the red, green and blue
-    planes. Files may hold fewer records than published. Or the version for Python, which torchvision unpacks
-    (`cifar-10-batches-py`, `cifar-100-python`): the same files without `.bin`, of which arrays and lists are read and
-    no code is run.
+    planes. Files may hold fewer records than published. The version for Python, which torchvision unpacks
+    (`cifar-10-batches-py`, `cifar-100-python`), has the same files without `.bin`. Arrays and lists are read from
+    these, and no code is run.
 
     Args:
         path: the folder, below the data directory or absolute.
@@ -239,9 +239,9 @@ KNOWN = {"_reconstruct": _empty, "ndarray": "ndarray", "dtype": _bytes}
 class LEAF(Loading):
     """JSON files as written by LEAF's scripts: `users`, `num_samples`, and `user_data` with `x` and `y` of each user.
 
-    The path is a folder with the folders `train` and `test`, a folder with files of which those named `*test*` are the
-    test set, or one file. Users are the natural clients; a user in several files has the rows of all. Features are
-    numbers, equally many in every row, such as the 784 of a FEMNIST image.
+    The path is one file, a folder with the folders `train` and `test`, or a folder with files. Files named `*test*` are
+    then the test set. Users are the natural clients; a user in several files has the rows of all. Features are numbers,
+    equally many in every row, such as the 784 of a FEMNIST image.
 
     Args:
         path: the file or folder, below the data directory or absolute.
@@ -369,9 +369,10 @@ PLACES = [f"{place}:" for place in range(1, FEATURES + 1)]
 class GasSensors(Loading):
     """A folder with some or all of `batch1.dat`, `batch2.dat`, ...: Gas Sensor Array Drift of the UCI repository.
 
-    A line is a sample: as published, `gas;concentration 1:number 2:number ...` (in a later version without the
-    concentration), or separated by commas, `gas,concentration,number,...`; the gas is the label, by its name or its
-    number from 1 to 6. The time of a sample is the number of its batch. The batches cover unequal spans of 36 months.
+    A line is a sample. The published form is `gas;concentration 1:number 2:number ...`, in a later version without the
+    concentration. Cells may also be separated by commas: `gas,concentration,number,...`. The gas is the label, by name
+    or by a number from 1 to 6. The time of a sample is the number of its batch. The batches cover unequal spans of 36
+    months.
 
     Args:
         path: the folder, below the data directory or absolute.

@@ -35,19 +35,19 @@ class Series(Loading):
     """Files with a column of times, each other column of which is the series of a client with that name.
 
     A row is a value, which `data.target` reads as a number or a count. Its features are the values of the same series
-    some time before; rows without one of these are left out, which is said. A tenth of the usual step is close enough,
-    and a tenth of the lag. CSV files, packed or not, ARFF and Parquet, as `csv` reads them. A cell without a number is
-    no value, and several at one time (clocks that are set back) are their mean.
+    some time before; rows without one of these are left out, and their number is printed. A tenth of the usual step is
+    close enough, and a tenth of the lag. CSV files, packed or not, ARFF and Parquet, as `csv` reads them. A cell
+    without a number is no value, and several at one time (clocks that are set back) are their mean.
 
     Args:
         path: the file, below the data directory or absolute; or several files.
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
         lags: how long before a row the values are that are its features. The shortest is how far ahead is forecast.
-        clock: what else a row is told, a feature of 0 or 1 for each "hour" or "weekday", as the times are written (UTC
-            where they name a zone).
+        clock: further features, 0 or 1 for each "hour" or "weekday", as the times are written (UTC if they name a
+            zone).
         own_scale: each series less the mean of its earliest tenth, in standard deviations there. So series of different
-            size are alike, and values to come decide nothing. Errors are on that scale, too; both numbers of each
-            series are among what is said of the rows, and `fedtide predict` turns values back by them.
+            size are alike, and values to come decide nothing. Errors are on that scale, too. The two numbers of each
+            series are printed with the rows, and `fedtide predict` converts values back.
     """
 
     path: str | tuple[str, ...]
@@ -105,10 +105,10 @@ class Series(Loading):
         return replace(rows, time=torch.from_numpy(at), said=tuple(lines))
 
     def ahead(self, path: Path, directory: Path | None) -> list[Ahead]:
-        """Return what may be forecast of the series in a file: rows of its times, and after its end as far as lags go.
+        """Return the possible forecasts of the series in a file: at its times, and after its end as far as lags go.
 
-        With `own_scale` a series of these names has the scale that it has in the files of this source, another one that
-        of its own earliest tenth.
+        With `own_scale` a series that this source has, too, keeps the scale from there. Another series has the scale of
+        its own earliest tenth.
 
         Raises:
             FedtideError: a series has no time of which all lags are known.
@@ -154,7 +154,7 @@ class Series(Loading):
 
 @dataclass(frozen=True)
 class Ahead:
-    """What may be forecast of a series: times (rows,) in seconds and features (rows, ...).
+    """Possible forecasts of a series: times (rows,) in seconds and features (rows, ...).
 
     A value v that is predicted is center + spread * v in the units of the file.
     """

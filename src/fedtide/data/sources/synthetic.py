@@ -21,11 +21,11 @@ from fedtide.fields.types import ClassCount, Count, NonNegative, Positive, Whole
 class Gaussians(Loading):
     """Gaussian blobs, one per class in each of several groups, where a label has another place in each group.
 
-    Where `data.target` is a number or a count, each row has a count that follows from its features, otherwise in each
-    domain.
+    If `data.target` is a number or a count, each row has a count that follows from its features, by another function in
+    each domain.
 
-    The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2);
-    rows are the center plus N(0, noise^2).
+    The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2).
+    A row is the center plus N(0, noise^2).
 
     Args:
         samples: number of rows per domain.
@@ -95,7 +95,7 @@ LARGEST = 10_000_000
 class Generated(Loading):
     """Rows as functions of the seed and the client's number, which are neither stored nor dealt.
 
-    The center of class c is N(0, separation^2) per dimension, equal for all clients; client i adds an offset N(0,
+    The center of class c is N(0, separation^2) per dimension, equal for all clients. Client i adds an offset N(0,
     spread^2) to all of its rows, and N(0, noise^2) to each row. Labels are drawn uniformly. The source needs
     `data.partition = "natural"` and refuses settings that need all rows: groups, held-out clients, public rows, drift.
 

@@ -40,11 +40,11 @@ MOST_CATEGORIES = 100
 
 @dataclass(frozen=True)
 class Encoder:
-    """What columns become features by, as found in the rows that are known when training begins.
+    """Encoding of columns as features, found in the rows that are known when training begins.
 
-    names: of the columns, in the order of their features. means: of the columns of numbers, for missing ones.
-    categories: of the columns of texts, in the order of their features. center, spread: by which numbers are
-    standardized, None where they are left as they are.
+    names: names of the columns, in the order of their features. means: means of the columns of numbers, for missing
+    cells. categories: categories of the columns of texts, in the order of their features. center, spread: constants by
+    which numbers are standardized; None if numbers are not standardized.
     """
 
     names: tuple[str, ...]
@@ -136,8 +136,8 @@ TIME = explained("a column, a date and an hour, the columns of a date, or { ever
 class Columns:
     """Columns of a table by what they are for, each with an entry for each row.
 
-    names: of the features. numbers: (rows, columns) of those that are numbers, NaN where one is missing. texts: of
-    those that are categories. unit: of times that are numbers, "" for dates. timed: the columns of the time.
+    names: names of the features. numbers: (rows, columns) features that are numbers, NaN where one is missing. texts:
+    features that are categories. unit: unit of times that are numbers, "" for dates. timed: columns of the time.
     """
 
     names: tuple[str, ...]
@@ -151,7 +151,7 @@ class Columns:
     timed: tuple[str, ...] = ()
 
     def encoder(self, name: str, *, scaled: bool, rows: np.ndarray | None = None) -> Encoder:
-        """Return what makes features of the columns.
+        """Return the encoder of the columns.
 
         Args:
             name: name of the table, for messages.
@@ -162,8 +162,8 @@ class Columns:
             rows = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
         return Encoder.of(name, self.names, self.numbers, self.texts, rows, scaled=scaled)
 
-    def said(self, name: str) -> tuple[str, ...]:
-        """Return what people are told: how many rows there are, and from when to when."""
+    def describe(self, name: str) -> tuple[str, ...]:
+        """Return the number of rows and the span of their times, in words."""
         if self.time is None or not self.timed:
             return ()
         return f"{name}: {len(self.time):,} rows", f"time: {', '.join(self.timed)} ({spanned(self.time, self.unit)})"
@@ -175,7 +175,7 @@ class Columns:
         plain = replace(encoder, center=None, spread=None)(self.numbers, self.texts)
         rows = from_arrays(name, plain, self.label, self.client, self.domain, measured=measured)
         rows = replace(
-            rows, time=None if self.time is None else torch.from_numpy(self.time).double(), said=self.said(name)
+            rows, time=None if self.time is None else torch.from_numpy(self.time).double(), said=self.describe(name)
         )
         if scaled or self.texts or np.isnan(self.numbers).any():
             x = torch.from_numpy(encoder(self.numbers, self.texts)) if scaled else rows.x
@@ -202,16 +202,16 @@ class CSV(Loading):
         cuts: ascending thresholds for a numeric label; its class is the number of thresholds that it reaches.
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
-        time: column of the time: seconds, or ISO 8601 (UTC without a time zone); or the columns of a date in UTC: year,
-            month, day, and optionally hour, minute, second; or a date and an hour; or `{ every = SECONDS }`, the time
+        time: column of the time: seconds, or ISO 8601 (UTC without a time zone). Or the columns of a date in UTC: year,
+            month, day, and optionally hour, minute, second. Or a date and an hour; or `{ every = SECONDS }`, the time
             from each row to the next.
         features: columns of the features, which must be numbers or categories; by default all others.
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
             those of the training rows; where rows have a time, of the earliest tenth, as what is to come is not known.
             Others are none of them.
-        missing: treatment of an empty cell, or one of NA, NaN, null: "error" raises, "drop" leaves out rows with one;
-            with "mean" the mean of the same rows stands for a number, a category is none of those there are, and rows
-            without a label or a time are left out.
+        missing: treatment of an empty cell, or of NA, NaN, null. "error" raises, "drop" leaves out rows with one. With
+            "mean" the mean of the same rows replaces a number, and a missing category belongs to no category. Rows
+            without a label or a time are then left out.
         scaled: standardize each number by its mean and standard deviation over the same rows.
     """
 

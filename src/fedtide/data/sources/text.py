@@ -53,8 +53,8 @@ class _Record(NamedTuple):
 class _Cut(NamedTuple):
     """Texts cut into sentences.
 
-    words: the distinct words. flat: the position in `words` of every word, sentence by sentence. lengths: (rows,)
-    number of words of each sentence. text: (rows,) number of the text of each sentence.
+    words: the distinct words. flat: position in `words` of every word, sentence by sentence. lengths: (rows,) number of
+    words of each sentence. text: (rows,) number of the text of each sentence.
     """
 
     words: list[str]
@@ -67,16 +67,16 @@ class _Cut(NamedTuple):
 class Text(Loading):
     """Next-word prediction, where a row is a sentence with its words as features and the next words as labels.
 
-    A text is lower-cased and cut into sentences at `.`, `!`, `?` and blank lines, and a sentence into words: letters
-    and digits with apostrophes and hyphens between them. Words beyond `length` are cut off. Words are numbers: 0 is
-    padding, 1 the beginning of a sentence, 2 its end (if nothing was cut off), 3 a word outside the vocabulary; the
-    words of the vocabulary follow, the most frequent first. Predictions are scored without ends and without words
-    outside the vocabulary.
+    A text is lower-cased and cut into sentences at `.`, `!`, `?` and blank lines. Words are letters and digits with
+    apostrophes and hyphens between them. Words beyond `length` are cut off. Words are numbers: 0 is padding, 1 the
+    beginning of a sentence, 2 its end (if nothing was cut off), 3 a word outside the vocabulary. The words of the
+    vocabulary follow, the most frequent first. Predictions are scored without ends and without words outside the
+    vocabulary.
 
     Args:
-        path: the files, below the data directory or absolute, packed or not: JSON lines, each an object with the
-            columns named here; or `.xml`, the posts of a Stack Exchange dump, whose texts are HTML and whose posts
-            without one of the columns are left out.
+        path: the files, below the data directory or absolute, packed or not. Lines are JSON objects with the columns
+            named here. An `.xml` file has the posts of a Stack Exchange dump: texts are HTML, and posts without one of
+            the columns are left out.
         text: column of the text, or of a list of texts. Texts without a word are left out.
         client: columns that together name the natural client, a single one without brackets; `[]` for none. The column
             "file" is the file's name without its extensions.
@@ -84,9 +84,10 @@ class Text(Loading):
         domains: values of that column to keep, in this order; by default all.
         domain_names: other names for the domains.
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
-        test: texts for testing: a share of each client's, which are the latest, at least one of two; or the column that
-            marks them: true and false, or "test" and "train". 0 leaves the split to `data.split`; then the vocabulary
-            is from all sentences; with `time` from the earliest tenth of these, as what is to come is not known.
+        test: texts for testing. A number is the share of each client's latest texts, at least one of two. A name is the
+            column that marks them: true and false, or "test" and "train". 0 leaves the split to `data.split`. The
+            vocabulary is then from all sentences, with `time` from the earliest tenth, because later sentences are not
+            known.
         vocabulary: number of known words, the most frequent of the training sentences.
         length: number of steps of a row.
         oov_buckets: number of token ids shared by words outside the vocabulary.

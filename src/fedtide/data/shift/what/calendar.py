@@ -40,20 +40,20 @@ class Calendar(Holding):
     """Rows of each client by their times: a round is a window of wall-clock time, and its end is now.
 
     Round r is the window from `begin` + r `window` to the beginning of the next. At its end a client trains on its rows
-    of the last `hold`, and is then tested on those of the next window, before any of these is trained on. So rows are
-    for testing once and for training later, and no test set is divided off. Validation rows are for neither: models are
-    judged on those of the next window, and clients decide on those of the last `hold`.
-    Windows are by the clocks of the zone: one of a day is from midnight to midnight, however many hours that has, and
-    where clocks are set back the hour that comes twice is in one window. On the clock of the run all windows are
-    equally long, and the run begins at its time of the day.
+    of the last `hold`. Then it is tested on the rows of the next window, before training on any of them. So rows are
+    for testing once and for training later, and no test set is divided off. Validation rows are never trained on:
+    models are judged on the validation rows of the next window, and clients decide on the validation rows of the last
+    `hold`. Windows follow the clocks of the zone: a window of a day is from midnight to midnight, however many hours
+    that is. If clocks are set back, the repeated hour is in one window. On the clock of the run all windows are equally
+    long, and the run begins at its time of the day.
 
     Args:
         window: length of a round.
         hold: time for which rows are kept from when they may be trained on, at least a window, or "all".
         delay: time until the label of a row is known, before which no client trains on it; None means at once.
-        begin: beginning of round 0, in ISO 8601, on the clocks of the zone where it names none; None means the first
-            midnight after the earliest tenth of the rows. Sources learn scales, categories and bins of that tenth, and
-            where they do round 0 comes after it. Earlier rows have come.
+        begin: beginning of round 0, in ISO 8601, on the clocks of the zone if no zone is named. None means the first
+            midnight after the earliest tenth of the rows. If a source learns scales, categories or bins of that tenth,
+            round 0 must be later. Earlier rows have come.
         zone: time zone of the windows.
 
     >>> Calendar(window="1d", hold="28d", delay="12h").window

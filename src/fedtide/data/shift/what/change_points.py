@@ -76,10 +76,11 @@ class Domains:
 class LabelShares(Amounts):
     """Concepts that are label distributions, by which clients draw their rows.
 
-    The distributions are in a CSV file with the column `concept`, a name, and a column for each label in the order of
-    their numbers, with shares that sum to one. An optional column `group` gives the true group of each concept;
-    otherwise each concept is a group of its own. Rows of a label are drawn as by `cluster-drift`: from all rows of the
-    part, without replacement while there are enough, and equally each time that the client is in the concept.
+    The distributions are in a CSV file with the column `concept`, a name, and a column for each label. Columns are
+    named by the numbers of the labels, and shares sum to one. An optional column `group` gives the true group of each
+    concept; otherwise each concept is a group of its own. Rows of a label are drawn as by `cluster-drift`: from all
+    rows of the part, without replacement while there are enough. A client draws the same rows each time that it is in
+    the concept.
 
     Args:
         path: the file, searched first below the data directory.

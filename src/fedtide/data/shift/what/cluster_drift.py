@@ -1,7 +1,7 @@
 """Clustered drift: steady small changes of label distributions, and mass events with many drifting clients.
 
-It follows the drifts that *Fielding: Clustered Federated Learning with Data Drift* observes, with random draws: label
-distributions that change, clients that change group, and mass events that break up the old groups.
+It follows the drifts in *Fielding: Clustered Federated Learning with Data Drift*, with random draws. Label
+distributions change, clients change group, and mass events break up the old groups.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Labels = tuple[int, ...]
 class State:
     """Groups and distributions of all clients after a number of events.
 
-    group: (clients,) group numbers; those of the start come first, then those of each mass event. since: (clients,) the
-    event at which the client's distribution was drawn, 0 for the start. labels: the labels of all groups so far.
+    group: (clients,) group numbers; groups of the start come first, then the groups of each mass event. since:
+    (clients,) event at which the client's distribution was drawn, 0 for the start. labels: labels of all groups so far.
     """
 
     group: np.ndarray
@@ -305,15 +305,15 @@ class ClusterDrift(Amounts, Holding):
 
     There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
     group, each with the parameter concentration / (labels of the group). At each multiple of `every`, a share
-    `migrate_fraction` of the clients changes to another group, and a share `resample_fraction` draws a new distribution
-    within its group. Each of `events` deals a share of the clients to equally many new groups, whose labels are taken
-    in turn from the previous groups, so that they cut across them; the old groups keep the other clients, and clients
-    that migrate later may go to any group. If both coincide, the small drift comes first. A client that drifts draws
-    new rows. Times are rounds, or seconds, by `shift.clock`. Held-out clients drift too.
+    `migrate_fraction` of the clients changes group. A share `resample_fraction` draws a new distribution within the
+    group. Each of `events` deals a share of the clients to equally many new groups. Labels of a new group are taken in
+    turn from the previous groups, so that new groups cut across them. The old groups keep the other clients, and
+    clients that migrate later may go to any group. If both coincide, the small drift comes first. A client that drifts
+    draws new rows. Times are rounds, or seconds, by `shift.clock`. Held-out clients drift too.
 
-    Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
-    registered clients (for held-out clients, of all held-out clients): training rows of a client may be training rows
-    of another, but never test rows of any client. The partition only decides the part of each row.
+    Rows of a label are drawn without replacement while there are enough of them. They are drawn from the same part of
+    all registered clients, or of all held-out clients. So a training row of a client may be a training row of another,
+    but never a test row. The partition only decides the part of each row.
 
     Args:
         groups: number of groups at the start, and number of new groups with every event.

@@ -41,8 +41,8 @@ class Static(Holding):
 class DomainMixture(Holding):
     """A mixture of two or more domains on a schedule (pFedEM); more than two extend its formulas.
 
-    Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r
-    mod T and d its distance from there on the ring, the share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2
+    Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. Let d be the
+    distance of r mod T from that peak on the ring. The share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2
     (cosine) if d is at most T/P, otherwise 0. So two neighbors are mixed at a time, and of two domains the first is
     alone at 0 and the second at T/2. The schedule counts rounds, whatever the shift's clock; rounds before round 0 are
     the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
@@ -52,8 +52,8 @@ class DomainMixture(Holding):
         cycles: number of cycles over the whole run.
         samples: number of rows that a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: rows that clients are judged on, for testing and for validation, follow the "mixture" of the round, are
-            "balanced" (equally many of each domain, drawn once), or are "all". Clients decide on a mixture.
+        test: rows for evaluation, both test and validation. They follow the "mixture" of the round, are "balanced"
+            (equally many of each domain, drawn once), or are "all". Clients decide on a mixture.
     """
 
     curve: Literal["linear", "cosine"] = "linear"

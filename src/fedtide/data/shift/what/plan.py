@@ -77,8 +77,8 @@ class PopulationView:
 class Window:
     """The window of wall-clock time of a round.
 
-    begin: its beginning, in ISO 8601 by the clocks of the zone. next: that of the next one, whose rows are the test.
-    came: number of registered clients that have new rows.
+    begin: beginning of the window, in ISO 8601 by the clocks of the zone. next: beginning of the next window, whose
+    rows are the test. came: number of registered clients that have new rows.
     """
 
     begin: str

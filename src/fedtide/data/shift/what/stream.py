@@ -62,7 +62,7 @@ class Stream(Holding):
     Interval j = 0, 1, ..., J-1 arrives at gap (j+1) - retention and expires `retention` later. So a client begins with
     the intervals whose arrival time is 0 or earlier, and never holds a row for longer than `retention`. Training,
     validation and test rows arrive and expire together: a client is tested on its current window. The last interval
-    arrives at gap J - retention; a run of that many rounds ends before it, as in three of the paper's four data sets.
+    arrives at gap J - retention. A run of that many rounds ends before it, as in three of the paper's four data sets.
     At gap J all rows have expired. Times are rounds, or seconds, by `shift.clock`. With a gap as long as the run and a
     retention of J gaps all rows are there at all times, as a control experiment.
 
@@ -72,10 +72,10 @@ class Stream(Holding):
         intervals: J.
         gap: time between two arrivals; at most `retention`.
         retention: time from arrival to expiry of an interval.
-        shared: training rows that all clients hold at all times: 0 for none, "half" for a row of each label in the
-            rarer half of the labels, or 1 or 2 rows of each label. More shared rows make clients differ less.
-        empty: treatment of a client without training rows of its own at some time: "error" raises, "wait" lets it
-            neither arrive, nor be reachable, nor be evaluated until it has some.
+        shared: training rows that all clients hold at all times. 0 means none, "half" a row of each label in the rarer
+            half of the labels, 1 or 2 that many rows of each label. More shared rows make clients differ less.
+        empty: treatment of a client without training rows of its own at some time. "error" raises. With "wait" the
+            client does not arrive, is not reachable and is not evaluated until it has some.
 
     >>> Stream().live(0.0).nonzero()[0].tolist(), Stream().live(399.0).nonzero()[0].tolist()
     ([0, 1], [7, 8])
