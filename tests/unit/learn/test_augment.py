@@ -97,10 +97,6 @@ def test_every_place_is_as_likely_and_every_picture_has_its_own():
     assert all(850 < count < 1150 for count in counts)
 
 
-def test_without_padding_a_crop_of_the_whole_picture_is_the_picture():
-    assert torch.equal(RandomCrop(0)(pictures(4), drawing()), pictures(4))
-
-
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
 def test_a_flip_mirrors_each_picture_on_its_own(p):
     x = pictures(400, depth=1, height=2, width=3)
@@ -109,18 +105,6 @@ def test_a_flip_mirrors_each_picture_on_its_own(p):
     assert bool((mirrored | (found == x).flatten(1).all(1)).all())
     assert abs(int(mirrored.sum()) - 400 * p) <= 3 * (400 * p * (1 - p)) ** 0.5
     assert torch.equal(mirrored, torch.rand(400, generator=drawing()) < p)
-
-
-def test_no_pictures_are_no_trouble():
-    for change in (RandomCrop(1), Flip()):
-        assert change(pictures(0), drawing()).shape == (0, 2, 5, 4)
-
-
-def test_one_change_comes_after_the_other():
-    solver = LocalTrainer(augment=(RandomCrop(1, 3), Flip(0.5)))
-    draw = drawing()
-    expected = Flip(0.5)(RandomCrop(1, 3)(pictures(6), draw), draw)
-    assert torch.equal(solver.augmented(pictures(6), drawing()), expected)
 
 
 # -- from which key ----------------------------------------------------------------------------------------------------
@@ -156,23 +140,6 @@ def test_none_changes_no_bit_and_no_shuffle():
     assert same(plain, trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=())))
     assert same(plain, trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=(RandomCrop(0), Flip(0.0)))))
     assert not same(plain, trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=(Flip(),))))
-
-
-def test_training_on_mirrored_pictures_is_training_on_pictures_that_were_mirrored():
-    mirrored = Shard(shard().x.flip(-1), shard().y, shard().ids)
-    solver = LocalTrainer(0.1, batch_size=4, epochs=2)
-    assert same(trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=(Flip(1.0),))), trained(solver, mirrored))
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_the_memory_format_and_precision_are_those_of_the_task(precision):
-    made = []
-    for channels_last in (False, True):
-        task = Task(NET.build, dtype=precision, channels_last=channels_last)
-        made.append(trained(LocalTrainer(0.1, batch_size=4, augment=(RandomCrop(1), Flip())), task=task))
-    for name, value in made[0].params.items():
-        assert value.dtype == precision
-        torch.testing.assert_close(value, made[1].params[name], rtol=1e-5, atol=1e-7)
 
 
 # -- who sees it -------------------------------------------------------------------------------------------------------

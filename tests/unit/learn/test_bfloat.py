@@ -157,31 +157,6 @@ def test_a_processor_that_loses_is_refused_in_one_line_before_anything_is_writte
     preflight(toy("fedavg", {}))
 
 
-@pytest.mark.parametrize(("plain", "lowered", "looks", "gained"), [
-    ([1.5], [1.0], 1, 1.5), ([1.0], [1.25], bfloat.LOOKS, 0.8),
-    # Somebody else had the processor at the first look.
-    ([1.0, 1.0, 1.0, 1.2], [9.0, 7.0, 8.0, 0.8], 2, 1.25),
-])  # fmt: skip
-def test_what_loses_is_looked_at_again(monkeypatch, plain, lowered, looks, gained):
-    """Steps take turns, the least time of each counts, and one look is enough where it is less in bfloat16."""
-    seconds = [s for k in range(looks * bfloat.STEPS) for s in (plain[k % len(plain)], lowered[k % len(lowered)])]
-    monkeypatch.setattr(bfloat, "_seconds", lambda module, run: seconds.pop(0))
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
-    bfloat.gain.cache_clear()
-    try:
-        assert bfloat.gain() == pytest.approx(gained)
-    finally:
-        bfloat.gain.cache_clear()
-    assert seconds == []
-    assert torch.equal(before, torch.get_rng_state())
-    assert threads == torch.get_num_threads()
-
-
-def test_the_gain_is_measured():
-    assert 0 < bfloat.gain() < float("inf")
-    assert bfloat.gain() is bfloat.gain()
-
-
 def test_it_counts_in_the_digest_and_keeps_what_clients_keep_as_large():
     fp32, bf16 = (toy("scaffold", {}, precision=precision) for precision in ("fp32", "bf16"))
     assert digest_of(fp32, fp32.method[0], 0) != digest_of(bf16, bf16.method[0], 0)

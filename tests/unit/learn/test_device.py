@@ -25,7 +25,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import Reading, Rotation
+from fedtide.data.shift.how import Rotation
 from fedtide.data.transforms import Normalize
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import judged
@@ -158,10 +158,6 @@ def turned(where="cpu"):
     return Population(rows, parts, torch.arange(2), ("a", "b"), 2, shift, transforms=steps, device=where)
 
 
-class OwnReading(Reading):
-    """A reading that does nothing."""
-
-
 def read(people):
     """All that clients are given."""
     clients, now = people.clients, Moment(0, 1)
@@ -179,12 +175,6 @@ def test_rows_lie_on_the_device_as_they_are_stored_and_are_turned_there():
         assert people.rows.take(torch.tensor([1]), where)[0].dtype == torch.uint8
         if where == "cpu:0":
             assert same([shard.x for shard in here], [shard.x for shard in there])
-
-
-def test_a_shift_of_the_users_own_finds_rows_on_the_cpu():
-    people = turned("meta")
-    vars(people)["_how"] = OwnReading()
-    assert {shard.x.device.type for shard in read(people)} == {"cpu"}
 
 
 def test_rows_that_take_too_much_of_a_gpu_stay_where_they_are(monkeypatch):
@@ -342,14 +332,6 @@ def test_a_device_is_waited_for_once_however_many_passes(ask, monkeypatch):
     task = Task(network, device="cpu:0")
     ask(task, task.init(Rng(0)), pictures())
     assert reads == [3]
-
-
-def test_dropout_draws_on_the_device_from_the_clients_key(elsewhere):
-    experiment = toy("fedavg", model="python:helpers.toys:dropping")
-    here = played(experiment, rounds=1)
-    elsewhere("cpu:0")
-    torch.manual_seed(7)  # what others draw does not matter
-    assert same(here.state, played(experiment, rounds=1).state)
 
 
 def test_the_devices_name_is_part_of_the_digest(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,12 +122,6 @@ def test_a_client_that_fills_a_pass_goes_alone():
         torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_passes_keep_the_order_of_clients_and_hold_no_more_rows_than_a_pass():
-    shards = [SimpleNamespace(y=torch.empty(n)) for n in (1, ROWS - 1, 1, 2 * ROWS, 3, 4)]
-    cut = [[shard.y.numel() for shard in some] for some in gradients._passes(shards)]
-    assert cut == [[1, ROWS - 1], [1], [2 * ROWS], [3, 4]]
-
-
 def test_a_client_that_is_not_finite_spoils_no_other():
     task, shards = Task(dense), pictures()
     shards[0].x[0] = math.nan
@@ -136,9 +129,3 @@ def test_a_client_that_is_not_finite_spoils_no_other():
     spoiled, *others = layer_gradients(task, weights, shards, HEAD)
     assert spoiled["5.weight"].isnan().any()
     assert all(each["5.weight"].isfinite().all() for each in others)
-
-
-def test_no_hook_is_left_behind():
-    task = Task(dense)
-    layer_gradients(task, task.init(Rng(0)), pictures(), HEAD)
-    assert not task.scratch.module[5]._forward_hooks

@@ -16,7 +16,7 @@ from fedtide.learn.fast.layer_stack import LayerStack
 from fedtide.learn.fast.layers import known_layers
 from fedtide.learn.fast.plan import Room
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss
+from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.stack import stack_of, train_stacked
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
@@ -161,12 +161,6 @@ def test_clients_that_train_branches_are_trained_as_alone(layer, base, kind, cou
             assert list(fit.delta.params) == list(alone.delta.params)
             for name, change in alone.delta.params.items():
                 torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
-
-
-def test_losses_of_whole_batches_are_not_alike():
-    whole = as_loss(nn.CrossEntropyLoss())
-    assert BranchLoss(whole, 0).alike is None
-    assert Blended(torch.ones(1, 2), whole).alike is None
 
 
 def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +13,6 @@ from fedtide.core.trees import same
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.fast import passes
 from fedtide.learn.fast.passes import ModulePasses
-from fedtide.learn.fast.plan import NOTHING
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss, weighs_rows
 from fedtide.learn.shared_passes import row_losses
@@ -23,7 +20,7 @@ from fedtide.learn.stack import unstackable
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import BranchLoss
-from fedtide.models.branched import Averaged, branched
+from fedtide.models.branched import branched
 from unit.learn.test_layers import MODELS, SHAPE, Squared
 
 
@@ -97,14 +94,6 @@ def test_a_model_that_begins_with_a_relu_leaves_rows_as_they_are(model, copies):
     assert plain.scratch.compared is not None
 
 
-@pytest.mark.parametrize("rows", [4, 5])
-def test_a_relu_before_a_layer_on_vectors(rows):
-    for layers in ([nn.ReLU()], [nn.Flatten(), nn.ReLU()], [nn.ReLU(), nn.Flatten()]):
-        task = Task(lambda layers=layers: nn.Sequential(*layers, nn.Linear(4, 3)), dtype=torch.float64)
-        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        assert_equal(*both(task, task.loss, Shard(x, torch.arange(rows) % 3, torch.arange(rows))))
-
-
 @pytest.mark.parametrize("model", ["dense", "lenet"])
 @pytest.mark.parametrize("layer", ["last", "*"])
 @pytest.mark.parametrize("count", [1, 3])
@@ -116,13 +105,6 @@ def test_branches_and_whole_copies(model, layer, count, base):
     rows = torch.arange(6) % count
     for loss in (BranchLoss(base, count - 1, 0.3, 0.2), BranchLoss(base, rows, 0.3, 0.2), Blended(q, base)):
         assert_equal(*both(task, loss, shard))
-
-
-@pytest.mark.parametrize("model", ["dense", "lenet"])
-def test_averaged_branches(model):
-    task = Task(lambda: Averaged(branched(MODELS[model](), first_of(model), 3)), dtype=torch.float64)
-    for loss in LOSSES.values():
-        assert_equal(*both(task, loss, batch(6)))
 
 
 def test_targets_that_are_no_classes():
@@ -283,39 +265,6 @@ def test_a_loss_may_do_with_outputs_as_it_likes(how):
     assert torch.equal(told, value)  # it is of no storage that the next pass overwrites
     task = with_branches(Task(MODELS["dense"], dtype=torch.float64), first_of("dense"), 2)
     assert_equal(*both(task, as_loss(lambda outputs, y: outputs[0].view(-1).square().sum()), batch(6)))
-
-
-def test_a_copy_of_a_task_has_a_module_of_its_own():
-    task, shard = Task(MODELS["dense"], dtype=torch.float64), batch(6)
-    wanted = task.gradient(task.init(Rng(0)), shard)
-    made = copy.deepcopy(task)
-    assert made.scratch.module is not task.scratch.module
-    made.gradient(made.init(Rng(1)), shard)
-    assert same(task.gradient(task.init(Rng(0)), shard), wanted)
-    assert same(made.gradient(made.init(Rng(0)), shard), wanted)
-
-
-def test_a_batch_is_let_go():
-    """What rows are a part of may be large, and each shape of a batch has a plan."""
-    task, loss = Task(MODELS["lenet"], dtype=torch.float64), CrossEntropy()
-    task.scratch.load(task.init(Rng(0)), train=True)
-    for rows in (6, 5, 4):
-        task.differentiate(loss, batch(rows).x, torch.arange(rows) % 3, None, ())
-    plans = task.scratch.passes[SHAPE].stack.plans
-    assert len(plans) >= 1
-    assert all(plan.rows.now is NOTHING for plan in plans.values())
-
-
-def test_modes_of_autograd_leave_no_trace():
-    task, shard = Task(MODELS["lenet"], dtype=torch.float64), batch(4)
-    weights = task.init(Rng(0))
-    wanted = task.gradient(weights, shard)
-    other = Task(MODELS["lenet"], dtype=torch.float64)
-    other.scratch.load(weights, train=True)
-    with torch.inference_mode():
-        other.differentiate(other.loss, shard.x, shard.y, None, ())
-    other.differentiate(other.loss, shard.x.clone().requires_grad_(), shard.y, None, ())
-    assert same(other.gradient(weights, shard), wanted)
 
 
 def test_a_loss_that_reads_nothing_has_no_gradient():

@@ -67,11 +67,6 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_val_tokens():
     assert float(value) == pytest.approx(float(with_padding), rel=1e-6)
 
 
-def test_a_step_that_does_not_count_may_have_an_infinite_loss():
-    logp = torch.tensor([[[-math.inf, 0.0], [-math.inf, 0.0]]])
-    assert row_losses(logp, torch.tensor([[1, 0]]), torch.tensor([[True, False]])).tolist() == [0.0]
-
-
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
@@ -145,14 +140,6 @@ def test_branches_on_text_do_not_depend_on_how_many_steps_pass_at_once(monkeypat
     monkeypatch.setattr(tasks, "ROWS", at_once)
     for ours, theirs in zip(everything(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
-
-
-def test_of_no_rows_there_are_no_losses():
-    task, given = network(), shard()
-    none = Shard(given.x[:0], given.y[:0], given.ids[:0], mask=given.mask[:0])
-    weights = task.init(Rng(0))
-    assert row_losses(F.log_softmax(task.logits(weights, none.x), -1), none.y, none.mask).shape == (0,)
-    assert task.objective(weights, none) == 0.0
 
 
 # -- the solver --------------------------------------------------------------------------------------------------------
@@ -250,11 +237,6 @@ def test_a_client_without_a_scored_label_has_no_rows(tmp_path):
     alone = Rows("ends", torch.ones(2, 2), torch.tensor([[1, 0], [2, 0]]), 3, client=torch.tensor([0, 1]),
                  padding=0, unscored=(1,))  # fmt: skip
     assert judged(alone, torch.zeros(3)).rows.tolist() == [0.0, 1.0]
-
-
-def test_branches_are_counted_in_rows(tmp_path):
-    scores = judged(tiny(tmp_path), torch.zeros(8), choice=lambda x: torch.arange(len(x)) % 2)
-    assert scores.choice.tolist() == [[2.0, 1.0], [0.0, 1.0]]
 
 
 def test_rows_with_one_label_may_leave_labels_out_of_scores():

@@ -17,7 +17,7 @@ from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, same
+from fedtide.core.trees import same
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy, Plain
@@ -88,15 +88,6 @@ def test_large_logits_stay_finite_even_those_of_absent_classes(size, kind):
     assert not gradient[:, 2].any()
 
 
-def test_a_constant_added_to_all_logits_changes_nothing():
-    labels = [0, 0, 2, 2, 2]
-    z = logits(5, 4)
-    value, gradient = valued(WSM(blend=0.0), z, labels)
-    shifted, same_gradient = valued(WSM(blend=0.0), (z.detach() + 7.0).requires_grad_(), labels)
-    torch.testing.assert_close(shifted, value, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(same_gradient, gradient, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("blend", [0.0, 1.0, 0.3])
 def test_even_classes_give_cross_entropy_bit_for_bit(blend):
     labels = [0, 1, 2, 2, 1, 0]
@@ -115,21 +106,6 @@ def test_the_loss_is_never_negative_and_zero_for_a_single_class():
         assert float(valued(WSM(blend=0.0), logits(len(labels), 5), labels)[0]) >= 0.0
 
 
-def test_the_value_has_the_type_of_the_logits():
-    z = logits(2, 3).detach().float().requires_grad_()
-    value, _ = valued(WSM(blend=0.5), z, [0, 1])
-    assert value.dtype == torch.float32
-
-
-def test_each_label_has_its_value_and_the_mean_is_the_loss():
-    held, z = shard([0, 0, 1]), logits(3, 4)
-    shared, columns = WSM(blend=0.0).prepare(held)
-    each = WSM(blend=0.0).each(z, held.y, shared)
-    assert each.shape == (3,)
-    torch.testing.assert_close(each.mean(), WSM(blend=0.0).value(z, held.y, shared, columns))
-    torch.testing.assert_close(CrossEntropy().each(z, held.y, None).mean(), F.cross_entropy(z, held.y))
-
-
 # -- which rows count --------------------------------------------------------------------------------------------------
 
 
@@ -145,11 +121,6 @@ def test_validation_rows_may_have_other_labels_than_those_to_train_on():
         held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), fetch_val=lambda b=beside: shard(b))
         assert WSM(blend=0.0, val=True).prepare(held)[0].tolist() == expected
         assert len(WSM(blend=0.0).prepare(held)[0]) == max(labels) + 1
-
-
-def test_a_client_without_rows_has_nothing_to_prepare():
-    counts, columns = WSM(blend=0.0).prepare(shard([]))
-    assert (counts.tolist(), columns) == ([], ())
 
 
 def test_of_sequences_only_steps_that_count_do():
@@ -285,30 +256,6 @@ def test_fedem_refuses_a_loss_that_has_only_a_mean():
     with pytest.raises(FedtideError, match=r"^loss: found 'Plain', allowed: CrossEntropy, WSM.* as FedEM"):
         fedem(task)
     assert isinstance(task.loss, Plain)
-
-
-def test_fedem_trains_by_it():
-    task = Task(lambda: _headed(), WSM(blend=0.0), torch.float64)
-    held = shard([0, 0, 0, 2])
-    weights = with_branches(task, "head", 2).init(Rng(0))
-    answers = [
-        detached(made.works["train"](weights, None, held, NOW, KEY))
-        for made in (
-            fedem(Task(lambda: _headed(), loss, torch.float64), components=2, component_layer="head")
-            for loss in (WSM(blend=0.0), CrossEntropy())
-        )
-    ]
-    moved = [a.total["delta"].value.params["model.head.copies.0.weight"] for a in answers]
-    assert not moved[0][[1, 3]].any()
-    assert moved[1][[1, 3]].all()
-    assert torch.equal(*(a.memory["pi"] for a in answers))  # the E-step is the same
-
-
-def _headed() -> nn.Module:
-    model = nn.Sequential()
-    model.add_module("dense", nn.Linear(3, 3))
-    model.add_module("head", nn.Linear(3, 4))
-    return model
 
 
 # -- in a file ---------------------------------------------------------------------------------------------------------

@@ -98,11 +98,6 @@ def test_what_is_in_the_file_decides_the_digest_of_a_run(saved):
     assert digest_of(experiment, experiment.method[0], 0) != before
 
 
-def test_all_methods_may_be_given_the_same(saved):
-    experiment = toy("fedavg", defaults={"init_from": str(saved[0])})
-    assert experiment.method[0].init_from == str(saved[0])
-
-
 def wrong_shape(folder):
     save_file(drawn({"kind": "mlp", "hidden": [6]}).params, folder / "file")
 
