@@ -24,8 +24,11 @@ from fedtide.site.work import Watch, node_of
 from helpers.hospitals import NAMES, hospitals
 
 
-def site_of(folder: Path, nodes: str = ",".join(NAMES), **changes: Any) -> Site:
-    return make_site(read(hospitals(folder, **changes)), "FedAvg", Roster.of(nodes), folder / "site", None, "s")
+def site_of(
+    folder: Path, nodes: str = ",".join(NAMES), played: str = "FedAvg", address: str | None = None, **changes: Any
+) -> Site:
+    study = read(hospitals(folder, **changes))
+    return make_site(study, played, Roster.of(nodes), folder / "site", address, "study.toml")
 
 
 def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str, Any]:

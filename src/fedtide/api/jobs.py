@@ -813,14 +813,14 @@ class NodeModels:
 
     def model(self, client: int | None, cluster: int | None) -> tuple[str, Model]:
         """Return the model with the name of its file."""
-        from fedtide.site.node_predict import model_at_node
+        from fedtide.site.work import model_at_node
 
         self._check(cluster)
         return model_at_node(self.root, client)
 
     def predict(self, rows: Path, out: Path, client: int | None, cluster: int | None) -> str:
         """Predict the rows of a file and return a line about it."""
-        from fedtide.site.node_predict import predict_at_node
+        from fedtide.site.work import predict_at_node
 
         self._check(cluster)
         done = predict_at_node(self.root, rows, out, client)

@@ -233,10 +233,8 @@ class Budget:
             Ledger(plan, ledger.z, ledger.delta, lines=ledger.lines).add(line)
         except FedtideError:
             rounds = ", ".join(map(str, ledger.rounds(client)[-3:])) or "none"
-            return (
-                f"its own ledger has no room for round {line.round}: it was in {rounds}; allowed: each question once, "
-                f"in {plan.times} of {plan.rounds} rounds, {plan.distance} apart"
-            )
+            allowed = f"each question once, in {plan.times} of {plan.rounds} rounds, {plan.distance} apart"
+            return f"its own ledger has no room for round {line.round}: it was in {rounds}; allowed: {allowed}"
         return None
 
 
@@ -260,15 +258,12 @@ def describe_budget(
     """
     if study is None:
         if most is not None:
-            but = f"because your policy allows epsilon {most:g}, and the study adds no noise"
-            yield f"will be refused: every question but score, {but}"
+            yield f"will be refused: questions but score (your policy allows epsilon {most:g}, and there is no noise)"
         return
     plan, z, delta = study.plan, study.z, study.delta
-    apart = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
-    yield (
-        f"privacy: all {plan.rounds} rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a "
-        f"client, which answers in {plan.times} of them at most{apart}"
-    )
+    distance = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
+    yield f"privacy: all rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a client"
+    yield f"privacy: a client answers in {plan.times} of {plan.rounds} rounds at most{distance}"
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}); score has none"
@@ -278,7 +273,7 @@ def describe_budget(
     if most is not None and plan.epsilon(z, delta) > most:
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
-        yield f"will be refused: all answers of a client after {enough}, because your policy allows epsilon {most:g}"
+        yield f"will be refused: all answers of a client after {enough} (your policy allows epsilon {most:g})"
 
 
 def _cut(clip: Clip, name: str, rounds: int) -> str:

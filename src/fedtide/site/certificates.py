@@ -60,10 +60,8 @@ def renew(folder: Path, address: str) -> None:
     """
     path = folder / "ca.key"
     if not path.exists():
-        raise FedtideError(
-            f"{path}: not there, and needed for a new certificate of the server; put it back while "
-            "'fedtide serve' starts or runs for a day"
-        )
+        but = "put it back while 'fedtide serve' starts or runs for a day"
+        raise FedtideError(f"{path}: not there, and needed for a new certificate of the server; {but}")
     _, ec, serialization = _modules()
     check_secret(path)
     try:
@@ -150,12 +148,18 @@ def check_authority(content: bytes, where: str, now: datetime) -> None:
     except (ValueError, TypeError, crypto.exceptions.InvalidSignature, crypto.x509.ExtensionNotFound) as error:
         raise FedtideError(f"{where}: not the certificate of an authority ({error or 'signed by another'})") from None
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    for wrong, limit, word in ((now + SKEW < first, first, "from"), (now > last, last, "until")):
+    for wrong, limit in ((now + SKEW < first, f"from {utc(first)}"), (now > last, f"until {utc(last)}")):
         if wrong:
-            raise FedtideError(
-                f"{where}: valid {word} {limit:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
-                f"{now:%Y-%m-%d %H:%M} UTC"
-            )
+            raise FedtideError(f"{where}: valid {limit}, and this machine's clock says {utc(now)}")
+
+
+def utc(moment: datetime) -> str:
+    """Spell a time.
+
+    >>> utc(datetime(2026, 11, 21, 12, tzinfo=UTC))
+    '2026-11-21 12:00 UTC'
+    """
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def make_node_key(private: Path, public: Path, name: str) -> None:

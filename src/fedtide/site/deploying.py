@@ -38,8 +38,8 @@ from fedtide.runs.privacy import plan_without_sampling
 from fedtide.site import certificates
 from fedtide.site.accounts import ledger_for
 from fedtide.site.machine import check_free
-from fedtide.site.site import AboutSite, Roster, Site, check_fewest, check_hidden, installed_versions
-from fedtide.site.tickets import READ, SCHEME, RowsAbout, check_portable
+from fedtide.site.site import Roster, Site, check_fewest, check_hidden, installed_versions
+from fedtide.site.tickets import READ, SCHEME, AboutSite, RowsAbout, check_portable
 from fedtide.wire.masks import library
 
 PACKAGE = "fedtide_study"

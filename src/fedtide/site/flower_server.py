@@ -241,10 +241,8 @@ def play(folder: Path, grid: Grid, root: Path, *, rehearsal: bool, log: Log) -> 
             replace(app, root=temporary).write()
     site = Site.read(root)
     if site.digest != app.digest:
-        raise FedtideError(
-            f"{root}: belongs to another study (digest {site.digest}, and the app has {app.digest}); allowed: another "
-            "folder, flwr run APP --run-config 'site=\"FOLDER\"'"
-        )
+        allowed = "another folder, flwr run APP --run-config 'site=\"FOLDER\"'"
+        raise FedtideError(f"{root}: belongs to study {site.digest}, not {app.digest}; allowed: {allowed}")
     if not site.run.exists():
         runs.create(site.experiment, site.run)
     carrier = GridCarrier(grid, lambda line: log.say("node", line))

@@ -34,8 +34,9 @@ from fedtide.core.atomic import sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.core.trees import Tree, children, is_node, same
+from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
+from fedtide.laws.case import difference
 from fedtide.remote.offline import replayed
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of
@@ -44,7 +45,7 @@ from fedtide.runs.runner import Run
 from fedtide.site import certificates
 from fedtide.site.accounts import recorded_sums
 from fedtide.site.client_rows import FileRows, host_of_files
-from fedtide.site.machine import Log
+from fedtide.site.machine import Log, check_free
 from fedtide.site.node_process import LineSettings, node_command, write_settings
 from fedtide.site.serve import serve
 from fedtide.site.site import Roster, Site
@@ -259,7 +260,7 @@ def compare_with_simulation(site: Site) -> Iterator[str]:
 
 
 def differences(deployed: Path, simulated: Path) -> Iterator[str]:
-    """Say where two records of one study differ: the round first, then the leaf of the last state.
+    """Say where two records of one study differ: the rounds, and the first leaf of the last state.
 
     Args:
         deployed: folder of the run on nodes.
@@ -275,13 +276,13 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
                 values = f"deployed {_shorten(one.get(key))}, simulated {_shorten(other.get(key))}"
                 yield f"round {lines[0]['round']}: {key}: {values}"
     newest = [checkpoint.newest_state(place / "checkpoints") for place in (deployed, simulated)]
-    one_round, other_round = (int(state.parent.name) for state in newest)
-    if one_round != other_round:
-        yield f"the last checkpoint is of round {one_round}, and of {other_round} in simulation"
+    rounds = [int(path.parent.name) for path in newest]
+    if rounds[0] != rounds[1]:
+        yield f"the last checkpoint is of round {rounds[0]}, and of {rounds[1]} in simulation"
         return
-    for leaf, (ours, theirs) in _leaves(codec.from_file(newest[0]), codec.from_file(newest[1]), "state"):
-        if not same(ours, theirs):
-            yield f"after round {one_round - 1}: {leaf} differs"
+    ours, theirs = (codec.from_file(path) for path in newest)
+    if not same(ours, theirs):
+        yield f"after round {rounds[0] - 1}: state: {difference(ours, theirs)}"
 
 
 def _accuracies(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,16 +292,6 @@ def _accuracies(line: Mapping[str, Any]) -> dict[str, Any]:
 def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _leaves(one: Tree, other: Tree, name: str) -> Iterator[tuple[str, tuple[Tree, Tree]]]:
-    """Yield the parts of two trees in pairs, by their place."""
-    ours, theirs = (dict(children(tree)) if is_node(tree) else None for tree in (one, other))
-    if ours is None or theirs is None or ours.keys() != theirs.keys():
-        yield name, (one, other)
-        return
-    for key in ours:
-        yield from _leaves(ours[key], theirs[key], f"{name}.{key}")
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
@@ -366,8 +357,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     else:
         host = host_of(run.experiment, run.method, run.seed, store)
     wire = replace(host.wire, server=recorded)
-    if place.exists():
-        raise FedtideError(f"{place}: already exists, and is left as it is; allowed: --out with a new folder")
+    check_free(place, "--out")
     folder.create(settings, place)
     fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
     judged = views(host.population) if data or recorded is None else []

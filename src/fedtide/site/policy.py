@@ -410,16 +410,11 @@ def _describe_questions(algorithm: Algorithm[Any], terms: list[Term], policy: Po
     asked = [term for term in works if term.down or term.up]
     for term in asked:
         values = ", ".join(f"{name} ({numbers}{_cut(name, wire)})" for name, numbers in term.sums.items())
-        yield (
-            f"asks: {term.question}: receives {bytes_of(term.down)}, sends {bytes_of(term.up)}: "
-            f"{values or 'nothing to be summed'}"
-        )
-    columns = ["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)]
-    trained = "after work on the rows here, " if algorithm.adapt is not None else ""
-    yield (
-        f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, sends {trained}of each client by itself: "
-        f"{', '.join(columns)}"
-    )
+        sizes = f"receives {bytes_of(term.down)}, sends {bytes_of(term.up)}"
+        yield f"asks: {term.question}: {sizes}: {values or 'nothing to be summed'}"
+    columns = ", ".join(["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)])
+    sends = "sends after work on the rows here," if algorithm.adapt is not None else "sends"
+    yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {sends} of each client by itself: {columns}"
     if later := ", ".join(term.question for term in works if term not in asked):
         yield f"may ask later: {later}, of which a trial saw nothing"
     shown = {name: f"{name} ({numbers}), at {term.question}" for term in works for name, numbers in term.shown.items()}
@@ -428,22 +423,20 @@ def _describe_questions(algorithm: Algorithm[Any], terms: list[Term], policy: Po
     if not shown and not algorithm.traits.reveals:
         yield f"shows the server, for each client by itself: the answer to {SCORE}, and no extra values of the method"
     if wire.secure:
-        yield (
-            f"sums: masked; the server can open them for {max(wire.fewest, policy.fewest)} clients or more together; "
-            f"answers to {SCORE} and shown values are not masked"
-        )
+        fewest = max(wire.fewest, policy.fewest)
+        yield f"sums: masked, opened for {fewest} clients or more; answers to {SCORE} and shown values are not masked"
         if policy.peers is None:
             yield "masks: shared with the nodes whose keys the server names first; `peers` of your policy can name them"
     else:
         yield "sums: the server adds them, so it receives the answer of each client by itself; nothing hides it"
-    kept = max((term.keeps for term in works), default=0)
-    memory = f"{bytes_of(kept)} for each client" if kept else "nothing of the method"
+    size = max((term.keeps for term in works), default=0)
+    memory = f"{bytes_of(size)} for each client" if size else "nothing of the method"
     yield f"keeps here, in the node's folder: {memory}, its key, the last model that it scored, questions and answers"
     yield "never leaves: rows, labels and memory; answers tell of them, the more the fewer rows there are"
 
 
 def _describe_refusals(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire) -> Iterator[str]:
-    if policy.secure and not (wire.secure):
+    if policy.secure and not wire.secure:
         yield f"will be refused: every question but {SCORE}, because your policy allows masked sums alone"
     for term in terms:
         if why := policy.objection(term.question, term.shown):

@@ -117,22 +117,18 @@ class Seat:
             raise refused("--home", str(self.home), "a folder, or a new name", "it is a file")
         check_own(self.home)
         if self.copy.exists():
-            identities = [
+            before, now = (
                 {"digest": ticket.digest, "authority": _authority(ticket)[:16], "clients": list(ticket.clients)}
                 for ticket in (Ticket.read(self.copy), self.ticket)
-            ]
-            for key, before in identities[0].items():
-                if before != (now := identities[1][key]):
-                    raise FedtideError(
-                        f"{self.home}: belongs to another study or site ({key} {before}, and the ticket says {now}); "
-                        "allowed: --home with a new folder"
-                    )
+            )
+            for key in before:
+                if before[key] != now[key]:
+                    where = f"{self.home}: belongs to another study or site: {key}"
+                    raise refused(where, before[key], f"{now[key]}, or --home with a new folder")
         others = sorted(self.home.glob("*.key"))
         if others and not self.key.exists():  # two nodes would share the memory of one
-            raise FedtideError(
-                f"{self.home}: is the folder of node '{others[0].stem}'; allowed: --home with a folder of "
-                f"'{self.ticket.node}' alone"
-            )
+            allowed = f"--home with a folder of '{self.ticket.node}' alone"
+            raise FedtideError(f"{self.home}: is the folder of node '{others[0].stem}'; allowed: {allowed}")
 
     def settle(self) -> bool:
         """Make the node's folder and key if they are missing, note its policy; tell whether the key is new."""
@@ -183,21 +179,13 @@ class Seat:
         yield f"rules: {'none' if self.rules is None else self.rules}"
         questions = (*self.algorithm.works, SCORE)
         if unasked := [name for name in self.policy.questions or () if name not in questions]:
-            yield (
-                f"warning: your policy allows '{unasked[0]}', which this study never asks; it asks: "
-                f"{', '.join(questions)}"
-            )
-        if self.policy.fewest > ticket.registered:
-            yield (
-                f"warning: every question is refused: your policy wants {self.policy.fewest} clients in a sum, and the "
-                f"site has {ticket.registered}"
-            )
+            yield f"warning: your policy allows '{unasked[0]}'; this study asks: {', '.join(questions)}"
+        clients = ticket.registered
+        if self.policy.fewest > clients:
+            yield f"warning: your policy wants {self.policy.fewest} clients in a sum, and the site has {clients}"
         wire = ticket.experiment.wire
-        if wire is not None and wire.privacy is not None and wire.privacy.delta * ticket.registered > DELTA:
-            yield (
-                f"warning: delta {wire.privacy.delta:g} is too large for {ticket.registered} clients; ask for one well "
-                f"below 1/{ticket.registered}"
-            )
+        if wire is not None and wire.privacy is not None and (delta := wire.privacy.delta) * clients > DELTA:
+            yield f"warning: delta {delta:g} is too large for {clients} clients; ask for one well below 1/{clients}"
         here = installed_versions()
         for name in ("torch", "numpy"):
             if name in here and here[name] != (server := ticket.versions.get(name, here[name])):

@@ -58,6 +58,8 @@ AGAIN = 300.0
 """Seconds after which the server says again for which nodes it waits."""
 QUIET = 3.0
 """Seconds that nodes have to come back to a restarted server before it says for which nodes it waits."""
+AWAY = Connected(online=False)
+"""Connection of a node that was never seen."""
 
 
 @dataclass
@@ -101,10 +103,8 @@ class RosterFile:
         clients = {node.name: node.clients for node in roster.node}
         lacking = [node.name for node in self.roster.node if clients.get(node.name) != node.clients]
         if lacking:
-            return (
-                f"{self.root / 'roster.toml'}: node '{lacking[0]}' was removed, or its clients were changed; to lock a "
-                "node out, remove its line 'key'"
-            )
+            but = "to lock a node out, remove its line 'key'"
+            return f"{self.root / 'roster.toml'}: node '{lacking[0]}' was removed, or its clients were changed; {but}"
         self.roster = roster
         return ""
 
@@ -132,7 +132,7 @@ class Watch:
     round: int = 0
     next: datetime | None = None
     missing: int = 0
-    _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
+    _nodes: dict[str, Connected] = field(default_factory=dict)
     _waiting: tuple[str, ...] = ()
     _said: float = 0.0
     _quiet: float = 0.0
@@ -142,32 +142,29 @@ class Watch:
     def look(self) -> Status:
         """Return the status, and say which nodes came and went."""
         with self._lock:
-            return self._look()
+            now, present = datetime.now(UTC), self.carrier.present()
+            nodes = {node.name: self._nodes.get(node.name, AWAY) for node in self.site.roster.node}
+            for name, before in nodes.items():
+                online = name in present
+                if before.online != online:
+                    nodes[name] = self._nodes[name] = Connected(online=online, since=now)
+                    self.log.say("node", f"{name} {'is connected' if online else 'is gone'}", node=name, online=online)
+            return Status(
+                at=now,
+                round=self.round,
+                rounds=self.site.experiment.rounds,
+                phase=self._describe_phase(now),
+                nodes=nodes,
+                waiting=self._describe_waiting(nodes, now) if self.missing else (),
+                problem=self._disk or ("" if self.latest is None else self.latest.mistake[:1000]),
+            )
 
-    def _look(self) -> Status:
-        now, present = datetime.now(UTC), self.carrier.present()
-        names = [node.name for node in self.site.roster.node]
-        for name in names:
-            online = name in present
-            if self._since[name][0] != online if name in self._since else online:
-                self._since[name] = (online, now)
-                self.log.say("node", f"{name} {'is connected' if online else 'is gone'}", node=name, online=online)
-        last = {name: self._since.get(name, (False, None)) for name in names}
-        nodes = {name: Connected(online=online, since=since) for name, (online, since) in last.items()}
-        phase = self.phase
+    def _describe_phase(self, now: datetime) -> str:
         if self.missing:
-            phase = f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
-        elif phase == "playing" and self.next is not None and now < self.next:
-            phase = f"waiting for {self.next:%H:%M:%S} ({self.site.deploy.zone}), when the next round begins"
-        return Status(
-            at=now,
-            round=self.round,
-            rounds=self.site.experiment.rounds,
-            phase=phase,
-            nodes=nodes,
-            waiting=self._describe_waiting(nodes, now) if self.missing else (),
-            problem=self._disk or ("" if self.latest is None else self.latest.mistake[:1000]),
-        )
+            return f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
+        if self.phase == "playing" and self.next is not None and now < self.next:
+            return f"waiting for {self.next:%H:%M:%S} ({self.site.deploy.zone}), when the next round begins"
+        return self.phase
 
     def _describe_waiting(self, nodes: Mapping[str, Connected], now: datetime) -> tuple[str, ...]:
         """Say for each node that is not there how it can come in."""
@@ -215,7 +212,8 @@ class Watch:
         self._quiet = time.monotonic() + QUIET
         for name, node in before.nodes.items():
             if (seen := before.at if node.online else node.since) is not None:
-                self._since[name] = (False, seen if seen.tzinfo else seen.replace(tzinfo=UTC))
+                since = seen if seen.tzinfo else seen.replace(tzinfo=UTC)
+                self._nodes[name] = Connected(online=False, since=since)
 
     @contextmanager
     def looking(self) -> Iterator[None]:

@@ -20,10 +20,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import Field
@@ -36,7 +35,7 @@ from fedtide.fields.types import Strict, checked
 from fedtide.runs.digest import digest_of
 from fedtide.site import certificates
 from fedtide.site.machine import read_toml, write_new
-from fedtide.site.tickets import SCHEME, Digest, Ids, NodeName, RowsAbout, Ticket, Versions, study_for
+from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
 from fedtide.wire.masks import hidden
 
 try:
@@ -100,33 +99,13 @@ class Roster(Strict):
         for key, count in Counter(node.key for node in roster.node if node.key is not None).items():
             certificates.check_public_key(key, where)
             if count > 1:
-                raise FedtideError(
-                    f"{where}: two nodes have the key {certificates.fingerprint(key)}, allowed: one of its own each"
-                )
+                raise refused(f"{where}: key", certificates.fingerprint(key), "another key for each node")
         return roster
 
     @property
     def clients(self) -> int:
         """Number of clients."""
         return sum(len(node.clients) for node in self.node)
-
-
-class AboutSite(Strict):
-    """Facts of a site beside its study.
-
-    Args:
-        scheme: version of tickets and of what travels.
-        digest: digest of the study, which names its run.
-        made: time of making.
-        versions: versions of packages where the site was made.
-        rows: what rows look like.
-    """
-
-    scheme: Literal[1]
-    digest: Digest
-    made: datetime
-    versions: Versions
-    rows: RowsAbout
 
 
 @dataclass(frozen=True)
@@ -171,10 +150,8 @@ class Site:
         if len(self.experiment.method) != 1 or len(self.experiment.seeds) != 1 or self.experiment.sweep:
             raise FedtideError(f"{path}: was changed: a site has one method, one seed and no sweep")
         if digest_of(self.experiment, self.method, self.seed) != self.digest:
-            raise FedtideError(
-                f"{path}: was changed, and nodes have tickets of what it was (digest {self.digest}); only [deploy] may "
-                "change; for another study make another site with: fedtide deploy"
-            )
+            but = "only [deploy] may change; for another study make another site with: fedtide deploy"
+            raise FedtideError(f"{path}: was changed, and nodes have tickets of what it was ({self.digest}); {but}")
         check_fewest(self.deploy, self.roster.clients, str(path))
 
     def write(self) -> None:
@@ -240,17 +217,13 @@ class Site:
     def ticket_of(self, node: Member, address: str, authority: str) -> Ticket:
         """Return the ticket of a node for a server at an address, with the certificate of its authority."""
         return Ticket(
-            scheme=SCHEME,
+            **dict(self.about),
             node=node.name,
             clients=node.clients,
             registered=self.roster.clients,
             address=address,
             authority=authority,
-            digest=self.digest,
             seed=self.seed,
-            made=self.about.made,
-            versions=self.about.versions,
-            rows=self.about.rows,
             study=study_for(self.experiment),
         )
 
@@ -333,7 +306,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
         site = Site.read(root, imports=False)
         new = Roster.of(names, "NODES", site.roster.clients).node
         values = {"node": [node.model_dump() for node in (*site.roster.node, *new)]}
-        site = replace(site, roster=Roster.checked(values, str(root / "roster.toml")))
+        site = replace(site, roster=Roster.checked(values, "NODES"))
         check_hidden(site.experiment, site.roster, "NODES")
         tickets = site.write_tickets(new)
         write_roster(root, site.roster)
@@ -365,10 +338,9 @@ def admit(root: Path, name: str, public: Path) -> tuple[Member, str]:
         if owner := next((other.name for other in roster.node if other.key == key), None):
             raise FedtideError(f"{public}: is the key of '{owner}', allowed: a key of its own for each node")
         if node.key is not None:
-            raise FedtideError(
-                f"{public}: '{name}' was admitted with another key ({certificates.fingerprint(node.key)}); if that key "
-                f"is lost, remove its line 'key' from {root / 'roster.toml'} and admit again"
-            )
+            but = f"if it is lost, remove its line 'key' from {root / 'roster.toml'} and admit again"
+            key = certificates.fingerprint(node.key)
+            raise FedtideError(f"{public}: '{name}' was admitted with another key ({key}); {but}")
         nodes[name] = node.model_copy(update={"key": key})
         write_roster(root, Roster(node=tuple(nodes.values())))
         return nodes[name], "is admitted"

@@ -232,10 +232,8 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
         sizes = [noise.deviation for noise in result.noise]
         _say(f"noise: {min(sizes):.3f} to {max(sizes):.3f} times what the ledger says, in {len(sizes)} sums")
     if unlikely := [noise for noise in result.noise if not noise.likely]:
-        _say(
-            f"the sum released in round {unlikely[0].round} is not what these rows' clients answer with the ledger's "
-            f"noise: it is {unlikely[0].deviation:.3g} times as far from that"
-        )
+        far = f"it is {unlikely[0].deviation:.3g} times as far from their answers as the ledger's noise"
+        _say(f"the sum released in round {unlikely[0].round} is not that of the clients of these rows: {far}")
         return 1
     if result.equal:
         _say(f"after {result.rounds} rounds the weights are those of the deployment, bit for bit")

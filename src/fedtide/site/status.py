@@ -101,10 +101,8 @@ def describe_way_in(root: Path, node: Member, before: Connected | None, key: str
         knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
         return f"{node.name}: not admitted{knock}: fedtide admit {root} {node.name} {node.name}.pub"
     if key is not None:
-        return (
-            f"{node.name}: it comes with another key than the admitted one, {key}: if its own key is lost, remove its "
-            f"line 'key' from {root / 'roster.toml'} and admit the new one"
-        )
+        mend = f"if its own key is lost, remove its line 'key' from {root / 'roster.toml'} and admit the new one"
+        return f"{node.name}: it comes with another key than the admitted one, {key}: {mend}"
     if before is None or before.since is None:
         return f"{node.name}: never seen: fedtide join {node.name}.ticket --data ROWS, where its rows are"
     return f"{node.name}: last seen {_ago((now - before.since).total_seconds())}: look at fedtide join there"

@@ -1,8 +1,8 @@
 """A ticket: all that a node needs of a site, in one file without secrets.
 
-It is not signed. A signature by the site's own authority would prove nothing to a node that learns of this authority
-from the ticket; who changes one on its way can change both. The seal finds damage, and people compare it by another way
-than the ticket came (`fedtide deploy` and `fedtide join` print it).
+A ticket is not signed. A node learns of the site's authority from the ticket, so a signature by this authority would
+prove nothing. The seal finds damage. `fedtide deploy` and `fedtide join` print it, and people compare the two seals by
+another way than the ticket came.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,22 +28,22 @@ from fedtide.fields.explain import explained
 from fedtide.fields.shapes import fields_of, ranges
 from fedtide.fields.types import Count, IsFile, Strict, Text, Whole
 from fedtide.fields.user_code import Python
-from fedtide.site.certificates import SKEW, check_authority
+from fedtide.site.certificates import SKEW, check_authority, utc
 from fedtide.site.machine import read_toml, write_new
 
 SCHEME: Literal[1] = 1
 """Version of tickets and of what travels between nodes and server."""
 LARGEST = 2_000_000
-"""Bytes of a ticket: a study with its classes and columns."""
-TOLD: dict[str, tuple[str, ...] | None] = {
+"""Maximum number of bytes of a ticket: a study with its classes and columns."""
+SENT: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("title", "description", "rounds", "precision", "model", "method")),
     "data": ("split", "transforms"),
     "fleet": ("threads", "channels_last"),
     "wire": None,
 }
-"""Keys of a study that a node is told, and of its tables; None is all of a table."""
+"""Keys of a study that a ticket has, and of its tables; None is all of a table."""
 KEPT = ("init_from", "shift")
-"""Keys of a method that a node is not told: the server sends weights, and time goes by itself."""
+"""Keys of a method that a ticket has not: the server sends weights, and time goes by itself."""
 
 
 def _spelled(pattern: str, allowed: str) -> AfterValidator:
@@ -70,7 +70,7 @@ Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Field(min_length=1), AfterValidator(_distinct)]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), AfterValidator(_distinct)]
 READ = {"csv": ("label", "cuts", "time", "missing"), "npz": ("names",)}
-"""Settings of a source that say how a file is read."""
+"""Settings of a source by which a file is read."""
 
 
 class RowsAbout(Strict):
@@ -79,10 +79,10 @@ class RowsAbout(Strict):
     Args:
         shape: of the features of one row.
         dtype: of the features.
-        classes: how many there are.
-        labels: names of the classes, in order; () where labels are numbers from 0.
-        columns: of a CSV file, the features in order.
-        source: how a CSV, Parquet or NPZ file is read: the study's source without its path.
+        classes: number of classes.
+        labels: names of the classes, in order; () if labels are numbers from 0.
+        columns: features of a CSV file, in order.
+        source: the study's source without its path, by which a CSV, Parquet or NPZ file is read.
     """
 
     shape: Annotated[tuple[Count, ...], Field(max_length=4)]
@@ -99,9 +99,7 @@ class RowsAbout(Strict):
         if self.labels and len(self.labels) != self.classes:
             raise ValueError(f"found {len(self.labels)} names of {self.classes} classes, allowed: one each")
         if self.columns and self.shape != (len(self.columns),):
-            raise ValueError(
-                f"found {len(self.columns)} columns and rows of shape {self.shape}, allowed: one number each"
-            )
+            raise ValueError(f"found {len(self.columns)} columns and rows of shape {self.shape}, allowed: one each")
         return self
 
     def source_at(self, path: Path) -> CSV | NPZ:
@@ -123,50 +121,58 @@ class RowsAbout(Strict):
             return CSV(path=str(path), features=self.columns or None, **settings)
 
 
-class Ticket(Strict):
-    """What a node is told.
+class AboutSite(Strict):
+    """Facts of a site beside its study.
 
     Args:
         scheme: version of tickets and of what travels.
-        node: its name in the roster.
-        clients: ids of the clients that it stands for.
-        registered: how many clients all nodes stand for, as the server says.
-        address: HOST:PORT of the server.
-        authority: certificate of the site's authority, which alone the node trusts, as PEM.
-        digest: of the study, which names its run.
-        seed: of the run.
-        made: when.
-        versions: of packages that the server uses.
-        rows: what the rows must look like.
-        study: the configuration, as far as a node needs it.
+        digest: digest of the study, which names its run.
+        made: time of making.
+        versions: versions of packages where the site was made.
+        rows: what rows look like.
     """
 
     scheme: Literal[1]
+    digest: Digest
+    made: datetime
+    versions: Versions
+    rows: RowsAbout
+
+
+class Ticket(AboutSite):
+    """All that a node needs of a site, beside the facts of the site.
+
+    Args:
+        node: its name in the roster.
+        clients: ids of the clients that it stands for.
+        registered: number of clients of all nodes, as the server says.
+        address: HOST:PORT of the server.
+        authority: certificate of the site's authority, which alone the node trusts, as PEM.
+        seed: seed of the run.
+        study: the configuration, as far as a node needs it.
+    """
+
     node: NodeName
     clients: Ids
     registered: Count
     address: Address
     authority: Annotated[str, Field(max_length=20_000)]
-    digest: Digest
     seed: Annotated[Whole, Field(le=2**63 - 1)]
-    made: datetime
-    versions: Versions
-    rows: RowsAbout
     study: dict[str, Any]
 
     @property
     def seal(self) -> str:
-        """Digest of all that the ticket says, in groups of four, for people to compare."""
+        """Digest of the whole ticket, in groups of four, for people to compare."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        found = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return "-".join(found[at : at + 4] for at in range(0, 32, 4))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return "-".join(digest[at : at + 4] for at in range(0, 32, 4))
 
     @property
     def experiment(self) -> Experiment:
         """The study, with its one method.
 
         Raises:
-            FedtideError: it is none, or it names code or files, which a ticket may not.
+            FedtideError: it has no study, or names code or files.
         """
         return study_of(self.study)
 
@@ -181,10 +187,10 @@ class Ticket(Strict):
 
     @staticmethod
     def read(path: Path) -> Ticket:
-        """Read a ticket as one reads what a stranger wrote.
+        """Read a ticket that a stranger may have written.
 
         Raises:
-            FedtideError: it is damaged, of another version, or asks for what no ticket may.
+            FedtideError: it is damaged, of another version, or has keys that no ticket has.
         """
         with within(str(path)):
             try:
@@ -198,89 +204,72 @@ class Ticket(Strict):
         values = dict(values)
         seal = values.pop("seal", None)
         if values.get("scheme") != SCHEME or isinstance(values.get("scheme"), bool):
-            but = "another version of fedtide made it"
-            raise refused("scheme", values.get("scheme"), f"{SCHEME}", but)
+            raise refused("scheme", values.get("scheme"), f"{SCHEME}", "another version of fedtide made it")
         try:
-            made = Ticket.model_validate(values)
+            ticket = Ticket.model_validate(values)
         except ValidationError as error:
             raise FedtideError(explained(error, Ticket, values)) from None
-        if made.made.tzinfo is None:
-            raise refused("made", str(made.made), "a time with its zone, such as 2026-03-01T12:00:00Z")
-        if made.seal != seal:
-            raise FedtideError(
-                f"seal: found {shown(seal)}, and what the ticket says has {made.seal}: it was damaged or changed; ask "
-                "the site's owner for it again"
-            )
-        made.rows.source_at(Path("rows"))
-        study_of(made.study)
-        return made
+        if ticket.made.tzinfo is None:
+            raise refused("made", str(ticket.made), "a time with its zone, such as 2026-03-01T12:00:00Z")
+        if ticket.seal != seal:
+            but = "the ticket was damaged or changed; ask the site's owner for it again"
+            raise FedtideError(f"seal: found {shown(seal)}, but the content has {ticket.seal}: {but}")
+        ticket.rows.source_at(Path("rows"))
+        study_of(ticket.study)
+        return ticket
 
     def check_clock(self, now: datetime) -> None:
         """Raise if this machine's clock is before the ticket was made, or its authority is not valid."""
         if now + SKEW < self.made:
-            raise FedtideError(
-                f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and the ticket was made at "
-                f"{self.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC; set the clock"
-            )
+            raise FedtideError(f"made: {utc(self.made)}, and this machine's clock says {utc(now)}; set the clock")
         if now - self.made > timedelta(days=3650):
-            raise refused(
-                "made", f"{self.made:%Y-%m-%d}", "at most ten years ago; set the clock, or ask for a new ticket"
-            )
+            raise refused("made", utc(self.made), "at most ten years ago; set the clock, or ask for a new ticket")
         check_authority(self.authority.encode(), "authority", now)
 
 
 def study_of(values: Mapping[str, Any]) -> Experiment:
     """Return the study of a ticket: one registered method, which names neither code nor files."""
     for key, table in values.items():
-        inside = TOLD.get(key, ())
+        inside = SENT.get(key, ())
         if inside is None:
             continue
         for name in table if inside and isinstance(table, dict) else ("",):
             if name not in inside:
                 raise refused(f"study.{key}{name and f'.{name}'}", shown(table), "no such key in a ticket")
-    made = from_dict(values, where="study", timed=False, imports=False)
-    if len(made.method) != 1:
-        raise refused("study: method", f"{len(made.method)} methods", "one")
-    method = made.method[0]
+    study = from_dict(values, where="study", timed=False, imports=False)
+    if len(study.method) != 1:
+        raise refused("study: method", f"{len(study.method)} methods", "one")
+    method = study.method[0]
     for key in KEPT:
         if getattr(method, key) is not None:
-            raise refused(
-                f"study: method '{method.name}'.{key}", shown(getattr(method, key)), "no such key in a ticket"
-            )
-    check_portable(made, method)
-    return made
+            where = f"study: method '{method.name}'.{key}"
+            raise refused(where, shown(getattr(method, key)), "no such key in a ticket")
+    check_portable(study, method)
+    return study
 
 
 def check_portable(experiment: Experiment, method: Method) -> None:
-    """Raise for what a node could not make from a ticket: code of a user's own, and files.
-
-    Nothing that is named is imported or opened.
-    """
+    """Raise if a study names code of a user's own, or files; none of these is imported or opened."""
     where = f"method '{method.name}'"
     if method.algorithm not in REGISTRY:
         allowed = "a registered name, because tickets bring no code to nodes"
         raise refused(f"{where}.algorithm", method.algorithm, allowed)
-    settings = {f"{where}.{key}": value for key, value in method.settings().items()}
-    named = {
-        **settings,
-        f"{where}.loss": method.loss,
-        "model": experiment.model,
-        "data.transforms": experiment.data.transforms,
-    }
-    for key, found in foreign(named):
-        raise refused(key, found, "what names no code and no file, because tickets bring neither to nodes")
+    parts = {f"{where}.{key}": value for key, value in {**method.settings(), "loss": method.loss}.items()}
+    parts |= {"model": experiment.model, "data.transforms": experiment.data.transforms}
+    for key, name in foreign(parts):
+        raise refused(key, name, "what names no code and no file, because tickets bring neither to nodes")
 
 
 def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Find what a part of a configuration names that lies outside of it: code of a user's own, and files."""
+    """Yield the keys of a part of a configuration that name code of a user's own, or files, with these names."""
     if isinstance(part, Python):
         yield key, part.name
     elif isinstance(part, Mapping):
-        for name, each in part.items():
-            yield from foreign(each, f"{key}.{name}".removeprefix("."))
+        for name, value in part.items():
+            yield from foreign(value, f"{key}.{name}".removeprefix("."))
     elif isinstance(part, list | tuple):
-        for number, each in enumerate(part):
-            yield from foreign(each, f"{key}[{number}]")
+        for number, value in enumerate(part):
+            yield from foreign(value, f"{key}[{number}]")
     for name, kind in fields_of(type(part)).items():
         value, inside = getattr(part, name), f"{key}.{name}"
         if value is not None and any(isinstance(mark, IsFile) for mark in ranges(kind)):
@@ -289,9 +278,9 @@ def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def study_for(experiment: Experiment) -> dict[str, Any]:
-    """Return what a node needs of a study with one method."""
-    values = {key: value for key, value in resolved(experiment).items() if key in TOLD}
-    for key, inside in TOLD.items():
+    """Return the study of a ticket, as far as a node needs it."""
+    values = {key: value for key, value in resolved(experiment).items() if key in SENT}
+    for key, inside in SENT.items():
         if inside is not None:
             values[key] = {name: values[key][name] for name in inside if name in values[key]}
     values["method"] = [{key: value for key, value in values["method"][0].items() if key not in KEPT}]

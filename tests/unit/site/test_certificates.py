@@ -11,7 +11,7 @@ from shutil import which
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.site import certificates as made
+from fedtide.site import certificates
 
 pytest.importorskip("cryptography")
 
@@ -19,14 +19,15 @@ pytest.importorskip("cryptography")
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
     folder = tmp_path_factory.mktemp("authority")
-    made.make_authority(folder, "fl.example.org:8300")
+    certificates.make_authority(folder, "fl.example.org:8300")
     return folder
 
 
-def test_keys_are_for_their_owner_alone(authority):
-    modes = {path.name: path.stat().st_mode & 0o777 for path in authority.iterdir()}
-    assert modes["ca.key"] == modes["server.key"] == 0o600
-    assert sorted(modes) == ["ca.crt", "ca.key", "server.crt", "server.key"]
+@pytest.fixture
+def own(tmp_path):
+    """An authority to be changed."""
+    certificates.make_authority(tmp_path, "10.0.0.5:8300")
+    return tmp_path
 
 
 def handshake(authority, host: str) -> bool:
@@ -54,109 +55,112 @@ def test_the_server_is_known_by_its_address_and_on_its_own_machine(authority, ho
     assert handshake(authority, host)
 
 
-def test_the_server_is_not_taken_for_another(authority):
+def test_the_server_is_not_taken_for_another_and_no_other_for_it(authority, tmp_path):
     with pytest.raises(ssl.SSLCertVerificationError, match="match"):
         handshake(authority, "other.example.org")
-
-
-def test_an_authority_knows_no_server_of_another(authority, tmp_path):
-    made.make_authority(tmp_path, "fl.example.org:8300")
+    certificates.make_authority(tmp_path, "fl.example.org:8300")
     (tmp_path / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(tmp_path, "fl.example.org")
 
 
-def test_a_certificate_is_made_anew_when_it_ends_soon_or_the_host_moves(tmp_path, monkeypatch):
-    made.make_authority(tmp_path, "10.0.0.5:8300")
-    before = (tmp_path / "server.crt").read_bytes()
-    assert not made.renew_if_due(tmp_path, "10.0.0.5:8400")
-    assert (tmp_path / "server.crt").read_bytes() == before
-    assert made.renew_if_due(tmp_path, "10.0.0.6:8300")
-    assert handshake(tmp_path, "10.0.0.6")
-    monkeypatch.setattr(made, "SOON", timedelta(days=500))
-    assert made.renew_if_due(tmp_path, "10.0.0.6:8300")
-    (tmp_path / "server.crt").unlink()  # killed while it was made anew
-    monkeypatch.undo()
-    assert made.renew_if_due(tmp_path, "10.0.0.6:8300")
-    assert handshake(tmp_path, "10.0.0.6")
+def test_a_certificate_is_renewed_when_it_ends_soon_or_the_host_moves(own, monkeypatch):
+    before = (own / "server.crt").read_bytes()
+    assert not certificates.renew_if_due(own, "10.0.0.5:8400")
+    assert (own / "server.crt").read_bytes() == before
+    assert certificates.renew_if_due(own, "10.0.0.6:8300")
+    assert handshake(own, "10.0.0.6")
+    monkeypatch.setattr(certificates, "SOON", timedelta(days=500))
+    assert certificates.renew_if_due(own, "10.0.0.6:8300")
+    assert handshake(own, "10.0.0.6")
 
 
-def test_an_authority_that_ends_soon_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(made, "AUTHORITY", timedelta(days=20))
-    made.make_authority(tmp_path, "10.0.0.5:8300")
-    assert "authority ends on" in made.renew_if_due(tmp_path, "10.0.0.5:8300")
+@pytest.mark.parametrize("damage", ["garbage", "another"])
+def test_a_key_that_does_not_fit_the_certificate_is_renewed_with_it(own, damage):
+    before = (own / "server.key").read_bytes()
+    if damage == "another":
+        certificates.renew(own, "10.0.0.5:8300")
+    (own / "server.key").write_bytes(before if damage == "another" else b"garbage")
+    assert certificates.renew_if_due(own, "10.0.0.5:8300") == "the server's certificate was made anew"
+    assert handshake(own, "10.0.0.5")
 
 
-def test_an_authority_without_its_key_says_what_is_needed_when_a_certificate_ends(tmp_path, monkeypatch):
-    made.make_authority(tmp_path, "10.0.0.5:8300")
-    (tmp_path / "ca.key").unlink()
-    assert made.renew_if_due(tmp_path, "10.0.0.5:8300") == ""
-    monkeypatch.setattr(made, "SOON", timedelta(days=500))
-    before = (tmp_path / "server.crt").read_bytes()
-    said = made.renew_if_due(tmp_path, "10.0.0.5:8300")
-    assert said.startswith(f"the server's certificate ends in 396 days: {tmp_path / 'ca.key'}: not there, and needed")
-    assert (tmp_path / "server.crt").read_bytes() == before
+def test_an_authority_that_ends_soon_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "AUTHORITY", timedelta(days=20))
+    certificates.make_authority(tmp_path, "10.0.0.5:8300")
+    assert "authority ends on" in certificates.renew_if_due(tmp_path, "10.0.0.5:8300")
+
+
+def test_an_authority_without_its_key_is_said_when_a_certificate_ends(own, monkeypatch):
+    (own / "ca.key").unlink()
+    assert certificates.renew_if_due(own, "10.0.0.5:8300") == ""
+    monkeypatch.setattr(certificates, "SOON", timedelta(days=500))
+    before = (own / "server.crt").read_bytes()
+    line = certificates.renew_if_due(own, "10.0.0.5:8300")
+    assert line.startswith(f"the server's certificate ends in 396 days: {own / 'ca.key'}: not there, and needed")
+    assert (own / "server.crt").read_bytes() == before
     with pytest.raises(FedtideError, match="not there, and needed for a new certificate"):
-        made.renew_if_due(tmp_path, "10.0.0.6:8300")
+        certificates.renew_if_due(own, "10.0.0.6:8300")
+
+
+def test_a_damaged_authority_is_one_line(own):
+    (own / "ca.crt").write_text("garbage")
+    with pytest.raises(FedtideError, match=r"ca\.crt: damaged or not one certificate"):
+        certificates.renew_if_due(own, "10.0.0.5:8300")
+    (own / "ca.crt").unlink()
+    with pytest.raises(FedtideError, match=r"ca\.crt: no such file"):
+        certificates.renew_if_due(own, "10.0.0.5:8300")
 
 
 @pytest.mark.parametrize(("days", "word"), [(-2, "valid from"), (4000, "valid until")])
 def test_a_wrong_clock_is_named(authority, days, word):
     now = datetime.now(UTC) + timedelta(days=days)
     with pytest.raises(FedtideError, match=f"berlin.ticket: {word} .* this machine's clock says {now:%Y-%m-%d}"):
-        made.check_authority((authority / "ca.crt").read_bytes(), "berlin.ticket", now)
+        certificates.check_authority((authority / "ca.crt").read_bytes(), "berlin.ticket", now)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"nonsense", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
-)
-def test_what_is_no_certificate_is_refused(content):
-    with pytest.raises(FedtideError, match="t: damaged or not one certificate"):
-        made.check_authority(content, "t", datetime.now(UTC))
-
-
-def test_a_servers_certificate_is_no_authority(authority):
-    with pytest.raises(FedtideError, match="not the certificate of an authority"):
-        made.check_authority((authority / "server.crt").read_bytes(), "t", datetime.now(UTC))
-    two = (authority / "ca.crt").read_bytes() * 2
-    with pytest.raises(FedtideError, match="2 certificates"):
-        made.check_authority(two, "t", datetime.now(UTC))
+def test_certificates_that_are_not_those_of_one_authority(authority):
+    ca, server = ((authority / name).read_bytes() for name in ("ca.crt", "server.crt"))
+    empty = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    damaged = "t: damaged or not one certificate"
+    for content, line in (
+        (b"", damaged), (b"nonsense", damaged), (empty, damaged), (ca * 2, "2 certificates"),
+        (server, "not the certificate of an authority"),
+    ):  # fmt: skip
+        with pytest.raises(FedtideError, match=line):
+            certificates.check_authority(content, "t", datetime.now(UTC))
 
 
 @pytest.fixture
 def node(tmp_path):
-    made.make_node_key(tmp_path / "berlin.key", tmp_path / "berlin.pub", "berlin")
+    certificates.make_node_key(tmp_path / "berlin.key", tmp_path / "berlin.pub", "berlin")
     return tmp_path
 
 
 def test_a_nodes_key_is_what_openssh_takes(node):
-    line, name = made.read_public_key(node / "berlin.pub")
+    line, name = certificates.read_public_key(node / "berlin.pub")
     assert name == "berlin"
     assert (node / "berlin.key").stat().st_mode & 0o777 == 0o600
-    assert made.read_private_key(node / "berlin.key").curve.name == "secp384r1"
+    assert certificates.read_private_key(node / "berlin.key").curve.name == "secp384r1"
     if which("ssh-keygen"):
         said = subprocess.run(["ssh-keygen", "-lf", node / "berlin.pub"], capture_output=True, text=True, check=True)
-        assert made.fingerprint(line) in said.stdout
+        assert certificates.fingerprint(line) in said.stdout
 
 
 def test_a_key_that_is_there_is_left_as_it_is(node):
     before = (node / "berlin.key").read_bytes()
     with pytest.raises(FedtideError, match=r"berlin\.key: is there already, and is left as it is"):
-        made.make_node_key(node / "berlin.key", node / "berlin.pub", "berlin")
+        certificates.make_node_key(node / "berlin.key", node / "berlin.pub", "berlin")
     assert (node / "berlin.key").read_bytes() == before
     assert sorted(path.name for path in node.iterdir()) == ["berlin.key", "berlin.pub"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
-def test_a_key_that_others_can_read_is_refused(node):
+def test_a_private_key_is_for_its_owner_alone(node):
+    with pytest.raises(FedtideError, match="is a private key, which stays with its node"):
+        certificates.read_public_key(node / "berlin.key")
     (node / "berlin.key").chmod(0o644)
     with pytest.raises(FedtideError, match=r"found '0644', allowed: 0600; mend it with: chmod 600"):
-        made.read_private_key(node / "berlin.key")
-
-
-def test_a_private_key_is_not_admitted(node):
-    with pytest.raises(FedtideError, match="is a private key, which stays with its node"):
-        made.read_public_key(node / "berlin.key")
+        certificates.read_private_key(node / "berlin.key")
 
 
 @pytest.mark.parametrize(
@@ -176,35 +180,14 @@ def test_damaged_public_keys_are_refused(node, change, said):
     path = node / "berlin.pub"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(FedtideError, match=said):
-        made.read_public_key(path)
+        certificates.read_public_key(path)
 
 
 def test_pipes_and_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FedtideError, match="is a folder, a pipe or a device"):
-        made.read_public_key(tmp_path / "pipe")
+        certificates.read_public_key(tmp_path / "pipe")
     with pytest.raises(FedtideError, match="is a folder, a pipe or a device"):
-        made.read_public_key(tmp_path)
+        certificates.read_public_key(tmp_path)
     with pytest.raises(FedtideError, match="no such file"):
-        made.read_public_key(tmp_path / "none")
-
-
-@pytest.mark.parametrize("damage", ["garbage", "another"])
-def test_a_key_that_is_not_that_of_the_certificate_is_made_anew_with_it(tmp_path, damage):
-    made.make_authority(tmp_path, "10.0.0.5:8300")
-    before = (tmp_path / "server.key").read_bytes()
-    if damage == "another":
-        made.renew(tmp_path, "10.0.0.5:8300")
-    (tmp_path / "server.key").write_bytes(before if damage == "another" else b"garbage")
-    assert made.renew_if_due(tmp_path, "10.0.0.5:8300") == "the server's certificate was made anew"
-    assert handshake(tmp_path, "10.0.0.5")
-
-
-def test_a_damaged_authority_is_one_line(tmp_path):
-    made.make_authority(tmp_path, "10.0.0.5:8300")
-    (tmp_path / "ca.crt").write_text("garbage")
-    with pytest.raises(FedtideError, match=r"ca\.crt: damaged or not one certificate"):
-        made.renew_if_due(tmp_path, "10.0.0.5:8300")
-    (tmp_path / "ca.crt").unlink()
-    with pytest.raises(FedtideError, match=r"ca\.crt: no such file"):
-        made.renew_if_due(tmp_path, "10.0.0.5:8300")
+        certificates.read_public_key(tmp_path / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 
@@ -15,6 +16,7 @@ from fedtide.site.deploying import make_site
 from fedtide.site.site import Roster, Site, admit, invite, read_roster
 from fedtide.site.tickets import Ticket
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY, hospitals
+from helpers.near_sites import site_of
 from helpers.shell import contents
 
 pytest.importorskip("cryptography")
@@ -22,59 +24,42 @@ pytest.importorskip("cryptography")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Site:
-    folder = tmp_path_factory.mktemp("hospitals")
-    study = read(hospitals(folder))
-    return make_site(
-        study, "SCAFFOLD", Roster.of("berlin,lyon,oslo"), folder / "site", "fl.example.org:8300", "study.toml"
-    )
+    return site_of(tmp_path_factory.mktemp("hospitals"), played="SCAFFOLD", address="fl.example.org:8300")
 
 
 @pytest.fixture
 def copy(made, tmp_path) -> Site:
-    """A site of one's own, to be changed."""
-    from shutil import copytree
-
+    """A site to be changed."""
     return replace(made, root=copytree(made.root, tmp_path / "site"))
 
 
 def test_a_site_is_read_as_it_was_made(made):
-    found = Site.read(made.root)
-    assert found == made
-    assert found.method.name == "SCAFFOLD"
-    assert found.experiment.data.partition.clients == 3
-    assert found.address == "fl.example.org:8300"
+    site = Site.read(made.root)
+    assert site == made
+    assert (site.method.name, site.address) == ("SCAFFOLD", "fl.example.org:8300")
+    assert site.experiment.data.partition.clients == 3
 
 
 def test_every_node_gets_a_ticket_of_its_own(made):
     for number, name in enumerate(NAMES):
         ticket = Ticket.read(made.root / "tickets" / f"{name}.ticket")
         assert (ticket.node, ticket.clients, ticket.digest) == (name, (number,), made.digest)
-        assert ticket.rows.columns == COLUMNS
-        assert ticket.rows.labels == CLASSES
+        assert (ticket.rows.columns, ticket.rows.labels) == (COLUMNS, CLASSES)
         assert ticket.experiment.method[0].settings() == made.method.settings()
         assert "pilot" not in ticket.to_toml()
+    server, node = (algorithm_without_rows(study, made.about.rows) for study in (made.experiment, ticket.experiment))
+    assert (server.works.keys(), server.traits.reveals) == (node.works.keys(), node.traits.reveals)
 
 
 def test_no_secret_is_in_a_ticket_and_none_can_be_read_by_others(made):
-    keys = {path.name: path for path in made.authority.glob("*.key")}
-    assert sorted(keys) == ["ca.key", "server.key"]
-    for path in keys.values():
-        assert path.stat().st_mode & 0o777 == 0o600
-    for path in made.root.rglob("*.ticket"):
-        assert "PRIVATE" not in path.read_text()
-    for folder in ("authority", "tickets"):
-        assert (made.root / folder).stat().st_mode & 0o777 == 0o700
-    assert made.root.stat().st_mode & 0o777 == 0o700
+    keys = {path.name: path.stat().st_mode & 0o777 for path in made.authority.glob("*.key")}
+    assert keys == {"ca.key": 0o600, "server.key": 0o600}
+    assert not any("PRIVATE" in path.read_text() for path in made.root.rglob("*.ticket"))
+    for folder in (made.root, made.root / "authority", made.root / "tickets"):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_node_makes_the_algorithm_that_the_server_has(made):
-    ticket = Ticket.read(made.root / "tickets" / "berlin.ticket")
-    there, here = (algorithm_without_rows(e, made.about.rows) for e in (made.experiment, ticket.experiment))
-    assert there.works.keys() == here.works.keys()
-    assert there.traits.reveals == here.traits.reveals
-
-
-def test_what_is_there_is_left_as_it_is(made):
+def test_a_folder_that_exists_is_left_as_it_is(made):
     before = contents(made.root)
     with pytest.raises(FedtideError, match="site: already exists, and is left as it is"):
         make_site(made.experiment, "SCAFFOLD", made.roster, made.root, None, "study.toml")
@@ -84,7 +69,7 @@ def test_what_is_there_is_left_as_it_is(made):
 def test_nothing_is_left_of_a_site_that_could_not_be_made(tmp_path, monkeypatch):
     study = read(hospitals(tmp_path))
     before = contents(tmp_path)
-    monkeypatch.setattr(sites, "write_roster", lambda *given: 1 / 0)
+    monkeypatch.setattr(sites, "write_roster", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         make_site(study, "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "study.toml")
     assert contents(tmp_path) == before
@@ -98,10 +83,7 @@ def test_nothing_is_left_of_a_site_that_could_not_be_made(tmp_path, monkeypatch)
         ("berlin,,oslo", "name: found ''"),
         ("Berlin", "name: found 'Berlin'"),
         ("../x", "name: found '../x'"),
-        ("berlin:0", "found ':0', allowed: a whole number of 1 or more"),
-        ("berlin:x", "found ':x'"),
-        ("berlin:-1", "found ':-1'"),
-        ("berlin:99999999999", "found ':99999999999'"),
+        *((f"berlin:{count}", f"found ':{count}'") for count in ("0", "x", "-1", "99999999999")),
     ],
 )
 def test_rosters_that_cannot_be_are_refused(names, said):
@@ -130,6 +112,12 @@ def simulated(**changes):
         ({"data": {"source": "gaussians", "public_samples": 5}}, "a,b,c", "SCAFFOLD", "public_samples: found 5"),
         ({"data": {"source": "play-roles"}}, "a,b,c", "SCAFFOLD", "does not fit rows"),
         ({"data": {"source": "python:os:getcwd"}}, "a,b,c", "SCAFFOLD", "os:getcwd"),
+        (
+            {"data": {"source": STUDY["data"]["source"] | {"scaled": True}}},
+            "a,b,c",
+            "SCAFFOLD",
+            "scaled: found True, but each node would scale by rows of its own",
+        ),
         ({"fleet": {"device": "auto"}}, "a,b,c", "SCAFFOLD", "fleet.device: found 'auto', allowed: cpu"),
         ({"deploy": {"address": "nowhere"}}, "a,b,c", "SCAFFOLD", "deploy.address: found 'nowhere'"),
         ({"deploy": {"every": "1 hour"}}, "a,b,c", "SCAFFOLD", "deploy.every: found '1 hour', allowed: a number and s"),
@@ -142,34 +130,23 @@ def simulated(**changes):
 )
 def test_studies_that_cannot_be_deployed_are_refused(tmp_path, changes, nodes, method, said):
     hospitals(tmp_path)
-    study = {**STUDY, "data": {"source": STUDY["data"]["source"] | {"path": str(tmp_path / "pilot.csv")}}, **changes}
     before = contents(tmp_path)
+    study = {**STUDY, **changes}
+    if (source := study["data"]["source"]) and isinstance(source, dict):
+        study["data"] = {"source": source | {"path": str(tmp_path / "pilot.csv")}}
     with pytest.raises(FedtideError, match=said) as error:
         make_site(from_dict(study, where="s.toml"), method, Roster.of(nodes), tmp_path / "site", None, "s.toml")
     assert "\n" not in str(error.value)
     assert contents(tmp_path) == before
 
 
-def test_what_is_about_simulations_alone_is_left_out_of_a_site(tmp_path):
-    more = {
-        "fleet": {"kind": "stacked", "threads": 2},
-        "stop_at": 0.99,
-        "forgetting": {"rounds": [0]},
-        "baseline": "FedAvg",
-    }
-    made = make_site(read(hospitals(tmp_path, **more)), "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "s")
-    assert (made.experiment.fleet.kind, made.experiment.fleet.threads) == ("local", 2)
-    assert made.experiment.forgetting is made.experiment.baseline is None
-    assert made.experiment.stop_at.accuracy == 0.99
-    assert Site.read(made.root) == made
-
-
-def test_rows_that_each_node_would_scale_by_its_own_are_refused(tmp_path):
-    hospitals(tmp_path)
-    source = STUDY["data"]["source"] | {"path": str(tmp_path / "pilot.csv"), "scaled": True}
-    study = from_dict({**STUDY, "data": {"source": source}})
-    with pytest.raises(FedtideError, match="scaled: found True, but each node would scale by rows of its own"):
-        make_site(study, "SCAFFOLD", Roster.of("a,b,c"), tmp_path / "site", None, "s.toml")
+def test_settings_of_simulations_alone_are_left_out_of_a_site(tmp_path):
+    fleet = {"kind": "stacked", "threads": 2}
+    site = site_of(tmp_path, fleet=fleet, stop_at=0.99, forgetting={"rounds": [0]}, baseline="FedAvg")
+    study = site.experiment
+    assert (study.fleet.kind, study.fleet.threads, study.stop_at.accuracy) == ("local", 2, 0.99)
+    assert study.forgetting is study.baseline is None
+    assert Site.read(site.root) == site
 
 
 def test_a_study_that_was_changed_is_refused_and_its_deploy_table_is_not(copy):
@@ -191,51 +168,42 @@ def test_damaged_sites_are_refused_in_one_line(copy, name, content):
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_site_is_refused(tmp_path):
-    with pytest.raises(FedtideError, match="not a site"):
-        Site.read(tmp_path)
-    with pytest.raises(FedtideError, match="not a site"):
-        admit(tmp_path, "berlin", tmp_path / "berlin.pub")
-
-
 @pytest.fixture
 def berlin(tmp_path):
     make_node_key(tmp_path / "berlin.key", tmp_path / "berlin.pub", "berlin")
     return tmp_path / "berlin.pub"
 
 
-def test_a_key_is_let_in_once(copy, berlin):
+def test_a_key_is_admitted_once(copy, berlin):
     node, done = admit(copy.root, "berlin", berlin)
     assert (node.name, done) == ("berlin", "is admitted")
-    found = {node.name: node.key for node in read_roster(copy.root).node}
-    assert found == {"berlin": node.key, "lyon": None, "oslo": None}
+    keys = {node.name: node.key for node in read_roster(copy.root).node}
+    assert keys == {"berlin": node.key, "lyon": None, "oslo": None}
     assert admit(copy.root, "berlin", berlin) == (node, "was admitted before")
-
-
-def test_a_key_of_another_is_refused(copy, berlin, tmp_path):
-    admit(copy.root, "berlin", berlin)
-    stolen = tmp_path / "lyon.pub"
-    stolen.write_text(berlin.read_text().replace(" berlin", " lyon"))
-    with pytest.raises(FedtideError, match="is the key of 'berlin'"):
-        admit(copy.root, "lyon", stolen)
-    make_node_key(tmp_path / "new.key", tmp_path / "new.pub", "berlin")
-    with pytest.raises(FedtideError, match="'berlin' was admitted with another key"):
-        admit(copy.root, "berlin", tmp_path / "new.pub")
-    make_node_key(tmp_path / "paris.key", tmp_path / "paris.pub", "paris")
-    with pytest.raises(FedtideError, match="node: found 'paris', allowed: berlin, lyon, oslo"):
-        admit(copy.root, "paris", tmp_path / "paris.pub")
-
-
-def test_a_file_that_names_another_node_takes_nobodys_place(copy, berlin, tmp_path):
-    before = (copy.root / "roster.toml").read_bytes()
-    with pytest.raises(FedtideError, match=r"node: found 'berlin', allowed: oslo"):
-        admit(copy.root, "oslo", berlin.rename(tmp_path / "oslo.pub"))
-    assert (copy.root / "roster.toml").read_bytes() == before
 
 
 def test_a_key_without_a_name_is_that_of_the_node_that_is_said(copy, berlin):
     berlin.write_text(berlin.read_text().removesuffix(" berlin\n"))
     assert admit(copy.root, "lyon", berlin)[0].name == "lyon"
+
+
+def test_a_key_of_another_is_refused(copy, berlin, tmp_path):
+    with pytest.raises(FedtideError, match=r"node: found 'berlin', allowed: oslo"):
+        admit(copy.root, "oslo", berlin)
+    admit(copy.root, "berlin", berlin)
+    before = (copy.root / "roster.toml").read_bytes()
+    stolen = tmp_path / "lyon.pub"
+    stolen.write_text(berlin.read_text().replace(" berlin", " lyon"))
+    make_node_key(tmp_path / "new.key", tmp_path / "new.pub", "berlin")
+    make_node_key(tmp_path / "paris.key", tmp_path / "paris.pub", "paris")
+    for name, file, line in (
+        ("lyon", "lyon.pub", "is the key of 'berlin'"),
+        ("berlin", "new.pub", "'berlin' was admitted with another key"),
+        ("paris", "paris.pub", "node: found 'paris', allowed: berlin, lyon, oslo"),
+    ):
+        with pytest.raises(FedtideError, match=line):
+            admit(copy.root, name, tmp_path / file)
+    assert (copy.root / "roster.toml").read_bytes() == before
 
 
 def test_a_roster_that_was_written_wrongly_is_refused(copy, berlin):
@@ -252,9 +220,6 @@ def test_a_roster_that_was_written_wrongly_is_refused(copy, berlin):
         path.write_text(text.replace(old, new))
         with pytest.raises(FedtideError, match=said):
             read_roster(copy.root)
-
-
-# -- more nodes --------------------------------------------------------------------------------------------------------
 
 
 def test_more_nodes_are_invited_with_the_next_clients(copy):

@@ -28,11 +28,10 @@ from fedtide.runs.runner import Run
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
 from fedtide.site.deploying import make_site
 from fedtide.site.machine import Health
-from fedtide.site.node_predict import predict_at_node
 from fedtide.site.node_process import answer_questions
 from fedtide.site.seat import Seat
 from fedtide.site.site import Roster
-from fedtide.site.work import Watch, node_of
+from fedtide.site.work import Watch, node_of, predict_at_node
 from helpers import echo_worker
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 from helpers.shell import done, refused

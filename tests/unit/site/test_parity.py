@@ -1,0 +1,203 @@
+"""Nodes with rows in files, all the way: asked, recorded, and played again in simulation with the same bits."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedtide.cli.commands import main
+from fedtide.config import read
+from fedtide.core.base import Moment
+from fedtide.core.errors import FedtideError
+from fedtide.evaluate.judge import Judge, views
+from fedtide.remote.fleet import RemoteFleet
+from fedtide.remote.node import Node
+from fedtide.remote.offline import NearCarrier
+from fedtide.remote.schedule import Present
+from fedtide.report.page import write_report
+from fedtide.runs import folder
+from fedtide.runs.runner import Run
+from fedtide.site.accounts import forget
+from fedtide.site.client_rows import FileRows, algorithm_without_rows
+from fedtide.site.parity import replay
+from fedtide.site.seat import Seat
+from fedtide.site.site import Site, invite
+from fedtide.wire.ledger import LEDGER
+from helpers.carriers import Lossy
+from helpers.hospitals import NAMES, hospitals
+from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
+from helpers.shell import done, refused
+
+
+def made(place: Path, method: str, **changes: Any) -> Site:
+    """A site with its run folder, and a file of rows for each of its nodes."""
+    site = site_of(place, played=method, rows=90, **changes)
+    folder.create(site.experiment, site.run)
+    return site
+
+
+def rows_of(site: Site) -> FileRows:
+    files = [site.root.parent / f"{node.name}.csv" for node in site.roster.node]
+    return FileRows.read(files, range(len(files)), site.about.rows, site.experiment.data.split)
+
+
+def files(site: Site, names: tuple[str, ...] = NAMES) -> list[Path]:
+    return [site.root.parent / f"{name}.csv" for name in names]
+
+
+def play(site: Site, carrier=NearCarrier, stop=lambda: False) -> int:
+    """Play what is left of a site with nodes in this process; the number of rounds that are over."""
+    place, nodes = site.root.parent, {}
+    for name in (node.name for node in site.roster.node):
+        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [place / f"{name}.csv"], home=place / name)
+        seat.settle()
+        nodes[name] = Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    roster = {node.name: node.clients for node in site.roster.node}
+    fleet = RemoteFleet(
+        carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.traits.reveals, patience=5.0
+    )
+    run = Run(site.experiment, site.method, site.seed, site.record)
+    judge = Judge(algorithm, fleet, views(rows_of(site).population()), site.method.decide_per)
+    return [step.round for step in run.play(stop, lambda _: judge)][-1]
+
+
+def served(place: Path, method: str, **changes: Any) -> Site:
+    """A site whose sums pass over a wire, after its last round."""
+    site = made(place, method, **changes)
+    host = host_at(site)
+    fleet = fleet_at(site, nodes_of(place, site, lambda name: ""), host)
+    judge = Judge(host.algorithm, fleet, views(rows_of(site).population()), site.method.decide_per)
+    list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
+    forget(site)
+    return site
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD"])
+def test_nodes_with_files_are_played_again_with_the_same_bits(tmp_path, method):
+    site = made(tmp_path, method)
+    assert play(site) == site.experiment.rounds
+    again = replay(site.run, files(site))
+    assert (again.rounds, again.equal, again.differs) == (site.experiment.rounds, True, None)
+    assert not replay(site.run, files(site)[::-1], tmp_path / "other").equal
+    path = site.record / "asks.jsonl"
+    path.write_text(path.read_text().replace("answered", "late", 1))
+    with pytest.raises(FedtideError, match=r"asks\.jsonl: damaged"):
+        replay(site.run, files(site), tmp_path / "damaged")
+    assert not (tmp_path / "damaged").exists()
+
+
+def test_lost_answers_are_lost_again(tmp_path, capsys):
+    site = made(tmp_path, "SCAFFOLD")
+    play(site, lambda nodes: Lossy(nodes, seed=1, lost=0.3, held=0.0))
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(site.run), *(word for file in files(site) for word in ("--data", str(file)))])
+    assert left.value.code == 0
+    assert "bit for bit" in capsys.readouterr().out
+
+
+def test_a_node_that_is_invited_later_is_played_again_too(tmp_path):
+    site = made(tmp_path, "SCAFFOLD")
+    assert play(site, stop=lambda: True) == 1
+    invite(site.root, "paris")
+    (tmp_path / "paris.csv").write_bytes((tmp_path / "pilot.csv").read_bytes())
+    assert play(Site.read(site.root)) == site.experiment.rounds
+    again = replay(site.run, files(site, (*NAMES, "paris")))
+    assert (again.equal, again.differs) == (True, None)
+
+
+def test_an_evaluation_that_nobody_answered_is_left_out_of_the_report(tmp_path):
+    site = made(tmp_path, "FedAvg")
+    play(site, lambda nodes: Lossy(nodes, seed=0, lost=1.0, held=0.0))
+    assert "What became of each node" in write_report([site.run]).read_text()
+
+
+def test_real_and_simulated_clients_are_not_mixed_up(tmp_path, capsys):
+    site = made(tmp_path, "FedAvg")
+    play(site, stop=lambda: True)
+    assert "its clients are real; go on with: fedtide serve SITE" in refused(capsys, site.run, "resume", site.run)
+    folder.create(read(hospitals(tmp_path), sets=["rounds=1"]), tmp_path / "run")
+    with pytest.raises(FedtideError, match="its clients were simulated"):
+        replay(tmp_path / "run")
+
+
+def test_files_are_a_population_with_the_rows_of_the_nodes(tmp_path):
+    own = rows_of(made(tmp_path, "FedAvg"))
+    population = own.population()
+    for client in range(3):
+        for part in ("train", "val", "test"):
+            ours, theirs = (rows.shard(client, Moment(0, 4), part) for rows in (own, population))
+            assert (ours.x.tolist(), ours.y.tolist()) == (theirs.x.tolist(), theirs.y.tolist())
+
+
+# -- masked and private sums -------------------------------------------------------------------------------------------
+
+
+def test_masked_sums_are_played_again_with_the_same_bits(tmp_path):
+    site = served(tmp_path, "SCAFFOLD", wire={"secure": True})
+    again = replay(site.run, files(site))
+    assert (again.rounds, again.equal, again.differs) == (site.experiment.rounds, True, None)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> Site:
+    clip = {"delta": 1.0, "loss": 5.0}
+    privacy = {"multiplier": 0.001, "clip": clip, "adapt": {"delta": {}}, "noise": "banded", "distance": 2}
+    return served(tmp_path_factory.mktemp("private"), "FedAvg", wire={"secure": True, "privacy": privacy})
+
+
+@pytest.fixture
+def copy(private, tmp_path) -> tuple[Path, Path]:
+    """A run that may be changed, and its record."""
+    shutil.copytree(private.root, tmp_path / "site")
+    return tmp_path / "site" / "run", tmp_path / "site" / private.record.relative_to(private.root)
+
+
+def test_the_models_of_a_private_run_are_made_of_released_sums(private, tmp_path, capsys):
+    """Whatever rows are at hand, none with them."""
+    again = replay(private.run, out=tmp_path / "replay")
+    assert (again.rounds, again.equal, again.differs, again.noise) == (4, True, None, ())
+    assert done("replay", private.run, "--out", tmp_path / "again") == 0
+    assert "after 4 rounds the weights are those of the deployment, bit for bit" in capsys.readouterr().out
+
+
+def test_released_sums_have_the_noise_that_the_ledger_says(private, tmp_path, capsys):
+    again = replay(private.run, files(private), tmp_path / "replay")
+    assert (again.equal, again.differs) == (True, None)
+    assert [noise.round for noise in again.noise] == [0, 2]
+    assert all(noise.likely and noise.numbers == 40 for noise in again.noise)
+    other = ["--data", private.root.parent / "pilot.csv"] * 3
+    assert done("replay", private.run, *other, "--out", tmp_path / "other") == 1
+    line = "the sum released in round 0 is not that of the clients of these rows"
+    assert line in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"round": 1}, "'train' of round 1 has client 0, who may not be in it; allowed: what the budget has"),
+        ({"z": 0.0005}, "round 2: z: found 0.0005, allowed: 0.001, by the study"),
+    ],
+    ids=["too early", "less noise"],
+)
+def test_a_ledger_beyond_the_budget_is_not_played_again(copy, changed, words):
+    run, record = copy
+    first, last = (record / LEDGER).read_text(encoding="utf-8").splitlines()
+    (record / LEDGER).write_text(f"{first}\n{json.dumps(json.loads(last) | changed)}\n", encoding="utf-8")
+    with pytest.raises(FedtideError, match=re.escape(words)):
+        replay(run)
+
+
+def test_a_release_that_is_gone_is_said(copy):
+    run, record = copy
+    (sums,) = record.glob("released/2.0.all")
+    sums.write_bytes(bytes(sums.stat().st_size))
+    with pytest.raises(FedtideError, match=r"released: the sum released in round 2 is gone or damaged; without it"):
+        replay(run)
