@@ -170,11 +170,9 @@ def fedtem(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
-        none, joined, prior_memo = torch.zeros(branches, dtype=torch.bool), cohort.init(fleet), prior.init(branches)
+        none, joined, memo = torch.zeros(branches, dtype=torch.bool), cohort.init(fleet), prior.init(branches)
         mixture = {"mu": mu, "var": torch.ones_like(mu), "pi": uniform}
-        return State(
-            weights=weights, server=server.init(weights), **mixture, prior=prior_memo, started=none, cohort=joined
-        )
+        return State(weights=weights, server=server.init(weights), **mixture, prior=memo, started=none, cohort=joined)
 
     def broadcast(state: State, pi: Tensor) -> Sent:
         return Sent(state.weights, (state.mu, floor_variances(state.var, var_floor), pi))

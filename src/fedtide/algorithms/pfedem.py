@@ -197,10 +197,8 @@ def pfedem(
             "delta": Slotted(deltas, components), "gaussians": Slotted(gaussians, components),
             "shares": Weighted(shares, weight), "loss": Weighted(losses / done, done), **mixture_notes(gamma, joints),
         }  # fmt: skip
-        next_memory, update = (
-            {"pi": pi} if inference == "client" else None,
-            {k: part.value for k, part in deltas.items()},
-        )
+        update = {k: part.value for k, part in deltas.items()}
+        next_memory = {"pi": pi} if inference == "client" else None
         return Answer(total, memory=next_memory, notes=Notes(component=component), update=update)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -231,18 +229,12 @@ def pfedem(
         models, mu, var, pi = payload.models, payload.mu, payload.spread, payload.pi
         z = setup.extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
-        client_pi = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
-        even_gamma = posteriors(z, mu, var, even)[0]
-        others = {
-            "posterior": gamma,
-            "uniform": even_gamma,
-            "client": client_pi[owner],
-            "global": pi.expand(len(z), -1),
-        }
+        of_clients = torch.stack([pi if memory is None else memory["pi"] for memory in memories])[owner]
+        flat = posteriors(z, mu, var, even)[0]
+        others = {"posterior": gamma, "uniform": flat, "client": of_clients, "global": pi.expand(len(z), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
-        log_probs, labels = blend_branches(
-            whole, join_models(models, WHOLE), x, shares, others if components > 1 else None
-        )
+        reported = others if components > 1 else None
+        log_probs, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, reported)
         return Prediction(log_probs, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))

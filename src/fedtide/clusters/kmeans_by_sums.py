@@ -132,14 +132,9 @@ def group_questions() -> dict[str, Work]:
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
             return None
-        vector, sets = memory["reported"], zip(payload.centers, payload.sizes, strict=True)
-        return Answer(
-            {
-                "judged": Weighted(
-                    [judged(vector, *centers_and_sizes, distance=payload.distance) for centers_and_sizes in sets]
-                )
-            }
-        )
+        sets = zip(payload.centers, payload.sizes, strict=True)
+        scores = [judged(memory["reported"], centers, sizes, payload.distance) for centers, sizes in sets]
+        return Answer({"judged": Weighted(scores)})
 
     return {"sizes": sizes, "sums": sums, "judge": judge}
 

@@ -175,7 +175,7 @@ def told_by_others(times: Array, values: Array, period: float, weights: Array | 
         weights: (n,) of the rounds, 1 in the mean.
     """
     cycles = max(round((times[-1] - times[0] + _step(times)) / period), 2)
-    parts = _unexplained(times, values, period, np.minimum((times - times[0]) // period, cycles - 1), weights)
+    parts = _fits(times, values, period, np.minimum((times - times[0]) // period, cycles - 1), weights)
     return 1 - sum(left for left, _ in parts) / (sum(whole for _, whole in parts) + 1e-300)
 
 
@@ -194,19 +194,17 @@ def told_within(times: Array, values: Array, period: float, longer: float, weigh
         weights: (n,) of the rounds, 1 in the mean.
     """
     part = np.floor(times % longer / longer * round(longer / period))
-    parts = _unexplained(times, values, period, part, weights)
+    parts = _fits(times, values, period, part, weights)
     return sum(left < whole for left, whole in parts) > 2 / 3 * len(parts)
 
 
-def _unexplained(
-    times: Array, values: Array, period: float, part: Array, weights: Array | float
-) -> list[tuple[float, float]]:
+def _fits(times: Array, values: Array, period: float, part: Array, weights: Array | float) -> list[tuple[float, float]]:
     """Return the sum of squares of each part (n,) that a curve fitted to the others leaves, and the sum before."""
     root = np.sqrt(np.broadcast_to(weights, len(times)))
     values, waves = root * (values - _mean(values, root)), root[:, None] * _waves(times, np.array([1 / period]))[0]
     parts = []
-    for training in np.unique(part):
-        others, cycle = part != training, part == training
+    for fold in np.unique(part):
+        others, cycle = part != fold, part == fold
         inner = waves[others].T @ waves[others] + 1e-3 * others.sum() * np.eye(waves.shape[1])
         curve = np.linalg.solve(inner, waves[others].T @ values[others])
         parts.append((float(((values[cycle] - waves[cycle] @ curve) ** 2).sum()), float((values[cycle] ** 2).sum())))
