@@ -225,10 +225,17 @@ def aem(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, clusters)
         return State(
-            weights=models, server=tuple(map(server.init, models)), chosen=none, last=none, active=none == 0,
-            best=(None,) * clusters, least=none, stale=none, losses=torch.zeros(clusters, 2, dtype=torch.float64),
+            weights=models,
+            server=tuple(map(server.init, models)),
+            chosen=none,
+            last=none,
+            active=none == 0,
+            best=(None,) * clusters,
+            least=none,
+            stale=none,
+            losses=torch.zeros(clusters, 2, dtype=torch.float64),
             cohort=cohort.init(fleet),
-        )  # fmt: skip
+        )
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
@@ -291,11 +298,10 @@ def aem(
         models, usual = [state.weights[j] for j in served.tolist()], state.chosen[served].argmax()
         return Served(models, served, usual, clusters), None
 
-    algorithm = Algorithm(
-        "aem", init, {"train": train}, round, serve, predict_by_cluster(task), find_model(task), as_served,
-        at_most_registered(clusters), traits=Traits(sends=(Sent, Served), models="clusters", refuses=NOT_POOLED),
-        options={"clusters": clusters},
-    )  # fmt: skip
+    works, predict, adapt = {"train": train}, predict_by_cluster(task), find_model(task)
+    check, traits = at_most_registered(clusters), Traits(sends=(Sent, Served), models="clusters", refuses=NOT_POOLED)
+    algorithm = Algorithm("aem", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
+    algorithm = replace(algorithm, options={"clusters": clusters})
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + 1}
     choosing = with_cohort(algorithm, cohort, task, local, forward=forward)

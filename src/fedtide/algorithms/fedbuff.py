@@ -115,15 +115,13 @@ def fedbuff(
     """
 
     if cohort.over_selection != 1.0:
-        raise refused("cohort.over_selection", cohort.over_selection, "1, as `buffer` says how many count")
+        raise refused("cohort.over_selection", cohort.over_selection, "1, because `buffer` says how many answers count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.empty(0, dtype=torch.int64)
-        flight = Flight(none, none, none, torch.empty(0, dtype=torch.float64))
-        return State(
-            weights=weights, server=server.init(weights), step=0, flight=flight, numbers=none, older=(),
-            cohort=cohort.init(fleet),
-        )  # fmt: skip
+        flight, memo = Flight(none, none, none, torch.empty(0, dtype=torch.float64)), server.init(weights)
+        joined = cohort.init(fleet)
+        return State(weights=weights, server=memo, step=0, flight=flight, numbers=none, older=(), cohort=joined)
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: clients fill the free places and begin with w^t.

@@ -209,9 +209,16 @@ def feddrift(
         none, zero = torch.zeros(registered, dtype=torch.int64), torch.zeros(max_clusters, dtype=torch.int64)
         places = Places(torch.arange(max_clusters) == 0, zero, zero.double(), zero > 0)
         return State(
-            weights=(start,) * max_clusters, server=tuple(server.init(start) for _ in range(max_clusters)), start=start,
-            step=-1, model=none, judged=none > 0, least=none.double(), places=places, cohort=cohort.init(fleet),
-        )  # fmt: skip
+            weights=(start,) * max_clusters,
+            server=tuple(server.init(start) for _ in range(max_clusters)),
+            start=start,
+            step=-1,
+            model=none,
+            judged=none > 0,
+            least=none.double(),
+            places=places,
+            cohort=cohort.init(fleet),
+        )
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Return the loss of each model on the client's samples."""
@@ -283,17 +290,10 @@ def with_best(state: State, reply: Reply, places: Tensor, step: int, delta: floa
     """
     clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
     left = state.judged[clients] & (now - state.least[clients] > delta)
-    return replace(
-        state, step=step,
-        model=state.model.index_copy(0, clients, places[best]),
-        judged=state.judged.index_fill(0, clients, True),
-        least=state.least.index_copy(0, clients, now),
-        places=replace(
-            state.places,
-            used=state.places.used.index_fill(0, places[best], step),
-            fresh=torch.zeros_like(state.places.fresh),
-        ),
-    ), left  # fmt: skip
+    model, judged = state.model.index_copy(0, clients, places[best]), state.judged.index_fill(0, clients, True)
+    least, used = state.least.index_copy(0, clients, now), state.places.used.index_fill(0, places[best], step)
+    after = replace(state.places, used=used, fresh=torch.zeros_like(state.places.fresh))
+    return replace(state, step=step, model=model, judged=judged, least=least, places=after), left
 
 
 def still_good(reply: Reply, before: Tensor, left: Tensor, places: Tensor, delta: float) -> Tensor:

@@ -156,11 +156,9 @@ def fedtkm(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
-        zero = torch.zeros(branches, dtype=torch.float64)
-        return State(
-            weights=weights, server=server.init(weights), cohort=cohort.init(fleet),
-            centers=centers, log_alpha=zero, prior=prior.init(branches), started=zero > 0,
-        )  # fmt: skip
+        zero, memo, joined = torch.zeros(branches, dtype=torch.float64), prior.init(branches), cohort.init(fleet)
+        modes = {"centers": centers, "log_alpha": zero, "started": zero > 0}
+        return State(weights=weights, server=server.init(weights), **modes, prior=memo, cohort=joined)
 
     def broadcast(state: State) -> Sent:
         return Sent(state.weights, state.centers, state.log_alpha)

@@ -191,9 +191,16 @@ def fielding_by_sums(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
         state = State(
-            weights=(weights,), server=(server.init(weights),), centers=none, baseline=none, members=none[0], made=0,
-            distance=representation.distance_of(task), trigger=trigger.start(), cohort=cohort.init(fleet),
-        )  # fmt: skip
+            weights=(weights,),
+            server=(server.init(weights),),
+            centers=none,
+            baseline=none,
+            members=none[0],
+            made=0,
+            distance=representation.distance_of(task),
+            trigger=trigger.start(),
+            cohort=cohort.init(fleet),
+        )
         state, facts = count_members(state, fleet, fleet.reachable, places(state), anew=True)
         return adopted(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
 
@@ -459,10 +466,8 @@ def adopt(state: State, fleet: Fleet, clustering: FoundBySums | None, where: Sen
     share = reply.total["share"].value.view(len(centers), len(state.weights))
     rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
     silhouette = clustering.silhouette.get(len(centers), max(clustering.silhouette.values(), default=None))
-    return replace(
-        mix_clusters(state, rows), centers=centers, baseline=centers, members=share.sum(1),
-        made=number, distance=clustering.distance, silhouette=silhouette,
-    ), 1  # fmt: skip
+    state = replace(mix_clusters(state, rows), centers=centers, baseline=centers, members=share.sum(1))
+    return replace(state, made=number, distance=clustering.distance, silhouette=silhouette), 1
 
 
 def join_small(members: Tensor, fewest: int) -> Tensor | None:

@@ -62,7 +62,6 @@ from fedtide.core.base import (
     Memory,
     Moment,
     Payload,
-    Reply,
     Shard,
     Slot,
     Traits,
@@ -141,11 +140,9 @@ def flexcfl(
         count = clusters if isinstance(clusters, int) else count_clusters(fleet, rng.at("cluster"))
         models = (start,) * count
         ungrouped = torch.full((len(fleet.clients),), -1)
-        still = torch.zeros(count, flat(start.params).numel(), dtype=flat(start.params).dtype)
-        memos = tuple(map(server.init, models))
-        state = State(
-            weights=models, server=memos, start=start, group=ungrouped, directions=still, cohort=cohort.init(fleet)
-        )
+        still, memos = torch.zeros_like(flat(start.params)).repeat(count, 1), tuple(map(server.init, models))
+        memo = cohort.init(fleet)
+        state = State(weights=models, server=memos, start=start, group=ungrouped, directions=still, cohort=memo)
         return cold_start(state, fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
@@ -155,15 +152,15 @@ def flexcfl(
         reply = fleet.ask("cold", drawn, state.start, reveal=("update",))
         if len(reply.clients) < count:
             return state
-        parameters = state.directions.shape[1]
-        member = groups_of(parameters_of(reply, parameters), count, rng.at("groups"))
-        pulls = [mean_update(reply.rows["update"], member == g) for g in range(count)]
+        # Running statistics come after the parameters.
+        updates, parameters = reply.rows["update"], state.directions.shape[1]
+        member = groups_of(updates[:, :parameters], count, rng.at("groups"))
+        pulls = [mean_update(updates, member == g) for g in range(count)]
         trained = group_init == "trained"
         models = tuple(move_clients(state.start, pull) if trained else state.start for pull in pulls)
         group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
-        return replace(
-            state, weights=models, server=tuple(map(server.init, models)), group=group, directions=directions
-        )
+        memos = tuple(map(server.init, models))
+        return replace(state, weights=models, server=memos, group=group, directions=directions)
 
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
         """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
@@ -177,7 +174,7 @@ def flexcfl(
         reply = fleet.ask("cold", late, state.start, reveal=("update",))
         if not len(reply.clients):
             return state
-        nearest = nearest_group(parameters_of(reply, state.directions.shape[1]), state.directions)
+        nearest = nearest_group(reply.rows["update"][:, : state.directions.shape[1]], state.directions)
         return replace(state, group=state.group.index_copy(0, reply.clients, nearest))
 
     def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -191,7 +188,8 @@ def flexcfl(
         """Report the distance of the label distribution from that at grouping, if it exceeds the threshold."""
         if memory is None or not len(shard):
             return None
-        far = l1(label_shares(shard).float(), memory["labels"])
+        # The shorter vector is padded with zeros.
+        far = pad_sequence([label_shares(shard).float(), memory["labels"]]).diff(dim=1).abs().sum()
         return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -202,8 +200,7 @@ def flexcfl(
             return state, {"newcomers": 0, "moved": 0}
         state = migration(state, fleet, clients)
         grouped = clients[state.group[clients] >= 0]
-        group = state.group[grouped]
-        state, reply, facts = train_clusters(fleet, state, grouped, group, server, cohort)
+        state, reply, facts = train_clusters(fleet, state, grouped, state.group[grouped], server, cohort)
         if reply.total is not None:
             state = replace(state, weights=inter_group(state.weights, eta_g))
         return state, {
@@ -222,9 +219,8 @@ def flexcfl(
         fitted = first(task, task.loss, payload.places.start, shard, moment, rng.at("cold"))
         if not fitted.steps:
             return None
-        return Answer(
-            {}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload.places.directions)[0]}
-        )
+        group = nearest_group(flat(fitted.delta.params)[None], payload.places.directions)
+        return Answer({}, memory={"found": group[0]})
 
     works: dict[str, Work] = {"cold": cold, "shifted": shifted, "train": Training(task, local, weighting)}
     reveals = ("update",) if migrate is None else ("update", "shifted")
@@ -251,11 +247,6 @@ def count_clusters(fleet: Fleet, rng: Rng) -> int:
     return KMeans().fit(reply.rows["labels"], "l1", rng).k if len(reply.clients) else 1
 
 
-def parameters_of(reply: Reply, parameters: int) -> Tensor:
-    """Return the revealed updates (n, P) without running statistics, which come after the parameters."""
-    return reply.rows["update"][:, :parameters]
-
-
 def mean_update(updates: Tensor, member: Tensor) -> Tensor:
     """Return the mean update (P,) of a group's members; zeros for an empty group."""
     mine = updates[member]
@@ -265,9 +256,8 @@ def mean_update(updates: Tensor, member: Tensor) -> Tensor:
 def move_clients(weights: Weights, update: Tensor) -> Weights:
     """Add a flat update of parameters and running statistics to the weights."""
     changes = shaped(update, weights.params | weights.buffers)
-    return add(
-        weights, Weights(*({name: changes[name] for name in leaves} for leaves in (weights.params, weights.buffers)))
-    )
+    parts = [{name: changes[name] for name in leaves} for leaves in (weights.params, weights.buffers)]
+    return add(weights, Weights(*parts))
 
 
 def edc(updates: Tensor, m: int) -> np.ndarray:
@@ -301,15 +291,6 @@ def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
 def nearest_group(updates: Tensor, directions: Tensor) -> Tensor:
     """Return the group (n,) whose direction (m, P) is closest to each update (n, P); ties: the lowest."""
     return ((1 - cosines(updates, directions)) / 2).argmin(1)
-
-
-def l1(left: Tensor, right: Tensor) -> Tensor:
-    """Return the L1 distance of two vectors, the shorter one padded with zeros.
-
-    >>> float(l1(torch.tensor([1.0]), torch.tensor([0.5, 0.5])))
-    1.0
-    """
-    return pad_sequence([left, right]).diff(dim=1).abs().sum()
 
 
 def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:

@@ -194,9 +194,11 @@ def pfedem(
             return None
         shares = torch.bincount(component, minlength=components).double() / n
         total = {
-            "delta": Slotted(deltas, components), "gaussians": Slotted(gaussians, components),
-            "shares": Weighted(shares, weight), "loss": Weighted(losses / done, done), **mixture_notes(gamma, joints),
-        }  # fmt: skip
+            "delta": Slotted(deltas, components),
+            "gaussians": Slotted(gaussians, components),
+            "shares": Weighted(shares, weight),
+            "loss": Weighted(losses / done, done),
+        } | mixture_notes(gamma, joints)
         update = {k: part.value for k, part in deltas.items()}
         next_memory = {"pi": pi} if inference == "client" else None
         return Answer(total, memory=next_memory, notes=Notes(component=component), update=update)

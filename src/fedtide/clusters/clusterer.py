@@ -125,8 +125,9 @@ class KMeans:
         scores: dict[int, float] = {}
         best = 0
         if len(ks) > 1 or self.min_silhouette > -1:
-            judged = _judged(fitted, labels, kind, self.silhouette_samples, rng.at("silhouette"))
-            scores = dict(zip(ks, judged, strict=True))
+            drawn = draw_some(torch.arange(len(fitted)), self.silhouette_samples, rng.at("silhouette"))
+            means_of = silhouettes(fitted[drawn], labels[:, drawn], kind).mean(1).tolist()
+            scores = dict(zip(ks, means_of, strict=True))
             best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
         if scores and max(scores.values()) < self.min_silhouette:
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), scores, kind, self.center)
@@ -315,7 +316,8 @@ def lloyd(
             bound = _all_distances(x, anew, metric)
             _follow(label, upper, bound, at)
         else:
-            moved = _moved(centers, anew, metric)
+            numbered = torch.arange(len(centers))
+            moved = pairs(centers, numbered, anew, numbered, metric)
             upper += moved[label]
             bound -= moved[:, None]
         centers = anew
@@ -370,12 +372,6 @@ def _centered(
             means[cluster] = median(x[label[at.owner[cluster]] == cluster])
     means = renormalize(means, kind, center, centers)
     return torch.where(count[:, None] > 0, means, centers)
-
-
-def _moved(centers: Tensor, anew: Tensor, metric: Distance) -> Tensor:
-    """Return the distance that each center moved (clusters,)."""
-    here = torch.arange(len(centers))
-    return pairs(centers, here, anew, here, metric)
 
 
 def _all_distances(x: Tensor, centers: Tensor, metric: Distance) -> Tensor:
@@ -508,12 +504,6 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
         score = torch.where((its > 1) & (larger > 0) & larger.isfinite(), (other - inside) / larger, 0.0)
         out.append(score)
     return torch.stack(out)
-
-
-def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
-    """Return the mean silhouette of each labeling, over all rows or a random subset of size `rows`."""
-    rows_drawn = draw_some(torch.arange(len(x)), rows, rng)
-    return silhouettes(x[rows_drawn], labels[:, rows_drawn], kind).mean(1).tolist()
 
 
 # -- k-center ---------------------------------------------------------------------------------------------------------

@@ -116,9 +116,9 @@ def group_questions() -> dict[str, Work]:
         if memory is None:
             return None
         vector, distance = memory["reported"], payload.distance
-        counts = [F.one_hot(torch.tensor(nearest(vector, centers, distance)), len(centers)).double()
-               for centers in payload.centers]  # fmt: skip
-        return Answer({"sizes": Weighted(counts)})
+        places = [torch.tensor(nearest(vector, centers, distance)) for centers in payload.centers]
+        sizes = [len(centers) for centers in payload.centers]
+        return Answer({"sizes": Weighted([F.one_hot(k, n).double() for k, n in zip(places, sizes, strict=True)])})
 
     def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
@@ -260,10 +260,8 @@ def split(cells: Groups, fewest: int) -> Tensor | None:
     # The first of those that vary equally but for rounding, as shares of two classes do.
     along = (cells.variance >= (1 - TIE) * widest[:, None]).int().argmax(1)
     step = F.one_hot(along, cells.centers.shape[1]) * widest.sqrt()[:, None]
-    return torch.cat([
-        torch.stack([center - way, center + way]) if two else center[None]
-        for center, way, two in zip(cells.centers, step, may, strict=True)
-    ])  # fmt: skip
+    ways = zip(cells.centers, step, may, strict=True)
+    return torch.cat([torch.stack([c - way, c + way]) if two else c[None] for c, way, two in ways])
 
 
 def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> list[Tensor]:

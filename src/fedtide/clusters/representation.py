@@ -276,10 +276,8 @@ class Combined(Representing):
             return None
         widths = [part.numbers(task) for part in self.parts]
         starts = [sum(widths[:place]) for place in range(len(widths))]
-        return torch.cat([
-            start + (torch.arange(width) if order is None else order)
-            for start, width, order in zip(starts, widths, orders, strict=True)
-        ])  # fmt: skip
+        places = [torch.arange(n) if order is None else order for n, order in zip(widths, orders, strict=True)]
+        return torch.cat([start + place for start, place in zip(starts, places, strict=True)])
 
 
 Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discriminator="kind")]

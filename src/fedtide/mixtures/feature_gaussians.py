@@ -412,8 +412,8 @@ def fit_centers(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Ten
     x, n, spread = (part.double().numpy() for part in (collected.centers, collected.counts, collected.spreads))
     centers, member = best_kmeans(x, count, rng, weights=n)
     whole = n @ (spread + (x - n @ x / n.sum()) ** 2) / n.sum()
-    var = np.stack([
-        n[mine] @ (spread[mine] + (x[mine] - center) ** 2) / n[mine].sum() if (mine := member == k).any() else whole
-        for k, center in enumerate(centers)
-    ])  # fmt: skip
+    var = np.stack([whole] * count)
+    for k in np.unique(member):
+        mine = member == k
+        var[k] = n[mine] @ (spread[mine] + (x[mine] - centers[k]) ** 2) / n[mine].sum()
     return torch.from_numpy(centers), torch.from_numpy(var)

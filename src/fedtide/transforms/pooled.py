@@ -101,24 +101,22 @@ def pool_updates(
     participants = [totals[k]["delta"].weight / float(means["weight"]) for k, means in zip(trained, got, strict=True)]
     n, p = torch.tensor(participants, dtype=torch.float64), share[trained] / share.sum()
     far = [Weights({name: d - middle.params[name] for name, d in means["delta"].params.items()}) for means in got]
-    inside = torch.stack([
-        n[j] * (means["squares"] - squared_lengths(means["delta"])) for j, means in enumerate(got)
-    ]).sum(0)  # fmt: skip
-    between_clusters = torch.stack([p[j] * squared_lengths(difference) for j, difference in enumerate(far)]).sum(0)
+    inside = [n[j] * (means["squares"] - squared_lengths(means["delta"])) for j, means in enumerate(got)]
+    outside = [p[j] * squared_lengths(difference) for j, difference in enumerate(far)]
     one = torch.ones(len(layers), dtype=torch.float64)
-    within = torch.stack([inside, (n - 1).sum() * one], 1)
-    between = torch.stack([between_clusters, (p * (1 - p) / n).sum() * one, (p * (1 - p)).sum() * one], 1)
+    within = torch.stack([torch.stack(inside).sum(0), (n - 1).sum() * one], 1)
+    chance = (p * (1 - p) / n).sum() * one, (p * (1 - p)).sum() * one
+    between = torch.stack([torch.stack(outside).sum(0), *chance], 1)
     if earlier is not None:
         within, between = within + FADE * earlier.within, between + FADE * earlier.between
     shares = torch.zeros(len(layers), len(totals), dtype=torch.float64)
     shares[:, trained] = shares_kept(within, between, n)
     factor = {name: row for row, names in zip(shares, layers.values(), strict=True) for name in names}
-    moved = {
-        k: Weights({name: middle.params[name] + float(factor[name][k]) * d for name, d in difference.params.items()},
-                   middle.buffers)
-        for k, difference in zip(trained, far, strict=True)
-    }  # fmt: skip
-    return [moved.get(k, middle) for k in range(len(totals))], Evidence(within, between), shares
+    updates = [middle] * len(totals)
+    for k, difference in zip(trained, far, strict=True):
+        params = {name: middle.params[name] + float(factor[name][k]) * d for name, d in difference.params.items()}
+        updates[k] = Weights(params, middle.buffers)
+    return updates, Evidence(within, between), shares
 
 
 def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
