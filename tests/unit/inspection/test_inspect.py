@@ -1,4 +1,4 @@
-"""Tables as a person has them: which column is what, what is refused, the page, and a study that runs."""
+"""Tables as a person has them: roles of columns, refusals, answers, the page, and a study that runs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.files import bare
+from fedtide.data.sources.guesses import GUESSED
 from fedtide.inspection.answers import _features
 from fedtide.inspection.finding_pictures import _write_names
 from fedtide.inspection.findings import PAGE, STUDY, inspect_table
 from fedtide.inspection.shares import Against
 from fedtide.inspection.study import CANDIDATES, helps, methods, study
 from fedtide.inspection.table import Roles, Table, read
-from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
 from helpers.planted import planted
 from helpers.shell import done
 
 HEADER = ("No", "when", "station_id", "basket", "wind", "constant", "score")
+AB, N = np.array(list("ab") * 20), np.arange(40)
+TWO, SEVEN = np.arange(60) % 2, np.arange(60) % 7
 
 
-def table(path: Path, rows: int = 400, *, bad: str = "") -> Path:
-    """Write a table of 20 stations, in which what a basket means differs between two groups of stations."""
+def table(path: Path, rows: int = 400) -> Path:
+    """Write a table of 20 stations, in which a basket means other labels for two groups of stations."""
     draw, begin = np.random.default_rng(0), datetime(2026, 3, 1)
     with open(path, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
@@ -45,12 +47,14 @@ def table(path: Path, rows: int = 400, *, bad: str = "") -> Path:
             station, basket = int(draw.integers(20)), int(draw.integers(10))
             label = "high" if (basket > 4) == (station < 10) else "low"
             when = (begin + timedelta(hours=int(draw.integers(240)))).isoformat()
-            cells = [row, when, f"s{station}", "NA" if row == 7 else basket, "NNW", 1013, label]
-            lines.writerow([bad, *cells[1:]] if bad and row == 5 else cells)
+            lines.writerow([row, when, f"s{station}", "NA" if row == 7 else basket, "NNW", 1013, label])
     return path
 
 
-def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_guessed_by_name_and_type_and_may_be_left_out(tmp_path):
     found = read(table(tmp_path / "a.csv"))
     assert found.columns == {
         "label": "score", "client": "station_id", "time": ("when",), "features": ("basket",), "missing": 1,
@@ -58,25 +62,125 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith(
-        "label: score (2 classes, guessed: no column has a label-like name); client: station_id (20 values); time:"
+        "label: score (2 classes, guessed, as no column is called so); client: station_id (20 "
     )
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
+    said = read(table(tmp_path / "a.csv"), Roles(without="wind,No")).said
+    assert said[1].endswith("features: basket")
+    assert said[2] == "left out: constant (always the same), wind (as asked) and No (as asked)"
+    found = read(table(tmp_path / "a.csv"), Roles(label="basket", features="No", without="score"))
+    assert found.columns["categories"] == ()  # nor is a text that comes again offered as categories
+    assert ft.inspect(table(tmp_path / "a.csv"), without=["wind", "No"]).table.said == said
 
 
-def test_all_rows_of_a_population_are_looked_at_as_they_are_dealt():
-    """Ten clients with a label of their own each: half of the rows are for testing, and all are looked at."""
-    y = torch.arange(10).repeat_interleave(60)
-    x = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
-    people = ft.population(x, y, ft.data.LabelShards(clients=10, per_client=1), split=ft.data.Split(test=0.5))
-    found = ft.inspect(people)
-    assert (found["labels"].level, found["features"].level) == ("strong", "no")
-    assert found.table.said[0] == "arrays: 600 rows"
+LEFT_OUT = [
+    ({"x": np.where(N == 38, "3,8", N.astype(str)), "z": N % 7, "y": N % 2},
+     "x (39 of 40 are numbers, row 38 is '3,8': correct it or write NA)"),
+    ({"label": np.array([f"note {n}" for n in N]), "x": N / 7, "kind": AB},
+     "label (named like a label, but almost every value is unique: text)"),
+    ({"label": np.full(40, "a"), "x": N / 7, "kind": AB, "role": "kind"}, "label (always the same)"),
+    ({"user": N % 5, "x": N / 7, "none": np.full(40, np.nan), "y": N % 5}, "none (100 % missing)"),
+    ({"x": N % 7, "label": N % 2, "when": np.array([f"{1 + n % 28:02}/01/2024" for n in N])},
+     "when (text; named like a time, but '01/01/2024' is not ISO 8601, such as 2024-01-29T13:00, nor seconds)"),
+    ({"a": N * 1e300, "b": N % 9, "y": N % 2}, "a (numbers beyond 3.4e+38, with which no model computes)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "said"), LEFT_OUT)
+def test_a_column_that_is_left_out_is_said_with_the_reason(columns, said):
+    columns = dict(columns)
+    roles = Roles(label=columns.pop("role", None))
+    assert read(columns, roles).said[2] == f"left out: {said}"
+
+
+def test_a_cell_of_a_file_that_makes_numbers_a_text_is_named_by_its_row(tmp_path):
+    lines = table(tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
+    cells = lines[38].split(",")
+    lines[38] = ",".join([*cells[:3], "4x", *cells[4:]])
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    said = "basket (398 of 399 are numbers, row 39 is '4x': correct it or write NA)"
+    assert said in read(tmp_path / "a.csv", Roles(label="score")).said[2]
+
+
+def test_a_column_that_is_named_is_nothing_else():
+    data = {"user": N % 5, "x": N / 7, "y": N % 5}
+    assert read(data, Roles(label="user")).columns["client"] is None
+    assert read(data, Roles(features="y,y")).columns["features"] == ("y",)
+    assert read(data, Roles(features="y")).columns["label"] == "x"
+
+
+REFUSED = [
+    ({"label": np.full(40, "a"), "x": N / 7, "kind": AB}, Roles(), "table: --label: found 'label', but this has one; "),
+    ({"price": np.where(N == 39, "3,8", (N / 4).astype(str)), "label": AB}, Roles(features="price"),
+     "found 'price', but 39 of 40 are numbers, row 39 is '3,8'"),
+    ({"a": np.array(["u"]), "x": np.ones(1)}, Roles(), "table: no column looks like a label; allowed: --label with"),
+    ({"a": np.full(9, "u"), "x": np.ones(9)}, Roles(), "table: no column looks like a label; allowed: --label with"),
+    ({"a": N * 1e300, "b": N % 9}, Roles(label="a"), "table: a: found 3.9e+301, allowed: numbers below 3.4e+38"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "roles", "said"), REFUSED)
+def test_columns_that_cannot_be_read_are_refused(columns, roles, said):
+    with pytest.raises(FedtideError, match=re.escape(said)):
+        read(columns, roles)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"label": "scor"}, "shop.csv: --label: no column 'scor'; allowed: No, when, station_id, basket, wind, constant, "
+     "score; did you mean 'score'?"),
+    ({"features": "basket,wind"}, "shop.csv: --features: found 'wind', allowed: columns of numbers"),
+    ({"zone": "Berlin"}, "--zone: found 'Berlin'"),
+    ({"time": "wind"}, "shop.csv: row 2: wind: time: found 'NNW', allowed: seconds or ISO 8601"),
+    ({"time": "when,wind"}, "shop.csv: --time: found 'wind', allowed: numbers for the parts of a date"),
+    ({"label": "score", "client": "score"}, "shop.csv: --label: found 'score', but --client names it, too;"),
+    ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),
+    ({"time": "", "zone": "Europe/Berlin"}, "shop.csv: --zone: found 'Europe/Berlin', but no column looks"),
+    ({"without": "wnd"}, "shop.csv: --without: no column 'wnd'; allowed: No, when, station_id"),
+    ({"without": "basket,wind", "features": "basket"}, "shop.csv: --without: found 'basket', but --features names"),
+    ({"label": ""}, "shop.csv: --label: found '', allowed: the name of a column"),
+    ({"label": "constant"}, "shop.csv: label: found 1013, but all rows have the same; allowed: two different"),
+])  # fmt: skip
+def test_a_wrong_option_is_one_line(tmp_path, options, said):
+    with pytest.raises(ft.FedtideError) as raised:
+        ft.inspect(table(tmp_path / "shop.csv"), **options)
+    assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("x;label\n" + "1,5;a\n2,5;b\n" * 20, "t.csv: header: found 'x;label', allowed: names divided by commas"),
+    ("a,0.5,-1.25\nb,0.7,2.5\na,0.1,3.5\n", "t.csv: first row: found 'a,0.5,-1.25', allowed: a header"),
+])  # fmt: skip
+def test_a_file_without_commas_or_without_a_header_is_one_line(tmp_path, text, said):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(FedtideError, match=re.escape(said)):
+        read(tmp_path / "t.csv")
+    (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")  # a quantile is a name
+    assert read(tmp_path / "named.csv").columns["features"] == ("0.5",)
+    with pytest.raises(FedtideError, match=r"found 'named\.csv', allowed: each file once"):
+        read([tmp_path / "named.csv"] * 2)
+
+
+def test_arrays_have_no_columns_to_name(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 3)
+    for option in ({"label": "y"}, {"client": ""}, {"features": "x"}, {"time": "x"}, {"zone": "Europe/Berlin"}):
+        with pytest.raises(ft.FedtideError, match=f"--{next(iter(option))}: found .*, but "):
+            ft.inspect(tmp_path / "a.npz", **option)
 
 
 def test_generated_rows_are_refused():
-    made = prepare("recipe:million-clients", Request(scale="nano")).settings
+    settings = prepare("recipe:million-clients", Request(scale="nano")).settings
     with pytest.raises(ft.FedtideError, match="allowed: a population of rows"):
-        read(population_of(made, made.shift, 0))
+        read(population_of(settings, settings.shift, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("v1.1_transformed.arff", "v1.1_transformed"), ("air.b.csv.gz", "air.b"), ("x.CSV", "x")]
+)
+def test_a_folder_is_named_by_a_file_without_its_known_endings(name, folder):
+    assert bare(name) == folder
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_date_in_several_columns_and_a_date_beside_an_hour():
@@ -85,125 +189,53 @@ def test_a_date_in_several_columns_and_a_date_beside_an_hour():
     assert found.columns["time"] == ("year", "month", "day", "hour")
     assert np.diff(found.time).tolist() == [25 * 3600.0]
     found = read({"dteday": np.array(["2026-03-01", "2026-03-02"]), "hr": np.array([5, 6]), "y": np.array([0, 1])})
-    assert found.columns["time"] == ("dteday", "hr")
-    assert (found.columns["features"], found.calendar) == (("hr",), (0,))
+    assert (found.columns["time"], found.columns["features"], found.calendar) == (("dteday", "hr"), ("hr",), (0,))
     assert np.diff(found.time).tolist() == [25 * 3600.0]
 
 
-@pytest.mark.parametrize(
-    "when",
-    [
-        np.array(["2026-07-01T12:00:00", "2026-07-02T12:00:00"]),
-        np.array(["2026-07-01T12:00:00", "2026-07-02T12:00:00"], dtype="datetime64[ns]"),
-        np.array([1782907200, 1782993600]),
-        np.array([1782907200000, 1782993600000]),
-        np.array([datetime(2026, 7, 1, 12), datetime(2026, 7, 2, 12)], dtype=object),
-    ],
-)
+@pytest.mark.parametrize("when", [
+    np.array(["2026-07-01T12:00:00", "2026-07-02T12:00:00"]),
+    np.array(["2026-07-01T12:00:00", "2026-07-02T12:00:00"], dtype="datetime64[ns]"),
+    np.array([1782907200, 1782993600]),
+    np.array([1782907200000, 1782993600000]),
+    np.array([datetime(2026, 7, 1, 12), datetime(2026, 7, 2, 12)], dtype=object),
+])  # fmt: skip
 def test_times_of_any_kind_are_seconds_on_the_clocks_of_a_zone(when):
     data = {"time": when, "y": np.array([0, 1])}
     assert read(data).time.tolist() == [1782907200.0, 1782993600.0]
     assert read(data, Roles(zone="Europe/Berlin")).time.tolist() == [1782914400.0, 1783000800.0]
 
 
-def test_a_measure_is_a_label_too(tmp_path):
-    draw = np.random.default_rng(0)
-    x, user = draw.normal(size=600), np.repeat([f"u{number}" for number in range(12)], 50)
-    found = ft.inspect({"x": x, "user": user, "target": 3 * x * np.where(user < "u4", 1, -1) + draw.normal(size=600)})
-    assert found.table.measured
-    assert found["meaning"].level == "strong"
-    assert not found["labels"].found
-    made = prepare(found.write(tmp_path / "made").parent / STUDY).settings
-    assert made.data.target.kind == "number"
-    assert {"ifca", "aem"} < {method.algorithm for method in made.method}
-    assert "fedem" not in {method.algorithm for method in made.method}  # squared errors are no likelihood
+@pytest.mark.parametrize(("values", "said"), [
+    (1700000000000 + 3600000 * np.arange(60), "as milliseconds since 1970"),
+    (1700000000.0 + 3600 * np.arange(60), "as seconds since 1970"),
+    (20240101 + np.arange(60), None),
+    (1700000000.5 + 3600 * np.arange(60), None),
+    (np.arange(60), None),
+])  # fmt: skip
+def test_whole_numbers_that_are_dates_since_1970_are_the_time_if_they_are_called_so(values, said):
+    found = read({"x": SEVEN, "label": TWO, "when": values})
+    assert found.columns["time"] == (("when",) if said else ())
+    assert said is None or said in found.said[1]
+    assert read({"x": SEVEN, "label": TWO, "weight": values}).columns["time"] == ()
 
 
-def test_a_study_has_what_the_registry_says_to_help_three_of_a_kind():
-    assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in CANDIDATES)
-    found = inspect_table(planted("labels 0.3", 0))
-    assert [name for name, _, _, _ in methods(found)] == ["FedAvg", "Each alone", "SCAFFOLD", "WSM", "FlexCFL"]
-    found = inspect_table(planted("meaning", 0))
-    assert [name for name, _, _, _ in methods(found)][2:] == [
-        "IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "Adaptive experts",
-    ]  # fmt: skip
-    assert methods(found)[2][3] == "there are groups of clients; the same input has other labels at other clients"
-    found = inspect_table(planted("meaning + who", 0))
-    assert [name for name, _, _, _ in methods(found)][2:6] == [
-        "FedTKM, K = 2", "FedTEM, K = 2", "Min Loss, K = 2", "IFCA, K = 2",
-    ]  # fmt: skip
-    assert methods(found)[2][2] == {
-        "prior": "learned",
-        "branches": 2,
-        "safe": True,
-    }  # the hours are for the server to find
+@pytest.mark.parametrize(("odd", "usual", "named"), [("+02:00", "", 1), ("", "+02:00", 59)])
+def test_times_in_zones_beside_times_without_are_refused(odd, usual, named):
+    times = [f"2024-01-{1 + row % 28:02}T05:00{odd if row == 40 else usual}" for row in range(60)]
+    said = f"row 40: when: time: found '{times[40]}', but a time zone is named in {named} and not in {60 - named}"
+    with pytest.raises(ft.FedtideError, match=re.escape(said)):
+        ft.inspect({"x": SEVEN, "label": TWO, "when": times})
 
 
-def test_a_cell_that_makes_numbers_a_text_is_named(tmp_path):
-    path = table(tmp_path / "a.csv")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    cells = lines[38].split(",")
-    lines[38] = ",".join([*cells[:3], "4x", *cells[4:]])
-    path.write_text("\n".join([lines[0], *lines[1:]]) + "\n", encoding="utf-8")
-    said = read(path, Roles(features="No")).said
-    assert "basket" not in said[1]
-    x = np.arange(100).astype(str).astype(object)
-    x[38] = "3,8"
-    found = read({"x": x, "z": np.arange(100) % 7, "y": np.arange(100) % 2})
-    assert found.said[2] == "left out: x (99 of 100 are numbers, row 38 is '3,8': correct it or write NA)"
-    assert (
-        "basket (398 of 399 are numbers, row 39 is '4x': correct it or write NA)"
-        in read(path, Roles(label="score")).said[2]
-    )
+def test_numbers_that_span_less_than_a_minute_are_noted_as_seconds():
+    month = {"x": np.arange(240) % 7, "month": 1 + np.arange(240) // 10, "label": np.arange(240) % 2}
+    said = "note: the numbers of month are read as seconds since 1970, and span less than a minute"
+    assert said in ft.inspect(month, time="month").notes
+    assert ft.inspect(month | {"month": 1000 * month["month"]}, time="month").notes == ft.inspect(month).notes
 
 
-def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
-    texts = np.array([f"note {number}" for number in range(40)])
-    found = read({"label": texts, "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
-    assert found.columns["label"] == "kind"
-    assert found.said[2] == "left out: label (named like a label, but almost every value is unique: text)"
-
-
-def test_a_label_that_is_always_the_same_is_refused_and_not_replaced():
-    same = {"label": np.array(["a"] * 40), "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)}
-    with pytest.raises(FedtideError, match="table: --label: found 'label', but this has one; allowed: a column with"):
-        read(same)
-    assert read(same, Roles(label="kind")).said[2] == "left out: label (always the same)"
-
-
-def test_a_file_that_is_named_twice_and_one_without_commas_are_one_line(tmp_path):
-    (tmp_path / "a.csv").write_text("x,label\n" + "1,a\n2,b\n" * 20)
-    (tmp_path / "b.csv").write_text("x;label\n" + "1,5;a\n2,5;b\n" * 20)
-    with pytest.raises(FedtideError, match=r"found 'a\.csv', allowed: each file once"):
-        read([tmp_path / "a.csv", tmp_path / "a.csv"])
-    with pytest.raises(FedtideError, match=r"b\.csv: header: found 'x;label', allowed: names divided by commas"):
-        read(tmp_path / "b.csv")
-
-
-def test_a_bad_cell_of_a_column_that_is_named_is_named():
-    prices = {"price": np.array([*(str(each / 4) for each in range(39)), "3,8"]), "label": np.array(list("ab") * 20)}
-    with pytest.raises(FedtideError, match="found 'price', but 39 of 40 are numbers, row 39 is '3,8'"):
-        read(prices, Roles(features="price"))
-
-
-@pytest.mark.parametrize(("gap", "rows"), [("sun", 120), ("NA", 119), ("", 119)])
-def test_texts_that_come_again_are_categories_of_the_study(tmp_path, gap, rows):
-    draw = np.random.default_rng(0)
-    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(["shop", "basket", "weather", "note", "label"])
-        for row in range(120):
-            weather, basket = ["sun", "rain"][int(draw.integers(2))] if row != 7 else gap, int(draw.integers(10))
-            lines.writerow([f"s{row % 6}", basket, weather, f"note {row}", "a" if basket > 4 else "b"])
-    found = ft.inspect(tmp_path / "a.csv")
-    assert found.table.columns["categories"] == ("weather",)
-    study = found.write(tmp_path / "out").parent / "study.toml"
-    source = read_experiment(study).data.source
-    assert (source.features, source.categories) == (("basket", "weather"), ("weather",))
-    assert tuple(source.load(None, 0).x.shape) == (rows, 3)
-
-
-def test_rows_of_every_third_hour_are_there_at_all_times_and_their_numbers_tell_nothing():
+def test_rows_of_every_third_hour_are_there_at_all_times():
     hours = np.tile(np.arange(0, 24 * 60, 3), 2)
     data = {"No": hours + 1, "time": 1.8e9 - 1.8e9 % 86400 + 3600 * hours, "x": np.sin(hours), "y": hours % 5 // 3}
     found = ft.inspect(data)
@@ -215,36 +247,7 @@ def test_rows_of_every_third_hour_are_there_at_all_times_and_their_numbers_tell_
     assert "and no rows come at" in found["presence"].said
 
 
-def test_a_column_that_is_named_is_nothing_else():
-    user, x = np.arange(40) % 5, np.arange(40) / 7
-    data = {"user": user, "x": x, "none": np.full(40, np.nan), "y": user}
-    assert read(data, Roles(label="user")).columns["client"] is None
-    assert read(data, Roles(features="y,y")).columns["features"] == ("y",)
-    assert read(data, Roles(features="y")).columns["label"] == "x"
-    assert read(data).said[2] == "left out: none (100 % missing)"
-
-
-def test_a_table_of_one_row_or_of_columns_that_never_change_has_no_label():
-    for data in ({"a": ["u"], "x": [1.0]}, {"a": ["u"] * 9, "x": [1.0] * 9}):
-        with pytest.raises(
-            ft.FedtideError, match=r"^table: no column looks like a label; allowed: --label with one of a, x"
-        ):
-            ft.inspect({name: np.array(column) for name, column in data.items()})
-
-
-def test_arrays_have_no_columns_to_name(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 3)
-    for option in ({"label": "y"}, {"client": ""}, {"features": "x"}, {"time": "x"}, {"zone": "Europe/Berlin"}):
-        with pytest.raises(ft.FedtideError, match=f"--{next(iter(option))}: found .*, but "):
-            ft.inspect(tmp_path / "a.npz", **option)
-
-
-def test_cells_that_a_source_does_not_know_are_missing_and_rows_are_saved(tmp_path):
-    lines = ["user,x,label", *(f"{row % 5},{'?' if row == 3 else row % 7},{row % 2}" for row in range(100))]
-    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="utf-8")
-    found = ft.inspect(tmp_path / "a.csv")
-    assert found.table.columns["missing"] == 1
-    assert (found.write(tmp_path / "made").parent / "rows.npz").is_file()
+# -- frames ------------------------------------------------------------------------------------------------------------
 
 
 class Frame:
@@ -270,6 +273,150 @@ def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
     assert len(prepare(page.parent / STUDY).settings.method) >= 4
 
 
+def test_frames_of_pandas_have_columns_by_numbers_and_an_index_of_dates():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({0: N % 7, 1: np.repeat([5, 6], 20), 2: AB})
+    one, other = (
+        ft.inspect(frame, label=2, client=1, features=[0]),
+        ft.inspect(frame, label="2", client="1", features="0"),
+    )
+    assert str(one) == str(other)
+    assert ft.data.table(frame, label=2, client=1, quiet=True).client_names == ("5", "6")
+    hours = pandas.date_range("2026-03-01", periods=60, freq="h", tz="Europe/Berlin")
+    frame = pandas.DataFrame({"x": SEVEN, "label": TWO}, hours)
+    assert "time: index (2026-02-28 23:00 to" in read(frame).said[1]
+    assert "time: at (2026-02-28 23:00 to" in read(frame.rename_axis("at")).said[1]
+    assert ft.data.table(frame, quiet=True).time is not None
+    assert read(frame.reset_index(drop=True)).time is None
+    assert read(frame.assign(when=hours[::-1])).said[2] == "left out: index (dates)"
+    with pytest.raises(ft.FedtideError, match=r"data: found .DataFrame., but it has no columns; allowed: files"):
+        ft.inspect(pandas.DataFrame())
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_rows_of_a_population_are_looked_at_as_they_are_dealt():
+    """Ten clients with a label of their own each: half of the rows are for testing, and all are looked at."""
+    y = torch.arange(10).repeat_interleave(60)
+    x = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
+    people = ft.population(x, y, ft.data.LabelShards(clients=10, per_client=1), split=ft.data.Split(test=0.5))
+    found = ft.inspect(people)
+    assert (found["labels"].level, found["features"].level) == ("strong", "no")
+    assert found.table.said[0] == "arrays: 600 rows"
+
+
+def test_missing_columns_are_said():
+    answers = ft.inspect({"x": N / 1.0, "label": N % 2})
+    assert {answer.level for answer in answers} == {"not asked"}
+    assert (answers["labels"].said, answers["mix"].said) == ("no column of clients", "no column of time")
+    same = planted("nothing", 0, 200)
+    one = inspect_table(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
+    assert (one["labels"].said, one["drift"].said) == ("one client", "all rows have the same time")
+    single = inspect_table(replace(same, client=np.full(200, "a"), features=None))
+    assert single["presence"].said == "as many rows at all times of the day"
+    bare_rows = inspect_table(replace(same, features=None))
+    assert (bare_rows["features"].level, bare_rows["matter"].level, bare_rows["labels"].level) == (
+        "not asked", "not asked", "no",
+    )  # fmt: skip
+    for label in (np.full(40, "yes"), np.full(40, 3), np.full(40, 0.5)):
+        with pytest.raises(FedtideError, match=r"^table: label: found .*, but all rows .*; allowed: two different lab"):
+            inspect_table(Table("table", label, np.arange(40.0)[:, None]))
+
+
+def test_two_clients_are_no_groups_and_one_beside_groups_is_alone():
+    x, user = np.arange(600) % 7, np.arange(600) // 7 % 6
+    pair = ft.inspect({"x": x, "user": user % 2, "label": (x > 3) == (user % 2 < 1)})
+    assert pair["meaning"].level == "strong"
+    said = "2 clients differ by their models, but not in groups of several"
+    assert (pair["groups"].level, pair["groups"].said) == ("no", said)
+    several = ft.inspect({"x": x, "user": user, "label": np.where(user == 5, x == 1, (x > 3) == (user < 3))})
+    assert several["groups"].said.startswith("2 groups of 3 and 2 clients, 1 alone: their models")
+
+
+@pytest.mark.parametrize(("looks", "recognized", "said"), [
+    ((0.03, 0.05), (0.7, 0.4), "a row tells its client in 70 % of cases, by chance 40 %$"),
+    ((0.07, 0.05), (0.7, 0.4), "a row tells its client in 70 % of cases, by chance 40 %; 7.0 % of a client's rows"),
+    ((0.03, 0.05), (0.4, 0.4), "3.0 % of a client's rows"),
+])  # fmt: skip
+def test_the_part_with_the_higher_level_comes_first_and_a_part_below_chance_is_left_out(looks, recognized, said):
+    clients = ft.inspect({"x": np.arange(400) % 7, "user": np.arange(400) % 20, "label": np.arange(400) % 3}).clients
+    compared = replace(clients.compared, recognized=Against(*recognized, 0.001))
+    assert re.match(said, _features(Against(*looks, 0.001), compared).said)
+
+
+def test_clients_of_one_label_each_have_an_alpha_below_any():
+    """Three measures, each of two clients: none lies below the least, and the moments give r = 1, rounded."""
+    user = np.arange(60) % 6
+    found = ft.inspect({"user": user, "label": user % 3 + 0.5})
+    assert found["labels"].said.endswith("as if dealt with dirichlet alpha below 0.01")
+    assert 0 <= found.clients.alpha < 1e-12
+    assert found.rows.label_names == ("below 1.5", "from 1.5", "from 2.5")
+
+
+def test_a_feature_that_is_the_label_is_noted():
+    same = planted("nothing", 0, 400)
+    label = np.searchsorted(np.unique(same.label), same.label)
+    features = np.concatenate([same.features, np.eye(4)[label]], 1)
+    names = tuple(f"x{number}" for number in range(8))
+    found = inspect_table(replace(same, features=features, columns={"features": names}))
+    assert any(re.search(r"features tell the label almost wholly; .*--without x4\)", note) for note in found.notes)
+
+
+# -- studies -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_has_three_methods_of_a_kind_that_the_registry_says_to_help():
+    assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in CANDIDATES)
+    for world, names in {
+        "labels 0.3": ["SCAFFOLD", "WSM", "FlexCFL"],
+        "meaning": ["IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "Adaptive experts"],
+        "meaning + who": ["FedTKM, K = 2", "FedTEM, K = 2", "Min Loss, K = 2", "IFCA, K = 2"],
+    }.items():
+        found = methods(inspect_table(planted(world, 0)))
+        assert [proposal.name for proposal in found][: len(names) + 2] == ["FedAvg", "Each alone", *names]
+        if world == "meaning":
+            assert found[2].why == "there are groups of clients; the same input has other labels at other clients"
+    # The hours are for the server to find.
+    assert found[2].options == {"prior": "learned", "branches": 2, "safe": True}
+
+
+def test_a_measure_is_a_label_too(tmp_path):
+    draw = np.random.default_rng(0)
+    x, user = draw.normal(size=600), np.repeat([f"u{number}" for number in range(12)], 50)
+    found = ft.inspect({"x": x, "user": user, "target": 3 * x * np.where(user < "u4", 1, -1) + draw.normal(size=600)})
+    assert (found.table.measured, found["meaning"].level, found["labels"].found) == (True, "strong", False)
+    settings = prepare(found.write(tmp_path / "made").parent / STUDY).settings
+    assert settings.data.target.kind == "number"
+    algorithms = {method.algorithm for method in settings.method}
+    assert {"ifca", "aem"} < algorithms
+    assert "fedem" not in algorithms  # squared errors are no likelihood
+
+
+@pytest.mark.parametrize(("gap", "rows"), [("sun", 120), ("NA", 119), ("", 119)])
+def test_texts_that_come_again_are_categories_of_the_study(tmp_path, gap, rows):
+    draw = np.random.default_rng(0)
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(["shop", "basket", "weather", "note", "label"])
+        for row in range(120):
+            weather, basket = ["sun", "rain"][int(draw.integers(2))] if row != 7 else gap, int(draw.integers(10))
+            lines.writerow([f"s{row % 6}", basket, weather, f"note {row}", "a" if basket > 4 else "b"])
+    found = ft.inspect(tmp_path / "a.csv")
+    assert found.table.columns["categories"] == ("weather",)
+    source = read_experiment(found.write(tmp_path / "out").parent / STUDY).data.source
+    assert (source.features, source.categories) == (("basket", "weather"), ("weather",))
+    assert tuple(source.load(None, 0).x.shape) == (rows, 3)
+
+
+def test_cells_that_a_source_does_not_know_are_missing_and_rows_are_saved(tmp_path):
+    lines = ["user,x,label", *(f"{row % 5},{'?' if row == 3 else row % 7},{row % 2}" for row in range(100))]
+    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="utf-8")
+    found = ft.inspect(tmp_path / "a.csv")
+    assert found.table.columns["missing"] == 1
+    assert (found.write(tmp_path / "made").parent / "rows.npz").is_file()
+
+
 def test_a_study_of_the_hour_has_rows_in_all_of_its_rounds(tmp_path):
     """Clients by day and by night, and hours at which hardly any of them are there."""
     draw = np.random.default_rng(3)
@@ -280,92 +427,11 @@ def test_a_study_of_the_hour_has_rows_in_all_of_its_rounds(tmp_path):
     label = np.where(user < 12, x, -x) + y > 0
     found = ft.inspect({"x": x, "y": y, "user": user, "time": when, "label": label})
     assert (found["mix"].found, found["mix"].cycle) == (True, "day")
-    folder = found.write(tmp_path / "made").parent
-    made = prepare(folder / STUDY).settings
-    assert (made.shift.who.kind, made.shift.what.window, made.rounds > 100) == ("data", "6h", True)
-    population = population_of(made, made.shift, 0)
-    assert all(int(population.there(Moment(number, made.rounds)).sum()) for number in range(made.rounds))
-
-
-def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):
-    data = table(tmp_path / "shop.csv")
-    assert done("inspect", data, "--out", tmp_path / "made", "--json") == 0
-    out, err = capsys.readouterr()
-    lines, found = err.splitlines(), json.loads(out)
-    assert [answer["level"] for answer in found["answers"][:4]] == ["no", "no", "strong", "strong"]
-    assert found["study"] == str(tmp_path / "made" / STUDY)
-    assert [line[:64].strip() for line in lines[3:7]] == [
-        "Do labels differ between clients?", "Do features differ between clients?",
-        "Does the same input get different labels at different clients?", "Are there groups of clients?",
-    ]  # fmt: skip
-    assert [line[64:74].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
-    groups = "there are groups of clients that differ strongly"
-    short = f"In short: labels of the same input differ strongly between clients; {groups}."
-    assert short in lines
-    page = (tmp_path / "made" / PAGE).read_text(encoding="utf-8")
-    assert page.count("<figure") == 6
-    assert f'class="headline">{short}' in page
-    assert "nan" not in page.split("<figure")[0]
-    study = tmp_path / "made" / STUDY
-    assert prepare(study).settings.title == "shop.csv"
-    assert done("inspect", data, "--out", tmp_path / "made") == 2
-    assert capsys.readouterr().err == f"fedtide: {tmp_path / 'made'}: already exists, allowed: a new folder\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"label": "scor"}, "shop.csv: --label: no column 'scor'; allowed: No, when, station_id, basket, wind, "
-         "constant, score; did you mean 'score'?"),
-        ({"features": "basket,wind"}, "shop.csv: --features: found 'wind', allowed: columns of numbers"),
-        ({"zone": "Berlin"}, "--zone: found 'Berlin'"),
-        ({"time": "wind"}, "shop.csv: row 2: wind: time: found 'NNW', allowed: seconds or ISO 8601"),
-        ({"time": "when,wind"}, "shop.csv: --time: found 'wind', allowed: numbers for the parts of a date"),
-        ({"time": "when,basket,No"}, "shop.csv: --time: found 'when', allowed: numbers for the parts of a date"),
-        ({"label": "score", "client": "score"}, "shop.csv: --label: found 'score', but --client names it, "
-         "too; allowed: another column"),
-        ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),
-        ({"time": "", "zone": "Europe/Berlin"}, "shop.csv: --zone: found 'Europe/Berlin', but no column looks"),
-        ({"without": "wnd"}, "shop.csv: --without: no column 'wnd'; allowed: No, when, station_id"),
-        ({"without": "basket,wind", "features": "basket"}, "shop.csv: --without: found 'basket', but --features names"),
-        ({"label": ""}, "shop.csv: --label: found '', allowed: the name of a column"),
-        ({"label": "constant"}, "shop.csv: label: found 1013, but all rows have the same; allowed: two different"),
-    ],
-)  # fmt: skip
-def test_a_wrong_option_is_one_line(tmp_path, options, said):
-    with pytest.raises(ft.FedtideError) as raised:
-        ft.inspect(table(tmp_path / "shop.csv"), **options)
-    assert str(raised.value).startswith(said)
-
-
-def test_columns_of_a_frame_that_are_called_by_numbers_are_named_by_them():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({0: np.arange(40) % 7, 1: np.repeat([5, 6], 20), 2: ["a", "b"] * 20})
-    assert str(ft.inspect(frame, label=2, client=1, features=[0])) == str(
-        ft.inspect(frame, label="2", client="1", features="0")
-    )
-    assert ft.data.table(frame, label=2, client=1, quiet=True).client_names == ("5", "6")
-
-
-def test_columns_may_be_left_out_without_naming_all_others(tmp_path):
-    said = read(table(tmp_path / "a.csv"), Roles(without="wind,No")).said
-    assert said[1].endswith("features: basket")
-    assert said[2] == "left out: constant (always the same), wind (as asked) and No (as asked)"
-    found = read(table(tmp_path / "a.csv"), Roles(label="basket", features="No", without="score"))
-    assert found.columns["categories"] == ()  # nor is a text that comes again offered as categories
-    assert ft.inspect(table(tmp_path / "a.csv"), without=["wind", "No"]).table.said == said
-
-
-def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):
-    draw = np.random.default_rng(0)
-    columns = {"a": draw.normal(size=300) * 1e300, "b": draw.normal(size=300), "y": draw.integers(2, size=300)}
-    found = ft.inspect(columns)
-    assert found.table.columns["features"] == ("b",)
-    more = read(columns | {"user_id": draw.integers(30, size=300), "thing_id": draw.integers(9, size=300)})
-    assert "thing_id (an identifier by its name)" in more.said[2]
-    assert "left out: a (numbers beyond 3.4e+38, with which no model computes)" in found.table.said
-    with pytest.raises(ft.FedtideError, match=r"table: a: found .*e\+300, allowed: numbers below 3.4e\+38; divide"):
-        ft.inspect(columns, label="a")
+    settings = prepare(found.write(tmp_path / "made").parent / STUDY).settings
+    shift = settings.shift
+    assert (shift.who.kind, shift.what.window, settings.rounds > 100) == ("data", "6h", True)
+    population = population_of(settings, shift, 0)
+    assert all(int(population.there(Moment(number, settings.rounds)).sum()) for number in range(settings.rounds))
 
 
 def test_large_tables_are_looked_at_in_part_and_their_clients_train_for_some_steps(monkeypatch):
@@ -387,164 +453,57 @@ def test_studies_run(tmp_path, name):
     assert len(played.summaries[0].methods) >= 2
 
 
-def test_what_is_missing_is_said_and_nothing_is_written(tmp_path, capsys):
+def test_the_world_of_a_study_is_inspected(tmp_path):
+    """Two groups with means of their own come in turn: their looks differ, and the mix follows the period."""
+    world = {
+        "rounds": 64,
+        "data": {"source": {"kind": "gaussians", "samples": 3000, "domains": 2, "classes": 3},
+                 "groups": {"by": "domain"}, "partition": {"kind": "iid", "clients": 12}},
+        "shift": {"who": {"kind": "periodic", "period": 8}}, "model": "linear",
+        "method": [{"algorithm": "fedavg", "cohort": 4}],
+    }  # fmt: skip
+    found = ft.inspect(world)
+    assert (found["features"].level, found["mix"].why) == ("strong", ("others",))
+    folder = found.write(tmp_path / "made").parent
+    assert [path.name for path in folder.iterdir()] == [PAGE]
+    with pytest.raises(ft.FedtideError, match="--label: found 'y', allowed: with data"):
+        ft.inspect(world, label="y")
+
+
+# -- the command and the page ------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):
+    data = table(tmp_path / "shop.csv")
+    assert done("inspect", data, "--out", tmp_path / "made", "--json") == 0
+    out, err = capsys.readouterr()
+    lines, found = err.splitlines(), json.loads(out)
+    assert [answer["level"] for answer in found["answers"][:4]] == ["no", "no", "strong", "strong"]
+    assert found["study"] == str(tmp_path / "made" / STUDY)
+    assert lines[5].startswith("Does the same input get different labels at different clients?  strong ")
+    assert [line[64:74].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
+    groups = "there are groups of clients that differ strongly"
+    short = f"In short: labels of the same input differ strongly between clients; {groups}."
+    assert short in lines
+    page = (tmp_path / "made" / PAGE).read_text(encoding="utf-8")
+    assert page.count("<figure") == 6
+    assert f'class="headline">{short}' in page
+    assert "nan" not in page.split("<figure")[0]
+    assert prepare(tmp_path / "made" / STUDY).settings.title == "shop.csv"
+    assert done("inspect", data, "--out", tmp_path / "made") == 2
+    assert capsys.readouterr().err == f"fedtide: {tmp_path / 'made'}: already exists, allowed: a new folder\n"
+
+
+def test_without_a_file_nothing_is_written_and_without_features_no_study(tmp_path, capsys):
     assert done("inspect", tmp_path / "none.csv", "--out", tmp_path / "made") == 2
     said = capsys.readouterr().err
     assert "none.csv" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "made").exists()
-    found = ft.inspect({"x": np.arange(40.0), "label": np.arange(40) % 2})
-    assert {answer.level for answer in found} == {"not asked"}
-    assert found["labels"].said == "no column of clients"
-    assert found["mix"].said == "no column of time"
-
-
-def test_without_features_the_command_says_why_there_is_no_study(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("user,a,label\n" + "".join(f"u{row % 3},,{row % 2}\n" for row in range(60)))
     assert done("inspect", tmp_path / "a.csv", "--out", tmp_path / "made") == 0
     assert "no study: no columns of features are left" in capsys.readouterr().out
     assert not (tmp_path / "made" / STUDY).exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "folder"), [("v1.1_transformed.arff", "v1.1_transformed"), ("air.b.csv.gz", "air.b"), ("x.CSV", "x")]
-)
-def test_a_folder_is_named_by_a_file_without_its_known_endings(name, folder):
-    assert bare(name) == folder
-
-
-def test_a_column_that_is_called_like_a_time_and_cannot_be_read_is_said_to_be_one():
-    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
-    dates = [f"{1 + row % 28:02}/01/2024" for row in range(60)]
-    said = read({**columns, "when": dates, "remark": dates}).said[-1]
-    why = "text; named like a time, but '01/01/2024' is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
-    assert said == f"left out: when ({why}) and remark (text)"
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (1700000000000 + 3600000 * np.arange(60), "as milliseconds since 1970"),
-        (1700000000.0 + 3600 * np.arange(60), "as seconds since 1970"),
-        (20240101 + np.arange(60), None),
-        (1700000000.5 + 3600 * np.arange(60), None),
-        (np.arange(60), None),
-    ],
-)
-def test_whole_numbers_that_are_dates_since_1970_are_the_time_where_they_are_called_so(values, said):
-    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
-    found = read({**columns, "when": values})
-    assert found.columns["time"] == (("when",) if said else ())
-    assert said is None or said in found.said[1]
-    assert read({**columns, "weight": values}).columns["time"] == ()
-
-
-def test_the_index_of_a_frame_is_its_time_where_it_is_of_dates():
-    pandas = pytest.importorskip("pandas")
-    hours = pandas.date_range("2026-03-01", periods=60, freq="h", tz="Europe/Berlin")
-    frame = pandas.DataFrame({"x": np.arange(60) % 7, "label": np.arange(60) % 2}, hours)
-    assert "time: index (2026-02-28 23:00 to" in read(frame).said[1]
-    assert "time: at (2026-02-28 23:00 to" in read(frame.rename_axis("at")).said[1]
-    assert ft.data.table(frame, quiet=True).time is not None
-    assert read(frame.reset_index(drop=True)).time is None
-    other = read(frame.assign(when=hours[::-1]))
-    assert other.columns["time"] == ("when",)
-    assert other.said[2] == "left out: index (dates)"
-
-
-def test_an_empty_frame_is_said_to_be_empty():
-    pandas = pytest.importorskip("pandas")
-    with pytest.raises(ft.FedtideError, match=r"data: found .DataFrame., but it has no columns; allowed: files"):
-        ft.inspect(pandas.DataFrame())
-
-
-def test_times_in_zones_beside_times_without_are_refused(tmp_path):
-    hours = [f"2024-01-{1 + row % 28:02}T05:00" for row in range(60)]
-    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
-    for odd, named, bare_ones, other in (("+02:00", 1, 59, ""), ("", 59, 1, "+02:00")):
-        times = [f"{hour}{odd if row == 40 else other}" for row, hour in enumerate(hours)]
-        said = f"row 40: when: time: found '{times[40]}', but a time zone is named in {named} and not in {bare_ones}"
-        with pytest.raises(ft.FedtideError, match=re.escape(said)):
-            ft.inspect({**columns, "when": times})
-        with pytest.raises(ft.FedtideError, match=re.escape("row 40: time: found")):
-            ft.inspect({**columns, "time": times})
-    assert (
-        ft.inspect({**columns, "when": [f"{hour}+0{row % 3}:00" for row, hour in enumerate(hours)]}).table.zone is None
-    )
-
-
-def test_numbers_that_span_less_than_a_minute_are_noted_as_seconds():
-    month = {"x": np.arange(240) % 7, "month": 1 + np.arange(240) // 10, "label": np.arange(240) % 2}
-    said = "note: the numbers of month are read as seconds since 1970, and span less than a minute"
-    assert said in ft.inspect(month, time="month").notes
-    assert ft.inspect(month | {"month": 1000 * month["month"]}, time="month").notes == ft.inspect(month).notes
-
-
-def test_one_client_and_one_time_and_no_features():
-    same = planted("nothing", 0, 200)
-    one = inspect_table(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
-    assert one["labels"].said == "one client"
-    assert one["drift"].said == "all rows have the same time"
-    alone = inspect_table(replace(same, client=np.full(200, "a"), features=None))
-    assert alone["presence"].said == "as many rows at all times of the day"
-    bare = inspect_table(replace(same, features=None))
-    assert bare["features"].level == bare["matter"].level == "not asked"
-    assert bare["labels"].level == "no"
-
-
-def test_two_clients_are_no_groups_and_one_beside_groups_is_alone():
-    x, user = np.arange(600) % 7, np.arange(600) // 7 % 6
-    pair = ft.inspect({"x": x, "user": user % 2, "label": (x > 3) == (user % 2 < 1)})
-    assert pair["meaning"].level == "strong"
-    assert (pair["groups"].level, pair["groups"].said) == (
-        "no", "2 clients differ by their models, but not in groups of several"
-    )  # fmt: skip
-    several = ft.inspect({"x": x, "user": user, "label": np.where(user == 5, x == 1, (x > 3) == (user < 3))})
-    assert several["groups"].said.startswith("2 groups of 3 and 2 clients, 1 alone: their models")
-
-
-def test_what_tells_that_features_differ_comes_first_and_what_is_below_chance_is_not_said():
-    compared = ft.inspect(
-        {"x": np.arange(400) % 7, "user": np.arange(400) % 20, "label": np.arange(400) % 3}
-    ).clients.compared
-    said = []
-    for looks, recognized in (((0.03, 0.05), (0.7, 0.4)), ((0.07, 0.05), (0.7, 0.4)), ((0.03, 0.05), (0.4, 0.4))):
-        pair = replace(compared, recognized=Against(*recognized, 0.001))
-        said.append(_features(Against(*looks, 0.001), pair).said)
-    assert said[0] == "a row tells its client in 70 % of cases, by chance 40 %"
-    assert said[1].startswith("a row tells its client in 70 % of cases, by chance 40 %; 7.0 % of a client's rows")
-    assert said[2].startswith("3.0 % of a client's rows")
-
-
-def test_labels_that_are_all_the_same_are_refused():
-    for label in (np.full(40, "yes"), np.full(40, 3), np.full(40, 0.5)):
-        with pytest.raises(
-            ft.FedtideError, match=r"^table: label: found .*, but all rows .*; allowed: two different lab"
-        ):
-            inspect_table(Table("table", label, np.arange(40.0)[:, None]))
-
-
-def test_clients_of_one_label_each_have_an_alpha_below_any(tmp_path):
-    """Three measures, each of two clients: none lies below the least, and the moments give r = 1, rounded."""
-    user = np.arange(60) % 6
-    found = ft.inspect({"user": user, "label": user % 3 + 0.5})
-    assert found["labels"].said.endswith("as if dealt with dirichlet alpha below 0.01")
-    assert found.clients.alpha == pytest.approx(0, abs=1e-12)
-    assert found.clients.alpha >= 0
-    assert found.rows.label_names == ("below 1.5", "from 1.5", "from 2.5")
-
-
-def test_a_feature_that_is_the_label_is_noted():
-    table = planted("nothing", 0, 400)
-    label = np.searchsorted(np.unique(table.label), table.label)
-    features = np.concatenate([table.features, np.eye(4)[label]], 1)
-    names = tuple(f"x{number}" for number in range(8))
-    found = inspect_table(replace(table, features=features, columns={"features": names}))
-    assert any(re.search(r"features tell the label almost wholly; .*--without x4\)", note) for note in found.notes)
-
-
-def test_the_template_ships():
-    assert "inspection.html" in TEMPLATES
 
 
 def test_names_in_a_picture_cover_none_of_each_other():
@@ -560,30 +519,3 @@ def test_names_in_a_picture_cover_none_of_each_other():
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     whole = axes.get_window_extent()
     assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 for box in boxes)
-
-
-def test_the_world_of_a_study_is_inspected(tmp_path):
-    """Two groups in blobs of their own come in turn: their looks differ, and the mix follows the period."""
-    world = {
-        "rounds": 64,
-        "data": {"source": {"kind": "gaussians", "samples": 3000, "domains": 2, "classes": 3},
-                 "groups": {"by": "domain"}, "partition": {"kind": "iid", "clients": 12}},
-        "shift": {"who": {"kind": "periodic", "period": 8}}, "model": "linear",
-        "method": [{"algorithm": "fedavg", "cohort": 4}],
-    }  # fmt: skip
-    found = ft.inspect(world)
-    assert found["features"].level == "strong"
-    assert found["mix"].why == ("others",)
-    made = found.write(tmp_path / "made").parent
-    assert [path.name for path in made.iterdir()] == ["inspection.html"]
-    with pytest.raises(ft.FedtideError, match="--label: found 'y', allowed: with data"):
-        ft.inspect(world, label="y")
-
-
-def test_a_file_without_a_header_is_one_line(tmp_path):
-    """Two of three names are numbers with a point; one of two are quantiles, which are names."""
-    (tmp_path / "bare.csv").write_text("a,0.5,-1.25\nb,0.7,2.5\na,0.1,3.5\n")
-    with pytest.raises(ft.FedtideError, match=r"bare\.csv: first row: found 'a,0.5,-1.25', allowed: a header"):
-        read(tmp_path / "bare.csv")
-    (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")
-    assert read(tmp_path / "named.csv").columns["features"] == ("0.5",)
