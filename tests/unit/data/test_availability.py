@@ -236,17 +236,6 @@ def test_a_round_in_which_nobody_is_awake_lasts_until_somebody_wakes(tmp_path):
     assert len(saved["arrivals"]) == 0  # as nobody knew
 
 
-def test_who_was_awake_in_rounds_can_be_replayed(tmp_path):
-    who = {**awake_in(tmp_path, period=6.0), "dropout_rate": 0.0}
-    shift = {"clock": "rounds", "who": who}
-    run = run_of(study(A, shift=shift), tmp_path / "run")
-    list(run.play())
-    saved = str(tmp_path / "run" / "shift" / "0.safetensors")
-    again = run_of(study(A, shift={"who": {"kind": "replay", "path": saved}}), tmp_path / "again")
-    list(again.play())
-    assert (run.folder / "rounds.jsonl").read_bytes() == (again.folder / "rounds.jsonl").read_bytes()
-
-
 # -- files and digests -------------------------------------------------------------------------------------------------
 
 

@@ -105,13 +105,6 @@ def test_a_client_may_wait():
     assert not len(population.shard(1, Moment(5, 12)))
 
 
-def test_a_waiting_client_is_not_given_the_rows_that_everyone_holds():
-    population = handmade(Stream(**HAND, empty="wait", shared=2), [[4, 3, 3], [3, 0, 4]])
-    assert len(population.plan.shared) == 4
-    assert not len(population.held(1, Moment(5, 12), "train"))
-    assert population.counts(torch.tensor([0, 1]), "train", Moment(5, 12))[1] == 0
-
-
 def test_a_stream_that_is_over_before_the_run_is_one_line():
     for empty in ("error", "wait"):
         population = handmade(Stream(**HAND, empty=empty), [[2, 1, 1], [1, 1, 1]])
@@ -268,10 +261,7 @@ def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
         (["0,inf,night"], "row 2: round: found 'inf'"),
         (["0,nan,night"], "row 2: round: found 'nan'"),
         (["0,1,nite"], "row 2: concept: found 'nite', allowed: day, night; did you mean 'night'?"),
-        (
-            ["0,5,night", "1,5,night", "0,5.0,day"],
-            "row 4: round: found '5.0', but it is there twice; allowed: once",
-        ),
+        (["0,5,night", "1,5,night", "0,5.0,day"], "row 4: round: found '5.0', but it is there twice; allowed: once"),
         (["0,5"], "row 2: number of cells: found 2, allowed: 3, as in the header"),
         ([], "no rows below the header"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -238,13 +237,6 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
 
 def test_reading_a_configuration_runs_no_code_of_the_user():
     assert named(shift__what="python:absent:weekdays").shift.words([], [], 10)
-
-
-def test_a_function_itself_may_be_given_in_python():
-    from fedtide.data.shift.own import HeldBy
-
-    own = people(what=Python(lambda: HeldBy(lambda rows, part, moment, rng: rows[:1])))
-    assert own.counts(own.clients, "train", at(0)).tolist() == np.ones(len(own.clients)).tolist()
 
 
 def test_a_page_about_own_shifts_says_what_there_is(tmp_path):

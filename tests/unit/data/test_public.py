@@ -139,11 +139,7 @@ def test_more_public_rows_than_there_are_is_one_line(public, most):
     ("partition", "groups", "line"),
     [
         (IID(8), OneGroup(), "data.partition.clients: found 8, but they need 8 rows and there are 5"),
-        (
-            Natural(clients=9, min_samples=2),
-            OneGroup(),
-            "found 9, allowed: at most ., the clients of toy with 2 rows",
-        ),
+        (Natural(clients=9, min_samples=2), OneGroup(), "found 9, allowed: at most ., the clients of toy with 2 rows"),
         (ByGroup({"day": IID(2), "night": IID(20)}), ByDomain(), "data.partition.of.night.clients: found 20, but they"),
     ],
 )

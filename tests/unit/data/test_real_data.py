@@ -186,18 +186,6 @@ def test_gas_sensors_stream_batch_by_batch():
         assert set(rows.time[held].tolist()) == batches
 
 
-def test_electricity_streams_by_the_order_of_its_half_hours():
-    rows = CSV("streams/elec.csv", label="class", time={"every": 1800.0}).load(real("streams"), 0)
-    assert (len(rows), rows.shape, rows.classes) == (45_312, (6,), 2)
-    assert float(rows.time[-1]) == 45_311 * 1800
-    population = build(rows, IID(clients=20), shift=Shift(what=Stream(by="time", intervals=10, gap=50)))
-    population.check(500)
-    held = population.held(3, Moment(120, 500), "train")
-    tenth = 45_311 * 1800 / 10
-    assert 2 * tenth <= float(rows.time[held].min()) < 2.1 * tenth
-    assert 3.9 * tenth < float(rows.time[held].max()) < 4 * tenth
-
-
 @pytest.mark.slow
 def test_stations_stream_by_the_hour():
     folder = real("beijing-air")

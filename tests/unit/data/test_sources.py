@@ -1,9 +1,14 @@
-"""Sources that are drawn, written in Python, bundled or put together, and where files are looked for."""
+"""Sources that are drawn, written in Python, bundled, packed or put together, and where files are looked for."""
 
 from __future__ import annotations
 
-import random
+import bz2
+import gzip
+import io
+import json
+import lzma
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -18,9 +23,13 @@ from fedtide.data.sources import (
     IDX,
     NPZ,
     DayNightCharacters,
+    Domains,
     Gaussians,
+    Images,
     Python,
     Source,
+    Text,
+    files,
     from_arrays,
 )
 
@@ -65,12 +74,6 @@ def test_a_folder_called_in_the_environment_is_honored(elsewhere, monkeypatch):
         CSV("data.csv").load(None, 0)
     monkeypatch.setenv("FEDTIDE_DATA", str(elsewhere / "b"))
     assert CSV("data.csv").load(None, 0).y.tolist() == [1]
-
-
-def test_an_absolute_path_is_taken_as_it_is(elsewhere):
-    one_row(elsewhere / "b" / "data.csv", 1)
-    one_row(elsewhere / "a" / "data.csv", 0)
-    assert CSV(str(elsewhere / "b" / "data.csv")).load(elsewhere / "a", 0).y.tolist() == [1]
 
 
 # -- arrays and functions ---------------------------------------------------------------------------------------------
@@ -120,10 +123,7 @@ def test_a_function_may_return_rows_a_mapping_or_a_pair(mine):
         ("unlabeled", "my_rows_for_tests:unlabeled: .*y"),
         ("short", "my_rows_for_tests:short: rows of y: found 2, allowed: 4, as in x"),
         ("words", "my_rows_for_tests:words: x: not an array of numbers"),
-        (
-            "number",
-            r"my_rows_for_tests:number: found .*, allowed: a function that returns Rows, a mapping",
-        ),
+        ("number", r"my_rows_for_tests:number: found .*, allowed: a function that returns Rows, a mapping"),
         ("absent", "data.source.function: cannot import 'my_rows_for_tests:absent'"),
     ],
 )
@@ -167,12 +167,6 @@ def test_gaussians_follow_their_seed():
     assert torch.equal(once.x, again.x)
     assert torch.equal(once.y, again.y)
     assert not torch.equal(once.x, other.x)
-
-
-def test_gaussians_leave_global_randomness_alone():
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    Gaussians().load(None, 0)
-    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
 
 
 @pytest.mark.parametrize(
@@ -247,3 +241,184 @@ def test_bundled_digits_and_letters_have_labels_of_their_own(shared_characters):
 def test_settings_out_of_range_are_refused(value):
     with pytest.raises(ValidationError):
         TypeAdapter(Source).validate_python(value)
+
+
+def two(labels, **night) -> Rows:
+    day = Gaussians(samples=9, test_samples=3, classes=3, domains=1)
+    return Domains(
+        ("sun", "moon"), (day, Gaussians(**{"samples": 8, "classes": 4, "domains": 1, **night})), labels
+    ).load(None, 0)
+
+
+def test_domains_are_the_sources_one_after_the_other():
+    rows = two("shared")
+    assert (rows.domain_names, rows.domain.tolist()) == (("sun", "moon"), [0] * 12 + [1] * 8)
+    assert (len(rows), rows.shape) == (20, (8,))
+    assert rows.held_out.tolist() == [False] * 9 + [True] * 3 + [False] * 8
+
+
+def test_shared_labels_stay_and_disjoint_labels_follow_one_another():
+    shared, disjoint = two("shared"), two("disjoint")
+    assert (shared.classes, disjoint.classes) == (4, 7)
+    assert sorted(set(shared.y[shared.domain == 1].tolist())) == [0, 1, 2, 3]
+    assert sorted(set(disjoint.y[disjoint.domain == 1].tolist())) == [3, 4, 5, 6]
+    assert torch.equal(shared.y[:12], disjoint.y[:12])
+
+
+def words(*labels: str) -> Rows:
+    sizes = (3, 4, 2, 5)[: len(labels)]
+    sources = tuple(Gaussians(samples=4 * size, classes=size, domains=1) for size in sizes)
+    return Domains(tuple("abcd"[: len(labels)]), sources, labels).load(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "first", "classes"),
+    [
+        (("x", "x", "y"), (0, 0, 4), 6),
+        (("x", "y", "x"), (0, 3, 0), 7),
+        (("x", "y", "x", "y"), (0, 3, 0, 3), 8),
+        (("x", "y", "z", "x"), (0, 5, 9, 0), 11),
+        (("disjoint", "shared"), (0, 3), 7),
+        (("x", "x", "x"), (0, 0, 0), 4),
+    ],
+)
+def test_sources_with_the_same_word_share_their_labels(labels, first, classes):
+    rows = words(*labels)
+    assert rows.classes == classes
+    assert tuple(int(rows.y[rows.domain == k].min()) for k in range(len(labels))) == first
+    assert [int(rows.y[rows.domain == k].max()) - first[k] + 1 for k in range(len(labels))] == [3, 4, 2, 5][
+        : len(labels)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (("x",), "found 1 labels for 2 sources; allowed: a word for each source"),
+        (("x", "y", "z"), "found 3 labels for 2 sources"),
+        ("both", "found 'both', allowed: 'disjoint', 'shared', or a list of a word for each source"),
+        ((1, 2), "found .1, 2., allowed: 'disjoint'"),
+        (3, "found 3, allowed: 'disjoint'"),
+    ],
+)
+def test_labels_that_cannot_be_are_one_line(labels, line):
+    with pytest.raises(FedtideError, match=line):
+        two(labels)
+
+
+@pytest.mark.parametrize(("labels", "classes"), [("shared", (10, 10)), ("disjoint", (10, 26))])
+def test_one_domain_of_the_characters_is_the_same_rows_as_of_both(labels, classes):
+    both = DayNightCharacters(labels).load(None, 0)
+    for k, (name, count) in enumerate(zip(("day", "night"), classes, strict=True)):
+        one, same = DayNightCharacters(labels, name).load(None, 0), both.pick(both.domain == k)
+        assert (one.domain, one.domain_names, one.classes) == (None, ("all",), count)
+        assert torch.equal(one.x, same.x)
+        assert torch.equal(one.held_out, same.held_out)
+        assert torch.equal(one.y, same.y - (10 if k and labels == "disjoint" else 0))
+        assert one.y.unique().tolist() == list(range(count))
+
+
+def test_domains_of_other_shapes_are_one_line():
+    with pytest.raises(FedtideError, match=r"shapes of rows: found .\(5,\), \(8,\)., allowed: a single one"):
+        two("shared", dims=5)
+
+
+def test_domains_of_pictures_and_numbers_keep_their_scale(tmp_path):
+    # uint8 pictures are read as 0..1; beside float pictures they must not become 0..255.
+    for name, x in (("bytes", np.full((2, 1, 3, 3), 255, np.uint8)), ("floats", np.ones((2, 1, 3, 3), np.float32))):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=[0, 1])
+    rows = Domains(("day", "night"), (NPZ("bytes.npz"), NPZ("floats.npz"))).load(tmp_path, 0)
+    assert rows.x.float().mean((1, 2, 3)).tolist() == [1.0] * 4
+
+
+def test_domains_of_one_source_with_the_same_settings_are_other_rows():
+    plain = Gaussians(samples=10, domains=1)
+    rows = Domains(("day", "night"), (plain, plain)).load(None, 0)
+    assert not torch.equal(rows.x[:10], rows.x[10:])
+
+
+PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A bound of a hundred thousand bytes in place of a gibibyte, so that tests need no gibibytes."""
+    monkeypatch.setattr(files, "UNPACKED", 100_000)
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def npz(x: np.ndarray) -> bytes:
+    made = io.BytesIO()
+    np.savez_compressed(made, x=x, y=np.arange(len(x)) % 2)
+    return made.getvalue()
+
+
+BOMBS = {
+    "rows": (b"label,x\n" + b"0,0.0\n" * 200_000, lambda path: CSV(path)),
+    "one endless cell": (b"label,x\n" + b"0" * 1_000_000, lambda path: CSV(path)),
+    "one endless line": (b'{"text": "' + b" " * 1_000_000, lambda path: Text((path,), client=())),
+    "pictures": (archive({"a/1.png": bytes(1_000_000)}), lambda path: Images(path)),
+    "no pictures": (archive({"a/readme": bytes(1_000_000)}), lambda path: Images(path)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("kind", PACK)
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, small, name, kind):
+    content, source = BOMBS[name]
+    path = tmp_path / "data.gz"
+    path.write_bytes(PACK[kind](content))
+    with pytest.raises(FedtideError) as error:
+        source(str(path)).load(None, 0)
+    said = str(error.value)
+    assert said.startswith(f"{path}: unpacked bytes: found ")
+    assert said.endswith("allowed: at most 100,000, or 200 times the size of the file, which no honest data need")
+
+
+def test_arrays_that_unpack_to_much_are_refused_before_they_are_read(tmp_path, small):
+    path = tmp_path / "data.npz"
+    path.write_bytes(npz(np.zeros((100, 10_000))))
+    with pytest.raises(FedtideError, match="unpacked bytes: found 8001"):
+        NPZ(str(path)).load(None, 0)
+
+
+def test_a_sparse_picture_is_as_large_as_it_says(tmp_path, small):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a/1.png")
+        member.pax_headers = {
+            "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1000000000000",
+            "GNU.sparse.name": "a/1.png",
+        }  # fmt: skip
+        member.size = 512
+        tar.addfile(member, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
+    path = tmp_path / "pictures.tar"
+    path.write_bytes(made.getvalue())
+    assert path.stat().st_size < 20_000
+    with pytest.raises(FedtideError, match="unpacked bytes: found 1000000000000, allowed"):
+        Images(str(path)).load(None, 0)
+
+
+@pytest.mark.parametrize("kind", [*PACK, "not packed"])
+def test_honest_files_are_read_however_they_are_packed(tmp_path, kind):
+    pack = PACK.get(kind, bytes)
+    table, lines = tmp_path / "table.csv", tmp_path / "lines.jsonl"
+    table.write_bytes(pack(b"label,x\n0,1.5\n1,2.5\n"))
+    lines.write_bytes(pack(json.dumps({"text": "to be or not to be"}).encode()))
+    assert CSV(str(table)).load(None, 0).x.tolist() == [[1.5], [2.5]]
+    assert len(Text((str(lines),), client=()).load(None, 0)) == 1
+
+
+def test_a_text_that_begins_like_a_packed_file_is_a_text(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("BZh9,label\n1.5,0\n2.5,1\n")
+    assert CSV(str(path)).load(None, 0).x.tolist() == [[1.5], [2.5]]

@@ -80,11 +80,6 @@ def test_npz_columns_come_back(tmp_path):
     assert rows.held_out.tolist() == [False, False, True, False]
 
 
-def test_npz_pictures_get_a_channel(tmp_path):
-    rows = npz(tmp_path, x=np.zeros((2, 4, 4), np.uint8), y=[0, 1]).load(None, 0)
-    assert (rows.shape, rows.x.dtype) == ((1, 4, 4), torch.uint8)
-
-
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, bool])
 def test_npz_features_that_are_no_pictures_become_float32(tmp_path, kind):
     rows = npz(tmp_path, x=np.array([[3, 200], [0, 1]]).astype(kind), y=[0, 1]).load(None, 0)
@@ -289,12 +284,6 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
         CSV("data.csv.gz").load(tmp_path, 0)
 
 
-def test_a_folder_is_no_table(tmp_path):
-    (tmp_path / "data.csv").mkdir()
-    with pytest.raises(FedtideError, match=r"data.csv: is a folder, allowed: a CSV file in UTF-8$"):
-        CSV("data.csv").load(tmp_path, 0)
-
-
 def test_a_changed_byte_of_a_zipped_csv_is_found(tmp_path):
     text = "a,b,label\n" + "".join(f"{i},{i * i},{i % 2}\n" for i in range(30))
     whole = gzip.compress(text.encode(), mtime=0)
@@ -357,10 +346,7 @@ def test_labels_that_are_names_in_one_file_are_names_in_all(tmp_path):
     ("settings", "said"),
     [
         ({"missing": "error"}, r"north\.csv: row 3: dust: found 'NA', allowed: a finite number"),
-        (
-            {"time": ("year", "month", "dust"), "label": "warm"},
-            r"row 4: time: found '2013 3 80', allowed: year",
-        ),
+        ({"time": ("year", "month", "dust"), "label": "warm"}, r"row 4: time: found '2013 3 80', allowed: year"),
         ({"time": ("year", "month", "date")}, r"no column 'date'"),
         ({"features": None, "client": None}, r"north\.csv: row 2: station: found 'N', allowed: a finite number"),
     ],
@@ -406,12 +392,6 @@ def test_features_are_scaled_without_the_rows_for_testing(tmp_path):
     assert rows.x.dtype == torch.float64
 
 
-def test_pictures_are_not_scaled(tmp_path):
-    source = replace(npz(tmp_path, x=np.zeros((2, 3, 3), np.uint8), y=[0, 1]), scaled=True)
-    with pytest.raises(FedtideError, match="scaled: found True, but pictures are read as 0 to 1; allowed: false"):
-        source.load(None, 0)
-
-
 # -- gas sensors ------------------------------------------------------------------------------------------------------
 
 
@@ -447,14 +427,8 @@ def test_batches_are_read_in_order_whatever_they_are_written_as(tmp_path):
         (sample("Methane", 1, "commas"), "row 2: gas: found 'Methane', allowed: ethanol, ethylene"),
         (sample("7", 1, "pairs"), "row 2: gas: found '7'"),
         ("Ethanol,10.0,1,2,3\n", "row 2: number of features: found 3, allowed: 128"),
-        (
-            sample("Ethanol", 1, "commas").replace(",5,", ",five,"),
-            "row 2: feature 5: found 'five', allowed: a finite",
-        ),
-        (
-            sample("Ethanol", 1, "commas").replace(",5,", ",nan,"),
-            "row 2: feature 5: found 'nan', allowed: a finite",
-        ),
+        (sample("Ethanol", 1, "commas").replace(",5,", ",five,"), "row 2: feature 5: found 'five', allowed: a finite"),
+        (sample("Ethanol", 1, "commas").replace(",5,", ",nan,"), "row 2: feature 5: found 'nan', allowed: a finite"),
         (sample("1", 1, "pairs").replace(" 5:", " 6:", 1), "row 2: feature 5: found '6:"),
     ],
 )

@@ -72,11 +72,7 @@ def test_steps_are_done_in_order():
 
 # -- for any batch -----------------------------------------------------------------------------------------------------
 
-STEPS = {
-    "center-crop": (CenterCrop(2),),
-    "standardize": (Standardize(),),
-    "both": (CenterCrop(2), Standardize()),
-}
+STEPS = {"center-crop": (CenterCrop(2),), "standardize": (Standardize(),), "both": (CenterCrop(2), Standardize())}
 
 
 @pytest.mark.parametrize("name", STEPS)
