@@ -168,3 +168,12 @@ def test_a_setting_that_makes_no_sense_is_refused(two, source, said):
     with pytest.raises(FedtideError) as error:
         from_dict({"data": data, "method": [{"algorithm": "fedavg"}]})
     assert said in str(error.value)
+
+
+def test_several_files_are_series_side_by_side(tmp_path, two):
+    other = table(tmp_path / "other.csv", "when,west", "1970-01-05 00:00:00,1", "1970-01-05 01:00:00,2")
+    rows = Series((two, other), "when", lags=("1h",)).load_values(None, 0)
+    assert rows.client_names == ("north", "south", "west")
+    assert (rows.name, len(rows)) == ("2 files", 6)
+    with pytest.raises(FedtideError, match=r"data.source.path: column: found 'west', but two files have it; allowed"):
+        Series((two, other, other), "when", lags=("1h",)).load_values(None, 0)
