@@ -1,66 +1,88 @@
-"""What `fedtide serve` does when others write: a roster while it is edited, and answers that end a round."""
+"""A server while others write, its status for a person and for programs, and logs."""
 
 from __future__ import annotations
 
 import io
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+pytest.importorskip("cryptography")
+
 from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import ASKS
 from fedtide.remote.schedule import WallClock
-from fedtide.site.machine import Log
+from fedtide.site.machine import Health, Log
 from fedtide.site.serve import RosterFile, Watch, next_round, survive_failures
-from fedtide.site.site import Roster, read_roster, write_roster
+from fedtide.site.site import Roster, Site, read_roster, write_roster
+from fedtide.site.status import HEADER, Connected, Status, describe_status, list_nodes, list_reasons
 from helpers.carriers import host
+from helpers.near_sites import site_of
 
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path):
+@pytest.fixture
+def log() -> Log:
+    return Log(file=io.StringIO())
+
+
+def watch_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any) -> Watch:
+    """The reports of a server of one node."""
+    experiment, deploy = SimpleNamespace(rounds=3), SimpleNamespace(zone="Europe/Berlin")
+    site: Any = SimpleNamespace(
+        experiment=experiment, roster=Roster.of("berlin"), deploy=deploy, root=folder, record=folder,
+        status=folder / "status.json",
+    )  # fmt: skip
+    carrier: Any = SimpleNamespace(present=lambda: present, knocked=dict)
+    return Watch(site, log, carrier, **settings)
+
+
+def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path, log):
+    path = tmp_path / "roster.toml"
     write_roster(tmp_path, Roster.of("berlin,oslo:2"))
-    told = io.StringIO()
-    latest = RosterFile(tmp_path, read_roster(tmp_path), Log(file=told))
-    whole = (tmp_path / "roster.toml").read_text(encoding="utf-8")
+    latest = RosterFile(tmp_path, read_roster(tmp_path), log)
+    whole = path.read_text(encoding="utf-8")
     for wrong in (whole[: len(whole) // 2 + 3], "node = 3", "", whole.replace("oslo", "paris")):
-        (tmp_path / "roster.toml").write_text(wrong, encoding="utf-8")
-        told.truncate(told.seek(0))
+        path.write_text(wrong, encoding="utf-8")
+        log.file.truncate(log.file.seek(0))
         assert [latest.read().clients for _ in range(3)] == [3, 3, 3]
-        line, end = told.getvalue().split("\n")
+        (line,) = log.file.getvalue().splitlines()
         assert "roster.toml" in line
         assert "kept as it was" in line
-        assert not end
-    (tmp_path / "roster.toml").unlink()
+    path.unlink()
     assert latest.read().clients == 3
     write_roster(tmp_path, Roster.of("berlin,oslo:2,paris"))
     assert latest.read().clients == 4
 
 
-def test_a_status_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
-    told = io.StringIO()
-    experiment, roster = SimpleNamespace(rounds=3), Roster.of("berlin")
-    site: Any = SimpleNamespace(status=tmp_path / "none" / "status.json", experiment=experiment, roster=roster)
-    carrier: Any = SimpleNamespace(present=frozenset)
-    watch = Watch(site, Log(file=told), carrier)
+def test_a_status_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, log):
+    watch = watch_of(tmp_path / "none", log)
     with watch.looking():
         watch.write()
-    (line,) = told.getvalue().splitlines()
+    (line,) = log.file.getvalue().splitlines()
     assert "status.json cannot be written (No such file or directory)" in line
-    site.status.parent.mkdir()
+    (tmp_path / "none").mkdir()
     watch.write()
-    site.status.unlink()
-    site.status.parent.rmdir()
+    (tmp_path / "none" / "status.json").unlink()
+    (tmp_path / "none").rmdir()
     watch.write()
-    assert len(told.getvalue().splitlines()) == 2
+    assert len(log.file.getvalue().splitlines()) == 2
 
 
-def test_a_server_says_when_the_next_round_begins():
+def test_a_server_says_when_the_next_round_begins(tmp_path, log):
     clock = WallClock(0.0, "Europe/Berlin", every=3600.0, now=lambda: 5000.0)
     moment = Moment(0, 3, 5000.0 + 3600)  # Berlin's midnight was an hour before the epoch's
     fleet: Any = SimpleNamespace(clock=clock, moment=moment, elapsed=lambda: clock.elapsed(moment))
@@ -69,54 +91,43 @@ def test_a_server_says_when_the_next_round_begins():
     assert 2195 < (due - datetime.now(UTC)).total_seconds() <= 2200
     fleet.clock = WallClock(0.0)
     assert next_round(fleet) is None
-    deploy, roster = SimpleNamespace(zone="Europe/Berlin"), Roster.of("berlin")
-    site: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=3), roster=roster, deploy=deploy)
-    carrier: Any = SimpleNamespace(present=lambda: {"berlin"})
-    watch = Watch(site, Log(file=io.StringIO()), carrier, phase="playing", next=due)
+    watch = watch_of(tmp_path, log, {"berlin"}, phase="playing", next=due)
     assert watch.look().phase == f"waiting for {due:%H:%M:%S} (Europe/Berlin), when the next round begins"
     watch.next = datetime.now(UTC)
     assert watch.look().phase == "playing"
 
 
-def test_a_server_that_is_started_again_knows_its_rounds_and_lets_nodes_come_back(tmp_path):
-    told = io.StringIO()
+def test_a_server_that_is_started_again_knows_its_rounds_and_lets_nodes_come_back(tmp_path, log):
     (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n{"round": 1}\n{"round"')
-    site: Any = SimpleNamespace(
-        experiment=SimpleNamespace(rounds=3), roster=Roster.of("berlin"), root=tmp_path, record=tmp_path,
-        status=tmp_path / "status.json",
-    )  # fmt: skip
-    carrier: Any = SimpleNamespace(present=frozenset, knocked=dict)
-    Watch(site, Log(file=told), carrier).write()
-    watch = Watch(site, Log(file=told), carrier)
+    watch_of(tmp_path, log).write()
+    watch = watch_of(tmp_path, log)
     watch.remember()
     assert watch.look().round == 2
     watch.wait_for(1, 2)
-    assert told.getvalue() == ""
+    assert log.file.getvalue() == ""
     watch._quiet = 0.0
     watch.wait_for(1, 2)
-    assert "waiting for 1 more client before round 3 begins" in told.getvalue()
+    assert "waiting for 1 more client before round 3 begins" in log.file.getvalue()
 
 
-def rounds(answered: int, error: Exception) -> tuple[Any, list[Any]]:
+def play_round(answered: int, error: Exception) -> tuple[Any, list[Any]]:
     def round(state: Any, fleet: Any, rng: Any) -> Any:
         raise error
 
-    failed: list[Any] = []
+    failures: list[Any] = []
     ask = SimpleNamespace(ask=SimpleNamespace(question="train"), answered=torch.arange(answered))
     fleet: Any = SimpleNamespace(queries=[ask], moment=SimpleNamespace(round=7))
-    made = replace(host("fedavg").algorithm, round=round)
-    return survive_failures(made, fleet, lambda *told: failed.append(told)).round("state", fleet, None), failed
+    algorithm = replace(host("fedavg").algorithm, round=round)
+    survive = survive_failures(algorithm, fleet, lambda *failure: failures.append(failure))
+    return survive.round("state", fleet, None), failures
 
 
-def test_answers_that_end_a_round_leave_the_state_as_it_was():
+def test_answers_that_end_a_round_leave_the_state_as_it_was_and_other_errors_are_not_hidden():
     error = KeyError("control")
-    assert rounds(2, error) == (("state", {}), [("train", 7, error)])
-
-
-@pytest.mark.parametrize(("answered", "error"), [(0, KeyError("control")), (2, FedtideError("the disk is full"))])
-def test_other_errors_are_not_hidden(answered, error):
-    with pytest.raises(type(error)):
-        rounds(answered, error)
+    assert play_round(2, error) == (("state", {}), [("train", 7, error)])
+    for answered, other in ((0, error), (2, FedtideError("the disk is full"))):
+        with pytest.raises(type(other)):
+            play_round(answered, other)
 
 
 def test_numbers_of_samples_that_are_none_leave_distances_finite():
@@ -125,3 +136,95 @@ def test_numbers_of_samples_that_are_none_leave_distances_finite():
     losses, known = cross_losses(reply, torch.eye(2) > 0, torch.arange(2))
     assert known.tolist() == [1]
     assert losses.isfinite().all()
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+def status(**changes) -> Status:
+    nodes = {"berlin": Connected(online=True, since=NOW - timedelta(hours=3)), "lyon": Connected(online=False)}
+    return Status(**{"at": NOW, "round": 2, "rounds": 4, "phase": "waiting for answers", "nodes": nodes} | changes)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Site:
+    return site_of(tmp_path_factory.mktemp("hospitals"), "berlin,lyon:2", "SCAFFOLD")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"at": 5}', b"[" * 100_000, b'{"phase": "\\u001b[2J"}'])
+def test_a_status_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path, content):
+    path = tmp_path / "status.json"
+    assert Status.read(path) is None
+    status().write(path)
+    assert Status.read(path) == status()
+    path.write_bytes(content)
+    with pytest.raises(FedtideError, match=r"status\.json: ") as error:
+        Status.read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_site_says_how_it_is(site):
+    assert "never served" in list(describe_status(site, NOW))[-1]
+    status().write(site.status)
+    site.record.mkdir(parents=True)
+    nodes = {"lyon": {"clients": {"1": "answered", "2": "refused: weight 1e30"}, "down": 2000, "up": 1000}}
+    line = {"round": 0, "present": ["lyon"], "asks": [{"question": "train", "reveal": ["pi"], "nodes": nodes}]}
+    (site.record / ASKS).write_text(json.dumps(line) + "\n")
+    lines = list(describe_status(site, NOW + timedelta(seconds=5)))
+    assert lines[-1] == "server: round 2 of 4, waiting for answers (5 seconds ago)"
+    berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in list_nodes(site, NOW))
+    assert (berlin["connected"], berlin["asked"], berlin["key"]) == ("yes, since 3 hours", "0", "not admitted")
+    assert (lyon["connected"], lyon["clients"], lyon["asked"], lyon["answered"]) == ("never", "1-2", "2", "1")
+    assert (lyon["refused"], lyon["shown by client"], lyon["received"], lyon["sent"]) == ("1", "pi", "2 kB", "1 kB")
+    assert list(list_reasons(site)) == ["lyon: refused: weight 1e30 (1 times)"]
+
+
+def test_a_server_that_is_gone_is_not_taken_for_one_that_runs(site):
+    status(problem="fewer nodes than deploy.fewest").write(site.status)
+    lines = list(describe_status(site, NOW + timedelta(minutes=10)))
+    assert any("server: not running; last seen 10 minutes ago" in line for line in lines)
+    assert lines[-1] == "problem: fewer nodes than deploy.fewest"
+    assert [row[3] for row in list_nodes(site, NOW + timedelta(minutes=10))] == ["-", "-"]
+
+
+# -- logs and health ---------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_for_people_or_for_programs(log):
+    log.say("refused", "lyon: refused\n\x1b[2J", node="lyon", loss=float("nan"))
+    assert log.file.getvalue().count("\n") == 1
+    assert "\x1b" not in log.file.getvalue()
+    programs = Log(lines=True, file=io.StringIO())
+    programs.say("refused", "lyon: refused", node="lyon", loss=float("nan"))
+    line = json.loads(programs.file.getvalue()) | {"at": ""}
+    assert line == {"at": "", "event": "refused", "text": "lyon: refused", "node": "lyon", "loss": None}
+    threads = [threading.Thread(target=lambda: [programs.say("x", "y" * 100) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([json.loads(line) for line in programs.file.getvalue().splitlines()]) == 201
+
+
+def answer(address: str, **headers: str) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=5) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_health_is_told_on_the_loopback_alone():
+    values = {"round": 3, "problem": ""}
+    with Health(0, lambda: values) as health:
+        assert answer(health.address) == (200, values)
+        values["problem"] = "no node"
+        assert answer(health.address) == (503, values)
+        assert answer(health.address.replace("/health", "/other"))[0] == 404
+        assert answer(health.address, Host="evil.example.org:80")[0] == 404
+        port = int(health.address.rpartition(":")[2].removesuffix("/health"))
+        with pytest.raises(FedtideError, match=f"--health {port}: .*allowed: a free port"):
+            Health(port, lambda: values)
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):  # noqa: PT011
+        pass

@@ -43,20 +43,19 @@ def rewrite(path: Path, content: list[list[str]]) -> Path:
     return path
 
 
-def test_classes_are_numbered_as_in_the_study(tmp_path):
+@pytest.fixture
+def berlin(tmp_path) -> Path:
     hospitals(tmp_path)
-    header, *body = lines(tmp_path / "berlin.csv")
-    some = rewrite(tmp_path / "some.csv", [header, *(line for line in body if line[3] == "well")])
-    rows = read_rows(some, ABOUT)
-    assert rows.classes == 3
-    assert rows.y.unique().tolist() == [2]
+    return tmp_path / "berlin.csv"
 
 
-def test_columns_may_stand_in_another_order_and_beside_others(tmp_path):
-    hospitals(tmp_path)
-    want = read_rows(tmp_path / "berlin.csv", ABOUT)
-    turned = rewrite(tmp_path / "turned.csv", [line[::-1] for line in lines(tmp_path / "berlin.csv")])
-    assert torch.equal(read_rows(turned, ABOUT).x, want.x)
+def test_classes_are_numbered_as_in_the_study_and_columns_may_stand_in_any_order(berlin, tmp_path):
+    content = lines(berlin)
+    well = rewrite(tmp_path / "well.csv", [content[0], *(line for line in content if line[3] == "well")])
+    rows = read_rows(well, ABOUT)
+    assert (rows.classes, rows.y.unique().tolist()) == (3, [2])
+    turned = rewrite(tmp_path / "turned.csv", [line[::-1] for line in content])
+    assert torch.equal(read_rows(turned, ABOUT).x, read_rows(berlin, ABOUT).x)
 
 
 @pytest.mark.parametrize(
@@ -68,33 +67,25 @@ def test_columns_may_stand_in_another_order_and_beside_others(tmp_path):
         ("calm", "", "label is empty"),
     ],
 )
-def test_rows_that_are_not_those_of_the_study_are_refused(tmp_path, old, new, said):
-    hospitals(tmp_path)
-    path = tmp_path / "berlin.csv"
-    path.write_text(path.read_text().replace(old, new))
+def test_rows_that_are_not_those_of_the_study_are_refused(berlin, old, new, said):
+    berlin.write_text(berlin.read_text().replace(old, new))
     with pytest.raises(FedtideError, match=said):
-        read_rows(path, ABOUT)
+        read_rows(berlin, ABOUT)
 
 
-def test_a_comma_in_a_number_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('"1,5",2,3,calm', r"pulse: found '1,5', allowed: a finite number with a point, such as 1\.5"),
+        ("x,2,3,calm", "row 2: pulse: found 'x', allowed: a finite number$"),  # and no keys of the study
+        (",2,3,calm", "row 2: pulse: found '', allowed: a finite number$"),
+        (b"1,2,3,m\xfcde", r"berlin\.csv: damaged or not a CSV file in UTF-8"),
+    ],
+)
+def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
     path = tmp_path / "berlin.csv"
-    path.write_text('pulse,age,weight,label\n"1,5",2,3,calm\n')
-    with pytest.raises(FedtideError, match=r"pulse: found '1,5', allowed: a finite number with a point, such as 1\.5"):
-        read_rows(path, ABOUT)
-
-
-@pytest.mark.parametrize("cell", ["x", ""])
-def test_a_node_is_told_of_no_keys_of_the_study(tmp_path, cell):
-    path = tmp_path / "berlin.csv"
-    path.write_text(f"pulse,age,weight,label\n{cell},2,3,calm\n")
-    with pytest.raises(FedtideError, match=f"row 2: pulse: found '{cell}', allowed: a finite number$"):
-        read_rows(path, ABOUT)
-
-
-def test_another_encoding_is_told(tmp_path):
-    path = tmp_path / "berlin.csv"
-    path.write_bytes("pulse,age,weight,label\n1,2,3,müde\n".encode("latin-1"))
-    with pytest.raises(FedtideError, match=r"berlin\.csv: damaged or not a CSV file in UTF-8"):
+    path.write_bytes(b"pulse,age,weight,label\n" + (row if isinstance(row, bytes) else row.encode()) + b"\n")
+    with pytest.raises(FedtideError, match=said):
         read_rows(path, ABOUT)
 
 
@@ -106,19 +97,23 @@ def test_columns_that_are_left_alone_are_named(tmp_path):
 
 
 def test_pictures_come_as_arrays(tmp_path):
-    rows = read_rows(pictures(tmp_path / "berlin.npz"), PICTURES)
-    assert rows.shape == (1, 4, 4)
-    with pytest.raises(FedtideError, match="label: found 4, allowed: 0 to 2, as in the study"):
-        read_rows(pictures(tmp_path / "more.npz", classes=5), PICTURES)
-    with pytest.raises(FedtideError, match=r"shape of a row: found \(1, 4, 4\), allowed: \(1, 5, 5\)"):
-        read_rows(tmp_path / "berlin.npz", PICTURES.model_copy(update={"shape": (1, 5, 5)}))
-    with pytest.raises(FedtideError, match=r"type of features: found 'torch\.uint8', allowed: torch\.float32"):
-        read_rows(tmp_path / "berlin.npz", PICTURES.model_copy(update={"dtype": "float32"}))
+    path = pictures(tmp_path / "berlin.npz")
+    assert read_rows(path, PICTURES).shape == (1, 4, 4)
     np.savez(tmp_path / "named.npz", x=np.zeros((3, 4, 4), np.uint8), y=["a", "b", "c"])
-    with pytest.raises(FedtideError, match="label: found 'a', allowed: numbers from 0 to 2"):
-        read_rows(tmp_path / "named.npz", PICTURES)
-    with pytest.raises(FedtideError, match="no such file"):
-        read_rows(tmp_path / "none.npz", PICTURES)
+    for file, changes, said in (
+        (pictures(tmp_path / "more.npz", classes=5), {}, "label: found 4, allowed: 0 to 2, as in the study"),
+        (path, {"shape": (1, 5, 5)}, r"shape of a row: found \(1, 4, 4\), allowed: \(1, 5, 5\)"),
+        (path, {"dtype": "float32"}, r"type of features: found 'torch\.uint8', allowed: torch\.float32"),
+        (tmp_path / "named.npz", {}, "label: found 'a', allowed: numbers from 0 to 2"),
+        (tmp_path / "none.npz", {}, "no such file"),
+    ):
+        with pytest.raises(FedtideError, match=said):
+            read_rows(file, PICTURES.model_copy(update=changes))
+    rows = FileRows.read([path], [0], PICTURES, Split())
+    x = rows.shard(0, NOW).x
+    assert x.dtype == torch.float32
+    assert 0 <= x.min() <= x.max() <= 1
+    assert not torch.equal(replace(rows, transforms=(Standardize(),)).shard(0, NOW).x, x)
 
 
 def test_rows_keep_their_part_when_others_are_added(tmp_path):
@@ -164,16 +159,6 @@ def test_a_client_is_given_its_rows(tmp_path):
     pooled, owner = own.pool(clients, NOW, "test")
     assert torch.equal(pooled.x[owner == 1], own.shard(5, NOW, "test").x)
     assert own.shard(3, NOW).ids.tolist() == sorted(own.shard(3, NOW).ids.tolist())
-
-
-def test_pictures_are_prepared_as_the_study_says(tmp_path):
-    path = pictures(tmp_path / "berlin.npz")
-    plain = FileRows.read([path], [0], PICTURES, Split())
-    prepared = replace(plain, transforms=(Standardize(),))
-    x = plain.shard(0, NOW).x
-    assert x.dtype == torch.float32
-    assert 0 <= x.min() <= x.max() <= 1
-    assert not torch.equal(prepared.shard(0, NOW).x, x)
 
 
 def test_a_file_for_each_client(tmp_path):

@@ -1,0 +1,335 @@
+"""The connected process of a node and its worker: there when needed, whatever dies, with each mistake said once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socketpair
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("grpc")
+
+from fedtide.core.errors import FedtideError
+from fedtide.remote.grpc.line import Failed
+from fedtide.site import node_process
+from fedtide.site.node_process import Worker, answer_questions, node_command, write_log, write_settings
+from helpers.federation import Federation, until
+from helpers.processes import children
+
+WORK = """
+import json, os, sys, time
+from multiprocessing.connection import Connection
+
+print("it starts", flush=True)
+line = Connection(int(sys.argv[-1]))
+line.send_bytes(b"ready")
+while True:
+    header, payload = json.loads(line.recv_bytes()), line.recv_bytes()
+    print("x" * header.get("words", 0), flush=True)
+    if header.get("die"):
+        os._exit(9)
+    time.sleep(header.get("sleep", 0))
+    line.send_bytes(json.dumps({"pid": os.getpid()}).encode())
+    line.send_bytes(payload * header.get("times", 1))
+"""
+"""A worker without torch, which starts in no time."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+
+
+def gone(number):
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+# -- the worker of a node ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Makes a worker of a program; its lines are in `said`."""
+    for name, value in {"SHORTEST": 0.05, "LONGEST": 0.1, "LOOK": 0.01, "OVERTIME": 0.1}.items():
+        monkeypatch.setattr(node_process, name, value)
+    workers = []
+
+    def start(program=WORK, log=tmp_path / "worker.log", **options):
+        (tmp_path / "work.py").write_text(program)
+        said = []
+        worker = Worker([sys.executable, "-S", str(tmp_path / "work.py")], log, said.append, **options)
+        worker.said, worker.program = said, tmp_path / "work.py"
+        workers.append(worker)
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+def ask(worker, payload=b"tree", seconds=10.0, **header):
+    header, sent = worker.answer(json.dumps(header).encode(), payload, seconds)
+    return json.loads(header)["pid"], sent
+
+
+def test_a_worker_is_started_and_kept_between_questions(make):
+    worker = make()
+    first, sent = ask(worker, times=3)
+    assert sent == b"treetreetree"
+    assert (ask(worker)[0], worker.said) == (first, [])
+    os.kill(first, 9)
+    until(lambda: worker.keep() or (worker._process and worker._process.pid != first), 5.0)
+    assert ask(worker)[0] != first
+    (line,) = worker.said
+    assert line.startswith("worker: ended with status -9 after 0 s; see ")
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("class E(Exception): pass\nE.__module__ = 'fedtide.core.errors'\nE.__qualname__ = 'FedtideError'\n"
+         "raise E('data.csv: row 3 has 4 columns, allowed: 5')", "data.csv: row 3 has 4 columns, allowed: 5"),
+        ("raise MemoryError", "this machine's memory is too small for the work"),
+        ("raise OSError(28, 'No space left on device')", "no space is left on the disk"),
+        ("raise SystemExit(3)", "ended with status 3 after 0 s; see "),
+    ],
+    ids=["own", "memory", "disk", "other"],
+)  # fmt: skip
+def test_the_cause_of_a_worker_that_dies_at_its_start_is_said_once(make, end, words, monkeypatch):
+    starts, begin = [], Worker._start
+    monkeypatch.setattr(Worker, "_start", lambda self: (starts.append(1), begin(self))[1])
+    worker = make(end)
+    until(lambda: worker.keep() or len(starts) > 3, 10.0)
+    (line,) = worker.said
+    assert line.startswith(f"worker: {words}")
+    with pytest.raises(Failed, match=r"^late: its worker did not start in time$"):
+        ask(worker, seconds=0.2)
+    worker.program.write_text("raise SystemExit(4)")
+    until(lambda: worker.keep() or len(worker.said) > 1, 5.0)
+    assert "ended with status 4" in worker.said[1], "words of the worker before are no cause"
+    worker.program.write_text(WORK)
+    assert ask(worker)[1] == b"tree"
+
+
+def test_a_question_takes_three_workers_down_and_no_more(make):
+    worker = make()
+    with pytest.raises(Failed, match=r"^its worker died 3 times on this question$"):
+        ask(worker, die=True)
+    assert ask(worker)[1] == b"tree"
+
+
+def test_a_worker_that_is_late_is_killed_with_its_children(make):
+    child = "import subprocess\nchild = subprocess.Popen(['sleep', '100'])\nwhile True:"
+    worker = make(WORK.replace("while True:", child))
+    before, _ = ask(worker)
+    (child,) = children(before)
+    with pytest.raises(Failed, match=r"^late: no answer in time$"):
+        ask(worker, sleep=100, seconds=0.1)
+    assert not Path(f"/proc/{before}").exists()
+    until(lambda: gone(child), 5.0)
+    assert worker.said == ["a question took longer than it may; the worker starts again"]
+    assert ask(worker)[0] != before
+
+
+def test_a_worker_that_never_is_ready_is_started_again(make, monkeypatch):
+    monkeypatch.setattr(node_process, "STARTING", 0.1)
+    worker = make("import time\ntime.sleep(100)")
+    with pytest.raises(Failed, match="did not start in time"):
+        ask(worker, seconds=0.5)
+    worker.program.write_text(WORK)
+    monkeypatch.setattr(node_process, "STARTING", 5.0)
+    worker._end()
+    assert ask(worker)[1] == b"tree"
+
+
+def test_a_worker_that_has_nothing_to_do_rests_until_it_is_asked(make, monkeypatch):
+    worker = make(rests=True)
+    first, _ = ask(worker)
+    worker.keep()
+    assert ask(worker)[0] == first
+    monkeypatch.setattr(node_process, "IDLE", -1.0)
+    for _ in range(3):
+        worker.keep()
+        assert not os.path.exists(f"/proc/{first}")
+    again, _ = ask(worker)
+    assert (again != first, worker.said) == (True, [])
+    monkeypatch.setattr(node_process, "QUICK", 0.0)  # a worker that takes long to start stays
+    worker.keep()
+    assert ask(worker)[0] == again
+
+
+def test_a_log_that_has_grown_begins_anew_and_the_old_one_is_kept(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_process, "LOG", 1000)
+    worker = make()
+    os.kill(ask(worker, words=2000)[0], 9)
+    assert ask(worker)[1] == b"tree"
+    worker.keep()
+    assert (tmp_path / "worker.log").stat().st_size < 100
+    assert (tmp_path / "worker.log.1").stat().st_size > 2000
+
+
+def test_a_worker_that_cannot_be_started_is_said_once_and_tried_again(make, tmp_path):
+    """No process, file or memory may be left for a while."""
+    worker = make(log=tmp_path / "gone" / "worker.log")
+    for _ in range(20):
+        worker.keep()
+        time.sleep(0.02)
+    (line,) = worker.said
+    assert line.startswith("worker: cannot be started (")
+    (tmp_path / "gone").mkdir()
+    assert ask(worker)[1] == b"tree"
+
+
+def test_a_worker_is_not_started_again_once_its_node_ends(make):
+    worker, reasons = make(), []
+    ask(worker)
+
+    def answer():
+        try:
+            ask(worker, sleep=100, seconds=100.0)
+        except Failed as why:
+            reasons.append(str(why))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    time.sleep(0.1)
+    worker.close()
+    thread.join(5.0)
+    assert (thread.is_alive(), reasons) == (False, ["its node ends"])
+    worker.keep()
+    assert worker._process is None or worker._process.poll() is not None
+
+
+def test_a_worker_answers_whatever_goes_wrong_and_says_no_text_of_it(capsys):
+    def handle(header, payload):
+        if header.get("raise"):
+            raise ValueError("a secret of the clients")
+        return {"got": header}, payload
+
+    ours, theirs = (Connection(end.detach()) for end in socketpair())
+    thread = threading.Thread(target=answer_questions, args=(theirs, handle, write_log), daemon=True)
+    thread.start()
+    assert ours.recv_bytes() == b"ready"
+    wrong = (b"{", b"[]", b"\xff", b"", b"null", b"[" * 100_000, b'{"a": ' * 50_000, b'{"a": 1e999}')
+    answers = []
+    for header in (b'{"raise": true}', *wrong, b'{"a": 1}'):
+        ours.send_bytes(header)
+        ours.send_bytes(b"x")
+        answers.append((json.loads(ours.recv_bytes()), ours.recv_bytes()))
+    ours.close()
+    thread.join(5.0)
+    theirs.close()
+    assert answers[0] == ({"failed": "ValueError"}, b"")
+    assert all(header.keys() == {"failed"} and sent == b"" for header, sent in answers[1:-1])
+    assert answers[-1] == ({"got": {"a": 1}}, b"x")
+    assert "failed: ValueError: a secret of the clients" in capsys.readouterr().out
+
+
+def test_a_log_that_cannot_be_written_is_no_reason_not_to_answer(monkeypatch):
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    write_log("x")
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    made = Federation(tmp_path_factory.mktemp("node"))
+    made.work = made.root / "work.py"
+    made.work.write_text(WORK)
+    yield made
+    made.close()
+
+
+def start(federation, busy=0.0):
+    """Start a node, with a question at work for so many seconds; its process and the number of its worker."""
+    federation.start("berlin", worker=federation.work)
+    until(lambda: "berlin" in federation.carrier.present(), 20.0)
+    (worker,) = until(lambda: children(federation.nodes["berlin"].pid), 20.0)
+    if busy:
+        federation.push("berlin", {"sleep": 100}, seconds=busy)
+        time.sleep(0.3)
+    return federation.nodes.pop("berlin"), worker
+
+
+@pytest.mark.parametrize("busy", [0.0, 1.0], ids=["at rest", "at work"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None], ids=lambda each: str(each))
+def test_a_node_that_is_ended_ends_well_and_its_worker_with_it(federation, number, busy):
+    """By a signal, or because its input ends."""
+    process, worker = start(federation, busy)
+    with process:
+        process.stdin.close() if number is None else process.send_signal(number)
+        assert process.wait(10.0) == 0
+        until(lambda: gone(worker), 5.0)
+        until(lambda: "berlin" not in federation.carrier.present(), 10.0)
+        assert not any("Traceback" in line for line in federation.lines["berlin"])
+    if busy:
+        assert federation.pull().error.startswith("late: ")
+
+
+@pytest.mark.parametrize("busy", [0.0, 500.0], ids=["at rest", "at work"])
+def test_a_node_whose_study_is_over_ends_well(federation, busy):
+    """A question that is still at work, and was given up, does not keep it."""
+    process, worker = start(federation, busy)
+    with process:
+        federation.carrier.finish()
+        assert process.wait(10.0) == 0
+        until(lambda: gone(worker), 5.0)
+        until(lambda: federation.lines["berlin"][-1].endswith("the study is over"), 5.0)
+    federation.serve()
+
+
+def test_a_folder_is_of_one_node_and_of_the_next_when_that_ends(federation):
+    first, worker = start(federation)
+    federation.start("berlin", worker=federation.work)
+    with first:
+        time.sleep(0.5)
+        first.kill()
+        first.wait()
+        first.stdin.close()
+    until(lambda: gone(worker), 10.0)
+    assert federation.ask("berlin", {}, seconds=30.0).payload == b"tree"
+    federation.stop("berlin")
+
+
+def test_a_node_that_cannot_run_is_one_line(federation):
+    federation.known("oslo")
+    key, address = federation.root / "rome" / "key", f"127.0.0.1:{federation.port}"
+    other = f"server {address}: the server plays another study than that"
+    open_ = f"{key}: mode: found '0644', allowed: 0600; mend it with: chmod 600 {key}"
+    for name, run, line in (("oslo", "f" * 16, other), ("rome", "0" * 16, open_)):
+        worker = [sys.executable, "-S", str(federation.work)]
+        settings = federation.line(name, worker=worker, with_parent=False, run=run)
+        path = write_settings(federation.root / name, {}, settings)
+        if name == "rome":
+            key.chmod(0o644)
+        done = subprocess.run(node_command(path), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert (done.returncode, done.stderr, done.stdout.count("\n")) == (2, "", 1)
+        assert done.stdout.partition(" ")[2].startswith(f"error: {line}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n", bytes(range(256))], ids=range(4)
+)
+def test_a_key_that_is_damaged_is_one_line(federation, content):
+    line = federation.line("paris")
+    Path(line.key).write_bytes(content)
+    with pytest.raises(FedtideError) as error:
+        line.known  # noqa: B018
+    assert str(error.value).startswith(f"{line.key}: damaged or not a private key of OpenSSH")
+    assert "\n" not in str(error.value)
