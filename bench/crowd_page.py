@@ -120,7 +120,7 @@ def _drawn(
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
-    from fedtide.report.figures import STYLE, look, svg
+    from fedtide.draw.figures import STYLE, look, svg
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 3.6))

@@ -441,7 +441,7 @@ def growth_drawn(lines: list[dict[str, Any]]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from fedtide.report.figures import STYLE, look, svg
+    from fedtide.draw.figures import STYLE, look, svg
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 4.2))

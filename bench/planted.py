@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import fedtide as ft
 from fedtide.config import Experiment, points, read
 from fedtide.core.memory import MemoryStore
+from fedtide.draw.tables import Table
 from fedtide.inspection.answers import QUESTIONS
 from fedtide.inspection.findings import inspect_table
-from fedtide.report.summary import read_study
-from fedtide.report.tables import Table
+from fedtide.report.study import read_study
 from fedtide.report.terminal import print_table
 from fedtide.runs.job import recipe
 from fedtide.runs.runner import evaluated, judge_of

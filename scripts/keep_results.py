@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core.record import plain
-from fedtide.report.summary import Judged, read_study
-from fedtide.report.tables import brief_table, claims_table
+from fedtide.report.accuracy import brief_table
+from fedtide.report.claims import claims_table
+from fedtide.report.study import read_study
+from fedtide.report.summary import Judged
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
 

@@ -156,7 +156,7 @@ LAID_OUT = ("test_ends", "test_kills", "test_recipes")
 def _as_they_come(request: pytest.FixtureRequest, thorough: bool) -> Iterator[None]:
     """Elsewhere, but with `--thorough`, panels of pictures stay where they are put: a layout measures every text, which
     takes as long as to draw it."""
-    figures = sys.modules.get("fedtide.report.figures")  # not imported: few need it
+    figures = sys.modules.get("fedtide.draw.figures")  # not imported: few need it
     with pytest.MonkeyPatch.context() as patch:
         if figures is not None and not thorough and request.path.stem not in LAID_OUT:
             patch.setitem(figures.STYLE, "figure.constrained_layout.use", False)

@@ -33,7 +33,7 @@ from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDTIDE_DATA", raising=False)
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     return tmp_path
 
 

@@ -36,7 +36,7 @@ from helpers.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run
 def here(tmp_path, monkeypatch):
     """An empty folder to work in; reports without pictures, which take the longest and are looked at elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     return tmp_path
 
 

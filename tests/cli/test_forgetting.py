@@ -120,7 +120,7 @@ def test_where_nothing_can_be_probed_there_are_no_maps(here):
 
 def test_workers_and_resuming_leave_the_same(here, monkeypatch, pool):
     study(here, SCAFFOLD, forgetting={"rounds": [0, 2, 3], "eval_clients": 5})
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     assert done("run", "study.toml", "--out", "one") == 0
     monkeypatch.setattr("fedtide.runs.parallel.Pool", lambda size, joined: nullcontext(pool))  # that of all tests
     assert done("run", "study.toml", "--out", here / "two", "--workers", 2) == 0

@@ -297,7 +297,7 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
     assert re.fullmatch(r"fedtide: .+\n", process.err)
     monkeypatch.chdir(tmp_path)
     undisturbed(tmp_path)
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     again = ["run", "study.toml", "--out", "x"] if what == "the configuration" else ["resume", "x"]
     assert done(*again) == 0
     assert kept(tmp_path / "x") == kept(tmp_path / "whole")

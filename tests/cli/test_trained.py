@@ -49,7 +49,7 @@ def run(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     made = written(root / "study.toml", *METHODS, rounds=2, eval_every=2, title="trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+        patch.setattr("fedtide.report.page.pictures_of", lambda record: [])
         assert done("run", made, "--out", root / "run", "--workers", 1) == 0
     return root / "run"
 
@@ -217,7 +217,7 @@ def measured(here: Path, name: str) -> tuple[Trained, torch.Tensor, list[list[fl
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_program_says_what_predict_writes_in_units_of_the_data(here, capsys, monkeypatch, name):
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     trained, x, predicted = measured(here, name)
     program = Predicting(trained.model(), trained.task.target)
     torch.testing.assert_close(program(x), torch.tensor(predicted), rtol=1e-4, atol=1e-4)
@@ -233,7 +233,7 @@ def test_a_program_says_what_predict_writes_in_units_of_the_data(here, capsys, m
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("format", ["torch-export", "onnx"])
 def test_programs_of_other_targets_are_exported(here, capsys, monkeypatch, name, format):
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     if format == "onnx":
         for library in ("onnx", "onnxscript"):
             pytest.importorskip(library)

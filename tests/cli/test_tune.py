@@ -27,7 +27,7 @@ from helpers.tunings import PROX, RATE, tunable
 def here(tmp_path, monkeypatch):
     """An empty folder to work in; pages without pictures, which are looked at elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     return tmp_path
 
 

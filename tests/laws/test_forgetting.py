@@ -14,7 +14,7 @@ import torch
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import detached, same
-from fedtide.evaluate.forgetting import Probe
+from fedtide.evaluate.probe import Probe
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Block, join, split_blocks

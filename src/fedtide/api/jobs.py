@@ -18,12 +18,11 @@ from fedtide.config.writing import as_toml, named
 from fedtide.core.errors import FedtideError, refused, within
 from fedtide.data.sources.files import bare
 from fedtide.data.sources.guesses import Roles, spelled_columns
-from fedtide.draw.frames import Library, frame
 from fedtide.draw.prose import listed
+from fedtide.draw.tables import Library, frame
 from fedtide.evaluate.judge import views
 from fedtide.fields.types import seconds_of
 from fedtide.fields.user_code import session_code
-from fedtide.report.measures import check_measures
 from fedtide.report.terminal import console, say
 from fedtide.runs import auto, folder
 from fedtide.runs.build import as_json, cohort_size, population_of
@@ -217,9 +216,9 @@ class Finished:
         return f"Finished({', '.join([repr(str(self.folder)), *shown])})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import shown
+        from fedtide.report.notebook import render_study
 
-        return shown(self.study, self.report)
+        return render_study(self.study, self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each method and seed, and a column for each measure."""
@@ -242,9 +241,9 @@ class Finished:
         return self._frame("clusters", library)
 
     def _frame(self, kind: str, library: Library | None) -> Any:
-        from fedtide.report import rows  # as a report, what every worker process need not import
+        from fedtide.report import study  # draws, which worker processes do not need
 
-        return frame(list(getattr(rows, kind)(self.study)), library)
+        return frame(list(getattr(study, kind)(self.study)), library)
 
     def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
         """Return the trained models of a method (see `ft.trained`)."""
@@ -306,10 +305,10 @@ class FinishedTuning:
         return f"FinishedTuning({', '.join([repr(str(self.folder)), *shown])})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import tuned
+        from fedtide.report.notebook import render_table
         from fedtide.tuning.pages import best_table
 
-        return tuned(repr(self), best_table(self.stages, self.score), self.report)
+        return render_table(repr(self), best_table(self.stages, self.score), self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each trial: its values, and its accuracy on validation rows."""
@@ -359,10 +358,10 @@ class Recommendation:
         return f"Recommendation({str(self.folder)!r}, {first} leads{rest})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import tuned
+        from fedtide.report.notebook import render_table
         from fedtide.tuning.pages import standings_table
 
-        return tuned(repr(self), standings_table(self.made), self.report)
+        return render_table(repr(self), standings_table(self.made), self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each entry, rung and seed: its accuracy on validation rows."""
@@ -462,7 +461,7 @@ class RunJob:
     def result(self) -> Finished:
         """Read the finished runs."""
         from fedtide.report.page import report_of
-        from fedtide.report.summary import read_finished
+        from fedtide.report.study import read_finished
 
         return Finished(self.root, report_of(self.root), read_finished(self.root))
 
@@ -765,6 +764,8 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
 
 def _check(experiment: Experiment, where: str) -> Preflight:
     """Build an experiment once, and raise for anything that would stop it."""
+    from fedtide.report.topics import check_measures  # draws, which worker processes do not need
+
     check_measures(experiment, where)
     if experiment.track is not None:
         check_installed(experiment.track)

@@ -18,10 +18,11 @@ from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
-from fedtide.config.writing import as_toml, key_as_toml, resolved, slug
+from fedtide.config.writing import as_toml, key_as_toml, resolved
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
+from fedtide.draw.prose import slug
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.fields.explain import explained
 from fedtide.fields.shapes import fields_of

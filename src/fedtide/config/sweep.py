@@ -11,8 +11,9 @@ from typing import Any
 from fedtide.config.overrides import assign
 from fedtide.config.reading import copied, from_dict
 from fedtide.config.schema import Experiment
-from fedtide.config.writing import resolved, slug
+from fedtide.config.writing import resolved
 from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.draw.prose import slug
 
 MOST = 1000
 """Points of a sweep: each has a configuration, a folder and figures of its own."""

@@ -22,17 +22,6 @@ PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
 """Keys of parts that may be of kind "python"."""
 
 
-def slug(name: str) -> str:
-    """Return the name of a folder.
-
-    >>> slug("FedAdam, rate 0.1"), slug("phase -8")
-    ('fedadam-rate-0.1', 'phase-minus-8')
-    """
-    signed = re.sub(r"(^|[^\w])-(?=[\d.])", r"\1minus ", name)
-    plain = "".join(c.lower() if c.isalnum() or c in "._" else "-" for c in signed)
-    return "-".join(part for part in plain.split("-") if part.strip(".")) or "method"
-
-
 def to_toml(experiment: Experiment) -> str:
     """Return the whole experiment, every default written out, as TOML that `read` takes."""
     return tomli_w.dumps(resolved(experiment))

@@ -22,7 +22,7 @@ from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Dated, Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
-from fedtide.draw.prose import html_table
+from fedtide.draw.tables import html_table
 from fedtide.fields.user_code import own
 from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target

@@ -1,7 +1,7 @@
-"""Lists, shares and counts in words, for kinds that say what they are and for reports."""
+"""Lists, shares, counts and file names in words."""
 
-from collections.abc import Iterable, Sequence
-from html import escape
+import re
+from collections.abc import Sequence
 
 
 def listed(names: Sequence[str]) -> str:
@@ -14,7 +14,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def share_of(share: float) -> str:
-    """A share of the clients, in words where there is a short one.
+    """A share of the clients, as a word if there is one.
 
     >>> share_of(0.5), share_of(0.05), share_of(1.0)
     ('half', '5 %', 'all')
@@ -22,11 +22,21 @@ def share_of(share: float) -> str:
     return {0.5: "half", 1.0: "all"}.get(share, f"{100 * share:g} %")
 
 
-def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what is said of them as a table that a notebook shows.
+def counted(count: float, noun: str) -> str:
+    """A count with its noun.
 
-    >>> html_table([("clients", "5 < 6")])
-    '<table><tr><th>clients</th><td>5 &lt; 6</td></tr></table>'
+    >>> counted(1, "round"), counted(0, "round"), counted(7.66, "round")
+    ('1 round', '0 rounds', '7.7 rounds')
     """
-    cells = (f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in rows)
-    return f"<table>{''.join(cells)}</table>"
+    return f"{count:.0f} {noun}{'s' * (count != 1)}" if count == round(count) else f"{count:.1f} {noun}s"
+
+
+def slug(name: str) -> str:
+    """A name as the name of a folder or an anchor.
+
+    >>> slug("FedAdam, rate 0.1"), slug("phase -8")
+    ('fedadam-rate-0.1', 'phase-minus-8')
+    """
+    signed = re.sub(r"(^|[^\w])-(?=[\d.])", r"\1minus ", name)
+    letters = "".join(c.lower() if c.isalnum() or c in "._" else "-" for c in signed)
+    return "-".join(part for part in letters.split("-") if part.strip(".")) or "method"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Step
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES
+from fedtide.draw.tables import is_cell
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
 
@@ -215,3 +216,35 @@ def shares(truth: Population | None, step: Step, participants: torch.Tensor) -> 
     counts = torch.bincount(truth.group[participants], minlength=len(truth.group_names))
     expected = truth.expected(step.moment).tolist()
     return {"groups": counts, "expected": expected}
+
+
+# -- rows for tables ---------------------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+"""Cells by the name of their column."""
+
+
+def rows_of_rounds(lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield a row for each round: the cells of its line, and the facts of the method.
+
+    >>> list(rows_of_rounds([{"round": 0, "up": 8, "groups": [1, 2], "facts": {"loss": 0.5}}]))
+    [{'round': 0, 'up': 8, 'loss': 0.5}]
+    """
+    for line in lines:
+        yield {name: value for name, value in {**line, **line.get("facts", {}), **line}.items() if is_cell(value)}
+
+
+def rows_of_scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield a row for each evaluation and view: its scores, and the accuracy of each group of clients.
+
+    >>> line = {"round": 7, "scores": {"val": {"accuracy": 0.5, "groups": {"day": 0.25}}, "train_clients": {}}}
+    >>> list(rows_of_scores([line]))
+    [{'round': 7, 'view': 'val', 'accuracy': 0.5, 'accuracy_day': 0.25}]
+    """
+    for line in lines:
+        for view, scores in line.get("scores", {}).items():
+            if scores:  # real clients may all be away
+                cells = {name: value for name, value in scores.items() if is_cell(value)}
+                score = "skill" if "skill" in scores else "accuracy"
+                groups = {f"{score}_{group}": value for group, value in scores.get("groups", {}).items()}
+                yield {"round": line["round"], "view": view, **cells, **groups}

@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
+from fedtide.draw.figures import GROUP_COLORS, LEVEL, SHARE, STYLE, Drawn, label, legend_above, look, svg
+from fedtide.draw.holdings import NAMED, draw_rows
 from fedtide.inspection import shares
 from fedtide.inspection.answers import WHY, Answers, slot_name
 from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_rows, local_slots, mean_looks
 from fedtide.inspection.shares import counted
-from fedtide.report.figures import GROUP_COLORS, STYLE, Drawn, label, legend_above, look, svg
-from fedtide.report.heatmaps import LEVEL, NAMED, SHARE
-from fedtide.report.sizes import draw_rows
 
 FEW = 12
 """Clients whose names have room."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.atomic import check_new, making
+from fedtide.draw.html import render, to_pictures
 from fedtide.inspection.answers import QUESTIONS, Answers, answer
 from fedtide.inspection.study import ROWS, methods, study
 from fedtide.inspection.table import Table
-from fedtide.report.render import render, to_pictures
 
 PAGE, STUDY = "inspection.html", "study.toml"
 

@@ -14,12 +14,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
+from fedtide.draw.figures import GROUP_COLORS, SHARE, STYLE, Drawn, domain_color, label, over_rounds, svg
+from fedtide.draw.holdings import NAMED, draw_label_shares, draw_rows
+from fedtide.draw.html import Pictured, anchor, render, to_pictures
 from fedtide.inspection.preview import Preview
-from fedtide.report.figures import GROUP_COLORS, STYLE, Drawn, domain_color, label, over_rounds, svg
-from fedtide.report.heatmaps import NAMED, SHARE, draw_label_shares
-from fedtide.report.pictures import Pictured
-from fedtide.report.render import anchor, render, to_pictures
-from fedtide.report.sizes import draw_rows
 
 
 @dataclass(frozen=True, repr=False)

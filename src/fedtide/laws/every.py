@@ -24,7 +24,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, leaves, same, size_in_bytes
 from fedtide.data.ragged import Ragged
-from fedtide.evaluate.forgetting import QUESTION as TRAIN
+from fedtide.evaluate.probe import QUESTION as TRAIN
 from fedtide.fleets import scoring
 from fedtide.fleets import stacked_engine as stacked
 from fedtide.fleets.ask import BlockResult

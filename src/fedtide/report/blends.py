@@ -1,23 +1,64 @@
-"""Measures of one run whose clients hold a blend of domains.
+"""Blends of domains: components of mixtures against the domains of rows, and losses over clients.
 
-A method's components have no names. A single matching of components and domains, the best over all rounds together,
-gives the component of each domain; a new matching every round would flatter a split that changes over time.
+Components have no names. A single matching of components and domains, the best over all rounds, gives the component of
+each domain; a new matching every round would flatter a split that changes over time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from fedtide.evaluate.metrics import matched
-from fedtide.report.reading import RunRecord
+from fedtide.draw import figures
+from fedtide.draw.tables import Table
+from fedtide.evaluate.measure import UNKNOWN, Measure
+from fedtide.evaluate.metrics import matched, mean_of_known
+from fedtide.evaluate.rounds import rows_in
+from fedtide.report.formats import Number, nats, percent, points, signed_points
+from fedtide.report.run_records import CLIENTS, ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.summary import Summary
+from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
 
 COLLAPSED = 0.95
 """Share of training rows above which a single component counts as having taken them all."""
 
 FINE = 1_000_000
-"""Steps into which a share is cut, as the matching counts in whole numbers."""
+"""Steps of a share, because the matching counts in whole numbers."""
+
+MANY = 4
+"""Number of cycles above which a panel takes the whole width of the page."""
+
+QUARTILES = ("q25", "q50", "q75")
+
+TRUE_DASHES = (0, (4, 2))
+"""Dashes of true values, drawn beside learned ones."""
+
+BLEND = (
+    Number("split_purity", percent, "rows at the component of their domain"),
+    Number("share_error", points, "error of learned shares"),
+    Number("share_correlation", title="correlation with the true share", word="correlation"),
+    Number("fullest_component", percent, "rows at the fullest component"),
+    Number("posterior_entropy", title="entropy of posteriors", word="nats"),
+    Number("log_likelihood", title="log-likelihood (each of its own)", word="nats"),
+)
+
+STEADINESS = (
+    Number("mean_over_rounds", percent, "mean over all evaluations"),
+    Number("std_over_rounds", points, "standard deviation over all evaluations"),
+    Number("loss_spread", title="spread of clients' training loss"),
+)
+
+GAINS = (Number("peak_gain", signed_points), Number("trough_gain", signed_points))
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def true_shares(run: RunRecord) -> np.ndarray:
@@ -26,8 +67,8 @@ def true_shares(run: RunRecord) -> np.ndarray:
 
 
 def learned_shares(run: RunRecord) -> np.ndarray:
-    """Return the share of each component that the method reports as fact `pi` (rounds, K); (rounds, 0) without one."""
-    return run.every_row(lambda line: line.get("facts", {}).get("pi"))
+    """Return the share of each component, fact `pi`, of every round (rounds, K); (rounds, 0) without one."""
+    return run.listed_fact("pi")
 
 
 def split_counts(run: RunRecord) -> np.ndarray:
@@ -35,8 +76,8 @@ def split_counts(run: RunRecord) -> np.ndarray:
     tables = [np.array(line.get("split") or np.zeros((0, 0)), dtype=np.float64) for line in run.lines]
     domains, wide = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
     out = np.zeros((len(tables), domains, wide))
-    for row, table in zip(out, tables, strict=True):
-        row[: table.shape[0], : table.shape[1]] = table
+    for row, counts in zip(out, tables, strict=True):
+        row[: counts.shape[0], : counts.shape[1]] = counts
     return out
 
 
@@ -45,22 +86,22 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
     Matched by the split of rows, over all rounds together, or else by the distance of `pi` to the true shares.
     """
-    went = split_counts(run).sum(axis=0)
-    if went.any():
-        return matched(went.astype(np.int64))
+    counts = split_counts(run).sum(axis=0)
+    if counts.any():
+        return matched(counts.astype(np.int64))
     pi, true = learned_shares(run), true_shares(run)
-    told = np.isfinite(pi).all(axis=1) & np.isfinite(true).all(axis=1)
-    if not pi.shape[1] or not true.shape[1] or not told.any():
+    both = np.isfinite(pi).all(axis=1) & np.isfinite(true).all(axis=1)
+    if not pi.shape[1] or not true.shape[1] or not both.any():
         return ()
-    near = 1 - np.abs(true[told, :, None] - pi[told, None, :])
+    near = 1 - np.abs(true[both, :, None] - pi[both, None, :])
     return matched(np.round(FINE * near.sum(axis=0)).clip(0).astype(np.int64))
 
 
 def shares_by_domain(run: RunRecord) -> np.ndarray:
-    """Return `pi` of the component of each domain (rounds, domains); NaN where there is no component or no `pi`."""
-    pi, own = learned_shares(run), components(run)
-    out = np.full((len(pi), len(own)), np.nan)
-    for domain, component in enumerate(own):
+    """Return `pi` of the component of each domain (rounds, domains); NaN without a component or `pi`."""
+    pi, matches = learned_shares(run), components(run)
+    out = np.full((len(pi), len(matches)), np.nan)
+    for domain, component in enumerate(matches):
         if component < pi.shape[1]:
             out[:, domain] = pi[:, component]
     return out
@@ -68,58 +109,51 @@ def shares_by_domain(run: RunRecord) -> np.ndarray:
 
 def purities(run: RunRecord) -> np.ndarray:
     """Return the share of training rows at the component of their domain (rounds,); NaN in rounds without a split."""
-    right, total = _at_home(run)
+    right, total = _matched_rows(run)
     return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def trivial_purities(run: RunRecord) -> np.ndarray:
     """Return the purity of a split with a single component (rounds,): the share of the largest domain."""
-    held = split_counts(run).sum(axis=2)
-    total = held.sum(axis=1)
-    largest = held.max(axis=1, initial=0.0)
+    counts = split_counts(run).sum(axis=2)
+    total = counts.sum(axis=1)
+    largest = counts.max(axis=1, initial=0.0)
     return np.divide(largest, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
-def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+def _matched_rows(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     """Count in each round the rows at the component of their domain, and all rows."""
     table = split_counts(run)
-    own = components(run) if table.any() else ()
+    matches = components(run) if table.any() else ()
     right = np.zeros(len(table))
-    for domain, component in enumerate(own):
+    for domain, component in enumerate(matches):
         if component < table.shape[2]:
             right += table[:, domain, component]
     return right, table.sum(axis=(1, 2))
 
 
-def blending(run: RunRecord, window: int) -> dict[str, float]:
-    """Return the measures of a blend that the run has data for: see docs/reports.md.
+def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
+    """Return the numbers of a blend that the run has data for.
 
-    Args:
-        run: record of the run.
-        window: rounds over which late means are taken; purity and the error of shares cover the second half of the run,
-            their correlation covers all of it.
+    Late means cover the late window; purity and the error of shares cover the second half of the run, and their
+    correlation all of it.
     """
-    out = {}
-    half = len(run.lines) // 2
-    right, total = (column[half:].sum() for column in _at_home(run))
+    half, window = len(run.lines) // 2, record.window
+    out = _fullest(run, half) | gains(run, record.view, method.cycles)
+    right, total = (column[half:].sum() for column in _matched_rows(run))
     if total:
         out["split_purity"] = float(right / total)
     pi, true = shares_by_domain(run), true_shares(run)
     if pi.shape[1] and pi.shape == true.shape:
-        out["share_error"] = _mean(np.abs(pi - true)[half:])
+        out["share_error"] = mean_of_known(np.abs(pi - true)[half:].ravel())
         out["share_correlation"] = correlation(pi[:, 0], true[:, 0])
-    out |= _fullest(run, half)
-    for name, fact in (("posterior_entropy", "entropy"), ("log_likelihood", "log_likelihood")):
-        values = run.fact(fact)
-        if np.isfinite(values).any():
-            out[name] = _mean(values[-window:])
-    trained = run.fact("loss")
-    if np.isfinite(trained).any():
-        out["training_loss"] = _mean(trained[-window:])
-    spread = loss(run, "q75") - loss(run, "q25")
-    if np.isfinite(spread).any():
-        out["loss_spread"] = _mean(spread[-window:])
-    return out
+    values = {
+        "posterior_entropy": run.fact("entropy"),
+        "log_likelihood": run.fact("log_likelihood"),
+        "training_loss": run.fact("loss"),
+        "loss_spread": loss(run, "q75") - loss(run, "q25"),
+    }
+    return out | {name: mean_of_known(of[-window:]) for name, of in values.items() if np.isfinite(of).any()}
 
 
 def loss(run: RunRecord, quantile: str) -> np.ndarray:
@@ -128,7 +162,7 @@ def loss(run: RunRecord, quantile: str) -> np.ndarray:
 
 
 def _fullest(run: RunRecord, half: int) -> dict[str, float]:
-    """Return the mean share of the fullest component from round `half` on; empty where one domain has all rows."""
+    """Return the mean share of the fullest component from round `half` on; empty if one domain has all rows."""
     table = split_counts(run)[half:]
     rows, domains = table.sum(axis=1), true_shares(run)[half:]
     if not domains.shape[1]:
@@ -152,13 +186,8 @@ def _columns(table: np.ndarray) -> np.ndarray:
     return known.mean(axis=0) if known.size else np.zeros(0)
 
 
-def _mean(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan
-
-
 def correlation(left: np.ndarray, right: np.ndarray) -> float:
-    """Return Pearson's correlation over the rounds where both are known; NaN where one of them is constant.
+    """Return Pearson's correlation over the rounds in which both are known; NaN if one of them is constant.
 
     >>> correlation(np.array([0.0, 0.5, 1.0]), np.array([1.0, 2.0, 3.0])), correlation(np.ones(3), np.arange(3.0))
     (1.0, nan)
@@ -168,9 +197,6 @@ def correlation(left: np.ndarray, right: np.ndarray) -> float:
     if not both.any() or np.ptp(left) < 1e-12 or np.ptp(right) < 1e-12:
         return math.nan
     return float(np.corrcoef(left, right)[0, 1])
-
-
-# -- cycles ------------------------------------------------------------------------------------------------------------
 
 
 def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
@@ -198,12 +224,220 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
 
 
 def gains(run: RunRecord, view: str, cycles: float | None) -> dict[str, float]:
-    """Return the gain of the last cycle's peak and trough over the second cycle's; empty with fewer than three cycles.
+    """Return the gain of the last cycle's peak and trough over the second cycle; empty with fewer than three cycles.
 
-    The first cycle is no reference, as every method learns most in it and this would hide later gains.
+    The first cycle is no reference: every method learns most in it.
     """
-    found = extremes(run, view, cycles)
-    if len(found) < 3:
+    ranges = extremes(run, view, cycles)
+    if len(ranges) < 3:
         return {}
-    trough, peak = (found[-1] - found[1]).tolist()
+    trough, peak = (ranges[-1] - ranges[1]).tolist()
     return {"peak_gain": peak, "trough_gain": trough}
+
+
+def domain_names(record: ExperimentRecord) -> list[str]:
+    """Return the names of the domains whose shares rounds report, or numbers from 1 if names were not saved."""
+    count = max((len(line.get("domains", ())) for run in record.runs for line in run.lines), default=0)
+    return record.domains if len(record.domains) == count else [f"domain {k}" for k in range(1, count + 1)]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@plan_table("Steadiness")
+def steadiness_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of the spread of accuracy over the run, a row per method; None without a blend.
+
+    Over all evaluations; the spread of losses is the middle half of the participants.
+    """
+    return table_of(summary, STEADINESS) if record.blended else None
+
+
+@plan_table("Components and domains")
+def blend_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of components against domains, a row per method; None without components.
+
+    Shares of rows over the second half of the run; entropy (0 is certain) and likelihood in nats.
+    """
+    return table_of(summary, BLEND)
+
+
+@plan_table("Peaks and troughs")
+def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of peaks and troughs in each cycle of a blend, two rows per method; None without cycles.
+
+    The highest and the lowest {score} of {whose} in each cycle of the blend.
+    """
+    ranges = {
+        method.name: np.array([extremes(run, record.view, method.cycles) for run in method.runs])
+        for _, method in record.numbered
+        if method.cycles is not None
+    }
+    cycles = max((values.shape[1] for values in ranges.values()), default=0)
+    if not cycles:
+        return None
+    rows = []
+    for name, values in ranges.items():
+        for kind, side in (("peak", 1), ("trough", 0)):
+            cells = [percent(Measure.of(values[:, cycle, side].tolist())) for cycle in range(values.shape[1])]
+            gain = signed_points(summary.method(name).measure(f"{kind}_gain"))
+            rows.append([f"{name}, {kind}", *[gain] * (cycles > 2), *cells, *["-"] * (cycles - len(cells))])
+    header = ["method", *["last minus second"] * (cycles > 2), *(f"cycle {cycle}" for cycle in range(1, cycles + 1))]
+    return Table(header, rows)
+
+
+@plan_table("Likelihood of inputs")
+def density_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of late log-densities of inputs, by view and by group; None if no method reports them.
+
+    Mean log-density of the inputs' features, in nats, over {span}; not comparable between methods.
+    """
+    rows: dict[str, dict[str, Measure]] = {}
+    for view, group in ((view, group) for view in CLIENTS for group in (None, *record.groups)):
+        title = CLIENTS[view] if group is None else f"{CLIENTS[view]}, {group}"
+        for _, method in record.numbered:
+            curves = [_densities(run, view, group) for run in method.runs]
+            if any(len(at) for at, _ in curves):
+                late = [run.late(view, c, record.window, rows_in) for run, c in zip(method.runs, curves, strict=True)]
+                rows.setdefault(method.name, {})[title] = Measure.of(late)
+    titles = list(dict.fromkeys(title for cells in rows.values() for title in cells))
+    cells = [[name, *(nats(cells.get(title, UNKNOWN)) for title in titles)] for name, cells in rows.items()]
+    return Table(["method", *titles], cells) if titles else None
+
+
+def _densities(run: RunRecord, view: str, group: str | None) -> figures.Curve:
+    """Return the curve of the mean log-density of inputs, of one view or of one group in it."""
+    if group is None:
+        return run.curve(view, lambda scores: scores.get("density"))
+    return run.curve(view, lambda scores: scores.get("densities", {}).get(group))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+@plan_picture("blend", "The blend that was learned", "a method with components, and clients with a blend of domains")
+def blend_learned(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw how large a method takes each component to be, and how large its domain is.
+
+    Learned share of each component (lines), and true share of its domain (dashes of the same color).{band}
+    """
+    runs = {m.name: [r for r in m.runs if true_shares(r).shape == shares_by_domain(r).shape] for m in record.methods}
+    runs = {n: of for n, of in runs.items() if any(np.isfinite(shares_by_domain(run)).any() for run in of)}
+    if not runs:
+        return None
+    names = domain_names(record)
+    crowded = any((method.cycles or 0) > MANY for method in record.methods)
+    figure, panels = figures.grid(len(runs), widest=1 if crowded else 3, high=2.0 if crowded else 2.6)
+    for axes, (name, of_method) in zip(panels, runs.items(), strict=True):
+        _draw_blend(axes, of_method, len(names))
+        axes.set_title(figures.label(name), fontsize=10)
+        figures.over_rounds(axes, 0, record.experiment.rounds)
+        axes.xaxis.set_major_locator(MaxNLocator(10 if crowded else 5, integer=True))
+        axes.set_ylim(-2, 102)
+        if figures.leftmost(axes):
+            axes.set_ylabel("training rows, %")
+    lines = [
+        *((figures.domain_color(k), "-", figures.label(name)) for k, name in enumerate(names)),
+        (figures.OTHER_COLOR, "-", "other components"),
+        ("#444444", "-", "as learned"),
+        ("#444444", TRUE_DASHES, "as it was"),
+    ]
+    handles = [Line2D([], [], color=color, ls=dashes, lw=2, label=name) for color, dashes, name in lines]
+    ncols = min(len(handles), 6 if len(runs) > 1 else 3)
+    figure.legend(handles=handles, loc="outside upper left", ncols=ncols, fontsize=9)
+    return figures.svg(figure, "the blend that was learned")
+
+
+def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> None:
+    """Draw learned shares as lines with bands, and true ones as dashes."""
+    rest = [learned_shares(run).sum(axis=1) - np.nansum(shares_by_domain(run), axis=1) for run in runs]
+    if np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6:
+        figures.band(axes, [figures.by_round(values) for values in rest], "", figures.Look(figures.OTHER_COLOR, "-"))
+    for domain in range(domains):
+        true = figures.stack_runs([true_shares(run)[:, domain] for run in runs]).mean(axis=0)
+        # With fewer components than domains, seeds may differ in which domains have one.
+        learned = [shares_by_domain(run)[:, domain] for run in runs]
+        curves = [figures.by_round(values) for values in learned if np.isfinite(values).any()]
+        if curves:
+            figures.band(axes, curves, "", figures.Look(figures.domain_color(domain), "-"))
+        axes.plot(np.arange(1, len(true) + 1), 100 * true, color=figures.domain_color(domain), lw=1.3, ls=TRUE_DASHES)
+
+
+@plan_picture("split_purity", "How pure the split is", "a method that splits rows, and clients with a blend of domains")
+def split_purity(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw how many rows were given to the component of their domain, and how sure methods were.
+
+    Above: training rows at the component of their domain. Below: entropy of the posteriors, 0 if certain.{band}
+    """
+    split = record.curves(lambda run: figures.by_round(purities(run)))
+    entropy = record.curves(lambda run: figures.by_round(run.fact("entropy"))) if split or record.blended else {}
+    if not split and not entropy:
+        return None
+    figure, panels = figures.stack_panels([2.6] * (bool(split) + bool(entropy)))
+    if split:
+        figures.bands(panels[0], split, record.names, "rows at the component\nof their domain, %")
+        runs = record.methods[next(iter(split))].runs
+        ends, largest = figures.by_round(figures.stack_runs([trivial_purities(run) for run in runs]).mean(axis=0))
+        style: dict[str, Any] = {"color": "#8A8A8A", "lw": 1.2, "ls": TRUE_DASHES, "zorder": 1.5}
+        panels[0].plot(ends, 100 * largest, label="all in one component", **style)
+        panels[0].set_ylim(top=101)
+    if entropy:
+        figures.bands(panels[-1], entropy, record.names, "entropy of\nposteriors, nats", scale=1.0)
+        panels[-1].set_ylim(bottom=-0.04 * panels[-1].get_ylim()[1])  # keeps a line at zero visible
+    figures.over_rounds(panels[-1], 0, record.experiment.rounds)
+    figures.figure_legend(figure, panels)
+    return figures.svg(figure, "how pure the split is")
+
+
+@plan_picture("client_losses", "Training loss over clients", "clients with a blend of domains")
+def client_losses(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw the training loss over the participants of each round.
+
+    Above: median and middle half of the participants. Below: quartiles and extremes in the last cycle.
+    """
+    medians = record.curves(lambda run: figures.by_round(loss(run, "q50"))) if record.blended else {}
+    if not medians:
+        return None
+    figure = Figure(figsize=(9.6, 3.9 + 0.34 * len(medians)))
+    top, below = figure.subplots(2, 1, height_ratios=(2.6, 0.5 + 0.34 * len(medians)))
+    for place, number in enumerate(medians):
+        method, style = record.methods[number], figures.look(number)
+        low, middle, high = (figures.stack_runs([loss(run, q) for run in method.runs]).mean(axis=0) for q in QUARTILES)
+        figures.band(top, [figures.by_round(middle)], figures.label(method.name), style, scale=1.0, width=1.6)
+        top.fill_between(np.arange(1, len(low) + 1), low, high, color=style.color, alpha=0.18, lw=0)
+        _draw_box(below, place, loss_box(method.runs, last_rounds(record, method)), style.color)
+    figures.over_rounds(top, 0, record.experiment.rounds)
+    top.set_ylabel("training loss of a client")
+    figures.legend_above(top)
+    below.set_yticks(range(len(medians)), [figures.label(record.names[number]) for number in medians])
+    below.invert_yaxis()
+    below.grid(axis="y", visible=False)
+    below.set_xlabel("training loss of a client in the last cycle")
+    return figures.svg(figure, "training loss over clients")
+
+
+def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
+    """Return the number of rounds of the last cycle; without cycles, of the late means."""
+    return record.window if method.cycles is None else max(round(record.experiment.rounds / method.cycles), 1)
+
+
+def loss_box(runs: Sequence[RunRecord], last: int) -> dict[str, float]:
+    """Return quantiles of the losses in the last rounds, averaged over these rounds and over seeds."""
+    names = ("min", *QUARTILES, "max")
+    return {name: mean_of_known(np.concatenate([loss(run, name)[-last:] for run in runs]).tolist()) for name in names}
+
+
+def _draw_box(axes: Axes, place: int, box: dict[str, float], color: str) -> None:
+    """Draw a box from quartile to quartile with the median in it, and a line between the extremes."""
+    pale = tuple(1 - 0.6 * (1 - part) for part in matplotlib.colors.to_rgb(color))
+    axes.hlines(place, box["min"], box["max"], color="#444444", lw=1.0)
+    axes.barh(place, box["q75"] - box["q25"], left=box["q25"], height=0.6, color=pale, edgecolor="#444444", lw=1.0)
+    axes.vlines(box["q50"], place - 0.3, place + 0.3, color="black", lw=1.8)
+
+
+TOPIC = Topic(
+    (*BLEND, STEADINESS[-1], *GAINS, Number("training_loss")),
+    measure,
+    (blend_learned, split_purity, client_losses),
+    (steadiness_table, peaks_table, blend_table, density_table),
+)

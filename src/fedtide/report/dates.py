@@ -1,35 +1,23 @@
-"""Runs whose rounds are windows of wall-clock time: accuracy over dates, and by hour, weekday and month."""
+"""Rounds that are windows of wall-clock time: accuracy over dates, and by hour, weekday and month."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-import matplotlib
 import matplotlib.dates as mdates
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from fedtide.draw import figures
 from fedtide.evaluate.rounds import score_in, weight_in
-from fedtide.report.figures import (
-    STYLE,
-    Drawn,
-    band,
-    columns,
-    from_below,
-    label,
-    legend_above,
-    look,
-    stack_runs,
-    stacked,
-    svg,
-)
-from fedtide.report.reading import ExperimentRecord, RunRecord
+from fedtide.report.run_records import ExperimentRecord, RunRecord
+from fedtide.report.topic import Topic, no_numbers, plan_picture
 
-HOUR, DAY = 3600.0, 86400.0
+DAY = 86400.0
 NOTHING = 1e-9
 """Weight of an evaluation that has none."""
 
@@ -39,34 +27,27 @@ def dates_of(run: RunRecord) -> list[datetime]:
     return [datetime.fromisoformat(line["window"]["next"]) for line in run.judged if "window" in line]
 
 
-def empty_windows(run: RunRecord) -> int:
-    """Count the rounds in whose window no client had anything new."""
-    return sum(line["window"]["came"] == 0 for line in run.lines if "window" in line)
-
-
-def accuracy_over_dates(record: ExperimentRecord) -> Drawn:
-    """Draw accuracy on the next window over dates, faded, and below it how many clients had something new."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 5.0))
-        top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
-        shown = []
-        for number, method in enumerate(record.methods):
-            curves = [_course(run, record.view) for run in method.runs]
-            band(top, curves, label(method.name), look(number))
-            shown += [values for _, values in curves]
-        from_below(top, shown)
-        legend_above(top)
-        top.set_ylabel(f"{record.experiment.score} of {record.whose}\non the next window, %, faded")
-        run = next(run for method in record.methods for run in method.runs if run.lines)
-        came = [(_place(line["window"]["begin"]), line["window"]["came"]) for line in run.lines if "window" in line]
-        below.fill_between(*np.array(came, dtype=np.float64).T, step="post", color="#444444", alpha=0.35, lw=0)
-        below.set_ylim(bottom=0)
-        below.set_ylabel("clients with\nnew rows")
-        locator = mdates.AutoDateLocator(minticks=4, maxticks=9)
-        below.xaxis.set_major_locator(locator)
-        below.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
-        below.set_xlabel("beginning of the window")
-        return svg(figure, f"{record.experiment.score} over dates")
+@figures.styled
+def accuracy_over_dates(record: ExperimentRecord) -> figures.Drawn:
+    """Draw accuracy on the next window over dates, faded, and below it the number of clients with new rows."""
+    figure, (top, below) = figures.stack_panels([3.4, 1.0])
+    curves = record.curves(lambda run: _course(run, record.view))
+    figures.bands(
+        top, curves, record.names, f"{record.experiment.score} of {record.whose}\non the next window, %, faded"
+    )
+    figures.from_below(top, [values for of_runs in curves.values() for _, values in of_runs])
+    figures.legend_above(top)
+    run = next(run for run in record.runs if run.lines)
+    clients = [(_place(line["window"]["begin"]), line["window"]["came"]) for line in run.lines if "window" in line]
+    at, counts = np.array(clients, dtype=np.float64).T
+    below.fill_between(at, counts, step="post", color="#444444", alpha=0.35, lw=0)
+    below.set_ylim(bottom=0)
+    below.set_ylabel("clients with\nnew rows")
+    locator = mdates.AutoDateLocator(minticks=4, maxticks=9)
+    below.xaxis.set_major_locator(locator)
+    below.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
+    below.set_xlabel("beginning of the window")
+    return figures.svg(figure, f"{record.experiment.score} over dates")
 
 
 def _place(iso: str) -> float:
@@ -74,7 +55,7 @@ def _place(iso: str) -> float:
     return float(mdates.date2num(datetime.fromisoformat(iso).replace(tzinfo=None)))
 
 
-def _course(run: RunRecord, view: str) -> tuple[np.ndarray, np.ndarray]:
+def _course(run: RunRecord, view: str) -> figures.Curve:
     """Return the dates of the windows that were tested on, on an axis of dates, and the faded accuracy there."""
     begins = {line["round"] + 1: _place(line["window"]["next"]) for line in run.judged if "window" in line}
     rounds, values = run.course(view)
@@ -86,10 +67,10 @@ def _course(run: RunRecord, view: str) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Cycle:
-    """A way in which dates come again.
+    """A cycle of dates.
 
-    name: of the axis. of: place of a date in it. names: of the places; () for numbers. longest: window, in seconds,
-    above which nothing is told. shortest: time, in seconds, below which nothing comes again.
+    name: title of the axis. of: place of a date in the cycle. names: names of the places; () for numbers. longest:
+    maximum length of a window, in seconds. shortest: minimum length of a run, in seconds.
     """
 
     name: str
@@ -108,9 +89,8 @@ CYCLES = (
 
 
 def cycles_of(record: ExperimentRecord) -> list[Cycle]:
-    """Return the cycles that windows are short enough for, and runs long enough."""
-    told = [dates_of(run) for method in record.methods for run in method.runs]
-    dates = max(told, key=len, default=[])
+    """Return the cycles with short enough windows and long enough runs."""
+    dates = max((dates_of(run) for run in record.runs), key=len, default=[])
     if len(dates) < 4:
         return []
     places = np.array([_place(at.isoformat()) for at in dates]) * DAY
@@ -119,50 +99,56 @@ def cycles_of(record: ExperimentRecord) -> list[Cycle]:
     return [cycle for cycle in fitting if len({cycle.of(at) for at in dates}) > 1]
 
 
-def by_cycle(run: RunRecord, view: str, cycle: Cycle) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places in a cycle that were tested in, and the accuracy, or the skill, of all rows there."""
-    found: dict[int, list[tuple[float, float]]] = {}
-    for line in run.judged:
-        scores = line["scores"].get(view, {})
-        if score_in(scores) is not None and "window" in line:
-            place = cycle.of(datetime.fromisoformat(line["window"]["next"]))
-            found.setdefault(place, []).append((score_in(scores), weight_in(line, view) or NOTHING))
-    places = sorted(found)
-    means = [np.average(values, weights=weights) for values, weights in (zip(*found[k], strict=True) for k in places)]
+def _entries(run: RunRecord, view: str, cycle: Cycle) -> list[tuple[int, dict[str, Any]]]:
+    """Return the place in a cycle of each evaluation, and its line."""
+    lines = (line for line in run.judged if view in line["scores"] and "window" in line)
+    return [(cycle.of(datetime.fromisoformat(line["window"]["next"])), line) for line in lines]
+
+
+def by_cycle(view: str, cycle: Cycle, run: RunRecord) -> figures.Curve:
+    """Return the tested places in a cycle, and the accuracy, or the skill, of all rows there."""
+    scores: dict[int, list[tuple[float, float]]] = {}
+    for place, line in _entries(run, view, cycle):
+        score = score_in(line["scores"][view])
+        if score is not None:
+            scores.setdefault(place, []).append((score, weight_in(line, view) or NOTHING))
+    places = sorted(scores)
+    means = [np.average(values, weights=weights) for values, weights in (zip(*scores[k], strict=True) for k in places)]
     return np.array(places, dtype=np.float64), np.array(means)
 
 
-def accuracy_by_cycle(record: ExperimentRecord) -> Drawn | None:
-    """Draw mean accuracy by hour, weekday and month; below how many rows there were. None where nothing is told."""
+@plan_picture("by_hour", "By hour, weekday and month", 'shift.what = "calendar", with short windows and a long run')
+def accuracy_by_cycle(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw accuracy by hour, weekday and month, if rounds are windows of wall-clock time.
+
+    {Score} of {whose} on the next window, by its local time. Below: share of the rows.{band}
+    """
     cycles = cycles_of(record)
     if not cycles:
         return None
-    with matplotlib.rc_context(STYLE):
-        wide = 9.6 if len(cycles) > 1 else 6.4
-        figure, stacks = stacked(len(cycles), widest=3, heights=[2.6, 0.9], wide=wide)
-        low, high = [], []
-        for (top, below), cycle in zip(stacks, cycles, strict=True):
-            for number, method in enumerate(record.methods):
-                curves = [by_cycle(run, record.view, cycle) for run in method.runs]
-                if any(len(at) for at, _ in curves):
-                    band(top, curves, label(method.name), look(number), every=1)
-                    values = stack_runs([values for _, values in curves]).mean(axis=0)
-                    low.append(100 * values.min())
-                    high.append(100 * values.max())
-            _draw_rows(below, record, cycle)
-            below.set_xlabel(cycle.name)
-            top.tick_params(labelbottom=False)
-            for axes in (top, below):
-                _mark_places(axes, cycle)
-        room = 0.08 * (max(high) - min(low)) + 1
-        for top, _ in stacks:
-            top.set_ylim(max(min(low) - room, 0) if min(low) >= 0 else min(low) - room, min(max(high) + room, 100))
-        stacks[0][0].set_ylabel(f"{record.experiment.score} of {record.whose}\non the next window, %")
-        stacks[0][1].set_ylabel("rows, %")
-        handles, labels = stacks[0][0].get_legend_handles_labels()
-        room = figure.get_size_inches()[0] - 0.6
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns(labels, room), fontsize=9)
-        return svg(figure, f"{record.experiment.score} by hour, weekday and month")
+    wide = 9.6 if len(cycles) > 1 else 6.4
+    figure, stacks = figures.stacked(len(cycles), widest=3, heights=[2.6, 0.9], wide=wide)
+    low, high = [], []
+    for (top, below), cycle in zip(stacks, cycles, strict=True):
+        curves = record.curves(partial(by_cycle, record.view, cycle))
+        figures.bands(top, curves, record.names, every=1)
+        means = [
+            100 * figures.stack_runs([values for _, values in of_runs]).mean(axis=0) for of_runs in curves.values()
+        ]
+        low += [mean.min() for mean in means]
+        high += [mean.max() for mean in means]
+        _draw_rows(below, record, cycle)
+        below.set_xlabel(cycle.name)
+        top.tick_params(labelbottom=False)
+        for axes in (top, below):
+            _mark_places(axes, cycle)
+    room = 0.08 * (max(high) - min(low)) + 1
+    for top, _ in stacks:
+        top.set_ylim(max(min(low) - room, 0) if min(low) >= 0 else min(low) - room, min(max(high) + room, 100))
+    stacks[0][0].set_ylabel(f"{record.experiment.score} of {record.whose}\non the next window, %")
+    stacks[0][1].set_ylabel("rows, %")
+    figures.figure_legend(figure, stacks[0])
+    return figures.svg(figure, f"{record.experiment.score} by hour, weekday and month")
 
 
 def _mark_places(axes: Axes, cycle: Cycle) -> None:
@@ -175,23 +161,15 @@ def _mark_places(axes: Axes, cycle: Cycle) -> None:
 
 
 def _draw_rows(axes: Axes, record: ExperimentRecord, cycle: Cycle) -> None:
-    """Draw the share of the rows that were tested on in each place of a cycle, in the first run."""
-    run = next(run for method in record.methods for run in method.runs if run.judged)
+    """Draw the share of the tested rows in each place of a cycle, in the first run."""
+    run = next(run for run in record.runs if run.judged)
     counts: dict[int, float] = {}
-    for line in run.judged:
-        if record.view in line["scores"] and "window" in line:
-            place = cycle.of(datetime.fromisoformat(line["window"]["next"]))
-            counts[place] = counts.get(place, 0.0) + line["scores"][record.view]["rows"]
+    for place, line in _entries(run, record.view, cycle):
+        counts[place] = counts.get(place, 0.0) + line["scores"][record.view]["rows"]
     places = sorted(counts)
     shares = 100 * np.array([counts[place] for place in places]) / max(sum(counts.values()), 1.0)
     axes.bar(places, shares, width=0.8, color="#444444", alpha=0.35)
     axes.set_ylim(bottom=0)
 
 
-def in_words(record: ExperimentRecord) -> str:
-    """Say how many windows had no rows, in the first run; "" where all had some or rounds are no windows."""
-    run: Any = next((run for method in record.methods for run in method.runs if run.lines), None)
-    empty = 0 if run is None else empty_windows(run)
-    if not empty:
-        return ""
-    return f"In {empty} of {len(run.lines)} windows nothing came, and no client took part. "
+TOPIC = Topic((), no_numbers, (accuracy_by_cycle,))

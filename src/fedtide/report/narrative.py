@@ -1,65 +1,123 @@
-"""Text of the report: the setting, the headline, one sentence per method."""
+"""Text of the report: alarms, the setting, the headline, and one sentence per method."""
 
 from __future__ import annotations
 
+import math
+from operator import itemgetter
+
 from fedtide.config import Experiment
 from fedtide.data.targets import TargetWords
-from fedtide.draw.prose import listed
+from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.measure import Measure
 from fedtide.fields.user_code import SESSION
-from fedtide.report import dates
-from fedtide.report.alarms import broken
-from fedtide.report.blends import COLLAPSED as TAKEN
-from fedtide.report.measures import percent, points
+from fedtide.report.blends import COLLAPSED
+from fedtide.report.formats import percent, points
 from fedtide.report.nodes import are_real
-from fedtide.report.reading import ExperimentRecord
+from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
-
-ONE = 0.98
-"""Share of the clients at one model or branch above which the others hardly count."""
-
 
 ORACLE = "oracle"
 """Name of the algorithm that is an upper bound and no method."""
 
-REACTIONS = {"re-clusters": "reclusterings", "moves clients": "moves"}
-"""What a method does about drift, and the measures that count it."""
+ONE = 0.98
+"""Share of the clients at one model or branch above which the others hardly count."""
 
-TARGET = "rounds_to_target"
-"""Name of the measure that exists where runs stop at a target."""
+SAME_RUN = (
+    "the same run as {}: often there was nothing to cluster, or every client makes a single local step in a round "
+    "(local.batch_size, epochs), or all clients are of one size"
+)
+"""Sentence about two methods that are the same run, with the likely reasons."""
+
+# -- alarms ------------------------------------------------------------------------------------------------------------
+
+SOME = 0.1
+"""Share of refused answers above which a headline does not praise a method."""
+
+GROUPED = 0.15
+"""Mean silhouette of clusters if clients have groups: .2 to .5, without groups .05 to .12."""
+
+RISE, LOUD = 10.0, 10.0
+"""Rise of an exploded loss as a factor of the first one, and smallest first loss for it (in nats).
+
+A guess among a thousand classes costs 7 nats.
+"""
+
+
+def alarms(summary: Summary) -> list[str]:
+    """Return a sentence for each method whose training went wrong, or that made clusters without groups."""
+    lines = [line for method in summary.methods for line in _alarms_of(method, summary.target)]
+    if not lines and summary.methods and all(m.seeds and m.measure(m.score).mean is None for m in summary.methods):
+        lines = ["nothing was judged: no client has test rows (data.split.test), and no client is held out"]
+    return lines
+
+
+def broken(method: MethodSummary) -> bool:
+    """Tell whether a method's training went so wrong that no headline may praise it."""
+    refused = _total(method, "refused")
+    useless = bool(_explosions(method)) and method.no_better
+    return useless or bool(_total(method, "diverged")) or refused > SOME * (_total(method, "answered") + refused)
+
+
+def _explosions(method: MethodSummary) -> list[tuple[float, float]]:
+    """Return the first and the highest training loss of every seed with an exploded loss."""
+    first, peak = method.by_seed("first_loss"), method.by_seed("peak_loss")
+    return [(first[seed], peak[seed]) for seed in first if peak[seed] > RISE * max(first[seed], LOUD)]
+
+
+def _total(method: MethodSummary, name: str) -> int:
+    return int(sum(value for value in method.measure(name).values if math.isfinite(value)))
+
+
+def _alarms_of(method: MethodSummary, words: TargetWords) -> list[str]:
+    refused, diverged = _total(method, "refused"), _total(method, "diverged")
+    out = []
+    if refused:
+        asked = _total(method, "answered") + refused
+        many = f"all {asked:,}" if refused == asked else f"{refused:,} of {asked:,}"
+        out.append(
+            f"{method.name}: {many} answers of clients were refused, because they were not finite, or too large for a "
+            "sum in fixed point ([wire]); try a smaller learning rate"
+        )
+    if diverged:
+        out.append(f"{method.name}: at {diverged:,} evaluations its predictions were NaN, so it has no {words.score}")
+    if exploded := _explosions(method):
+        first, peak = max(exploded, key=itemgetter(1))
+        after = f", and in the end it is no better than always {words.constant}" * method.no_better
+        out.append(
+            f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; usual causes are features "
+            "that are not scaled (data.source.scaled) and too large a learning rate"
+        )
+    clusters, silhouette = (method.measure(name).mean for name in ("clusters", "silhouette"))
+    if clusters is not None and clusters > 1 and silhouette is not None and silhouette < GROUPED:
+        out.append(
+            f"{method.name}: clients hardly have clusters, with a mean silhouette of {silhouette:.2f}; clients of "
+            f"a few kinds have more than {GROUPED}, else one model may do as well"
+        )
+    return out
+
+
+# -- one sentence per method -------------------------------------------------------------------------------------------
 
 
 def sentence(summary: Summary, method: MethodSummary) -> str:
-    """Describe the result of one method in plain words."""
-    of = method.measure
-    if of(method.score).mean is None:
+    """Describe the result of one method."""
+    measure, words = method.measure, summary.target
+    if measure(method.score).mean is None:
         return f"{method.name} was never judged."
-    words = summary.target
-    said = f"{method.name} has {words.a_score} of {percent(of(method.score))} over {summary.span}"
-    if of("swing").mean is not None:
-        said += f", and of {percent(of('worst_point'))} at its worst moment"
-        apart = [f"{points(of(f'swing_{g}'))} for {g} clients" for g in summary.groups]
-        said += f"; within a period its {words.score} swings by {points(of('swing'))}"
-        said += f" ({', '.join(apart)})" if apart else ""
-    else:
-        said += f"; the worst-served tenth of the clients gets {percent(of('worst_decile'))}"
-    if of("own_weight").mean is not None:
-        said += f"; clients' own experts have {percent(of('own_weight'))} of the weight in its mixtures"
-    collapsed = _taken(
-        of("fullest_component"),
-        TAKEN,
-        "one of its components has nearly all training rows, of whatever domain: the mixture collapsed. ",
-    )
-    if "split_purity" not in method.measures:  # where every client holds a blend of domains, all may well be alike
-        collapsed += _taken(
-            of("fullest_cluster"),
-            ONE,
-            "nearly all clients are at one of its models or branches: in effect there is no other. ",
-        )
-    drift = f"{_followed(method)}{_at_events(method)}"
-    floor = f"That is no better than {_floor(method, words)}. " if method.no_better else ""
-    floor += "New clients have no model of their own, so this is an untrained one. " * method.untrained
-    return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
+    text = f"{method.name} has {words.a_score} of {percent(measure(method.score))} over {summary.span}"
+    if measure("swing").mean is not None:
+        text += f", and {percent(measure('worst_point'))} at its worst moment"
+    text += "."
+    if method.no_better:
+        text += f" That is no better than {_floor(method, words)}."
+    if method.untrained:
+        text += " New clients have no model of their own, so this is an untrained one."
+    if any(share > COLLAPSED for share in measure("fullest_component").values):
+        text += " One of its components has nearly all training rows."
+    # If every client holds a blend of domains, all clients may well be alike.
+    if "split_purity" not in method.measures and any(share > ONE for share in measure("fullest_cluster").values):
+        text += " Nearly all clients are at one of its models or branches."
+    return f"{text}{_to_target(method)}{_against(summary, method)}"
 
 
 def _floor(method: MethodSummary, words: TargetWords) -> str:
@@ -68,375 +126,175 @@ def _floor(method: MethodSummary, words: TargetWords) -> str:
 
 def _to_target(method: MethodSummary) -> str:
     """Describe when a method reached the accuracy at which runs stop; "" without such a target."""
-    rounds, seconds = (method.measure(name).mean for name in (TARGET, "time_to_target"))
+    rounds, reached = method.measure("rounds_to_target").mean, method.measure("reached_target").values
     if rounds is None:
         return ""
-    reached = method.measure("reached_target").values
-    there, runs = int(sum(reached)), len(reached)
-    if not there:
-        return "It does not get to the target. "
-    if there < runs:
-        return f"It gets to the target in {there} of {runs} runs. "
-    timed = "simulated_seconds" in method.measures and seconds is not None
-    took = f", {seconds:.3g} simulated seconds" if timed else ""
-    return f"It gets to the target after {_plural_of(rounds, 'round')}{took}. "
-
-
-def _followed(method: MethodSummary) -> str:
-    """Describe a method's reactions to drift."""
-    means = {verb: method.measure(name).mean for verb, name in REACTIONS.items()}
-    known = {verb: mean for verb, mean in means.items() if mean is not None}
-    if not known:
-        return ""
-    if not any(known.values()):
-        return "Its clusters never change. "
-    return f"Over a run it {listed([_how_often(verb, mean) for verb, mean in known.items()])}. "
-
-
-def _at_events(method: MethodSummary) -> str:
-    """Describe the effect of known events on a method and its detection of them."""
-    fall, noticed, back = (method.measure(name) for name in ("event_fall", "events_detected", "events_recovered"))
-    if fall.mean is None:
-        return ""
-    single = method.measure("events_known").mean == 1
-    of, event = ("runs", "The known event") if single else ("of them", "Each known event")
-    said = f"{event} leaves its {method.score} as it was" if fall.mean <= 0 else f"{event} costs it {points(fall)}"
-    if fall.mean > 0 and back.mean is not None:
-        until = "before the end of the run" if single else "before the next one, or the end of the run,"
-        said += f", which it makes up for {until} {_how_much('in' if single else 'after', of, back)}"
-    if noticed.mean is None:
-        return f"{said}. "
-    if not noticed.mean:
-        return f"{said}; it does not notice {'it' if single else 'any'}. "
-    alarms, delay = (method.measure(name).mean for name in ("false_alarms", "detection_delay"))
-    late = "" if delay is None else f" {_after(delay)}"
-    often = f"with {_plural_of(alarms, 'false alarm')}" if alarms else "without a false alarm"
-    seen = f"it {_how_much('in', 'runs', noticed)}" if single else f"{_part(noticed)} of them"
-    return f"{said}; it notices {seen}{late}, {often}. "
-
-
-def _how_much(where: str, of: str, share: Measure) -> str:
-    """Describe a share of events or of runs.
-
-    >>> _how_much("in", "runs", Measure(1.0, None, [1.0])), _how_much("after", "of them", Measure(0.5, None, []))
-    ('in all runs', 'after 50 % of them')
-    """
-    if share.mean in (0.0, 1.0):
-        return f"{where} {'all' if share.mean else 'none'} {of}".replace("none runs", "no run")
-    return f"{where} {_part(share)} {of if of != 'runs' else 'of the runs'}"
-
-
-def _part(measure: Measure) -> str:
-    return "-" if measure.mean is None else f"{100 * measure.mean:.0f} %"
-
-
-def _after(rounds: float) -> str:
-    return f"after {_plural_of(rounds, 'round')}" if rounds else "in the same round"
-
-
-def _how_often(verb: str, times: float) -> str:
-    return f"{verb} {_plural_of(times, 'time')}" if times else f"never {verb}"
-
-
-def _plural_of(count: float, word: str) -> str:
-    """Format a mean count with its noun.
-
-    >>> _plural_of(1.0, "round"), _plural_of(0.0, "round"), _plural_of(7.66, "round")
-    ('1 round', '0 rounds', '7.7 rounds')
-    """
-    return f"{count:.0f} {word}{'s' * (count != 1)}" if count == round(count) else f"{count:.1f} {word}s"
-
-
-def _taken(fullest: Measure, most: float, said: str) -> str:
-    """Return a warning, and the seeds that it is about, where the fullest of several has a larger share than `most`."""
-    seeds = [share > most for share in fullest.values]
-    if not any(seeds):
-        return ""
-    where = "" if all(seeds) else f"In {sum(seeds)} of {len(seeds)} seeds "
-    return where + (said if where else said.capitalize())
+    if not all(reached):
+        return f" It reaches the target in {int(sum(reached))} of {counted(len(reached), 'run')}."
+    return f" It reaches the target after {counted(rounds, 'round')}."
 
 
 def _against(summary: Summary, method: MethodSummary) -> str:
+    """Compare a method with the baseline."""
     pair = next((p for p in summary.paired if p.name == method.name), None)
-    if pair is None:
-        return "The others are compared with it." if summary.paired else ""
-    mean, base = pair.difference.mean, pair.baseline
-    signed = points(pair.difference, signed=True)
-    if mean is None:
+    if pair is None or pair.difference.mean is None:
         return ""
     if pair.same_run:
-        return f"It is {SAME_RUN.format(base)}."
-    if len(pair.difference.values) == 1:
-        return f"That is {signed} against {base}, from one seed."
-    clarity = pair.difference.clarity(mean)
-    if clarity == "clear":
-        higher = f"{points(_size(pair.difference))} {'higher' if mean > 0 else 'lower'}"
-        return f"Its {summary.score} is {higher} than that of {base}, seed by seed."
-    if clarity == "unclear":
-        return f"Against {base} that is no clear difference: {signed}, seed by seed."
-    return f"Against {base} that is {signed}, seed by seed: too few seeds to tell."
+        return f" It is {SAME_RUN.format(pair.baseline)}."
+    return f" Against {pair.baseline} that is {points(pair.difference, signed=True)}{_doubt(pair.difference)}."
 
 
-def _size(difference: Measure) -> Measure:
-    return Measure(abs(difference.mean or 0.0), difference.error, difference.values)
+def _doubt(difference: Measure) -> str:
+    """Return the doubt about a difference; "" for a clear one."""
+    if len(difference.values) == 1:
+        return ", from one seed"
+    words = {"clear": "", "unclear": ", no clear difference", "too few seeds": ", from too few seeds to tell"}
+    return words[difference.clarity(difference.mean or 0.0)]
 
 
-# -- settings and headlines --------------------------------------------------------------------------------------------
+# -- headline ----------------------------------------------------------------------------------------------------------
+
+
+def headline(record: ExperimentRecord, summary: Summary) -> str:
+    """Return the effect of the shift if an algorithm runs with and without it, else the best method."""
+    left = sum(method.unfinished for method in summary.methods)
+    so_far = f"So far, {counted(left, 'run')} {'is' if left == 1 else 'are'} not finished and not counted. "
+    return f"{so_far if left else ''}{_effect(record, summary) or _best(summary)}".strip()
+
+
+def _effect(record: ExperimentRecord, summary: Summary) -> str:
+    """Return the cost of the shift; "" without two methods that differ by the shift alone."""
+    names = _with_and_without(record)
+    pair = [m for name in names for m in summary.methods if m.name == name and not broken(m)]
+    if not names or len(pair) < 2:
+        return ""
+    shifted, steady = pair
+    cost = steady.against(shifted, steady.score)
+    text = f"The shift costs {points(cost)} of {summary.score} on average{_doubt(cost)}"
+    if (cost.mean or 0.0) < 0:
+        gain = shifted.against(steady, steady.score)
+        text = f"With the shift {summary.score} is {points(gain)} higher on average{_doubt(cost)}"
+    worst = steady.against(shifted, "worst_point")
+    if None in (shifted.measure("swing").mean, steady.measure("swing").mean) or worst.mean is None:
+        return f"{text}."
+    moments = [percent(method.measure("worst_point")) for method in (shifted, steady)]
+    return f"{text}; at the worst moment it is {moments[0]} instead of {moments[1]}."
+
+
+def _with_and_without(record: ExperimentRecord) -> tuple[str, ...]:
+    """Return the names of two methods that differ by the shift alone; () without such methods."""
+    for shifted in record.methods:
+        for steady in record.methods:
+            settings = [(m.method.algorithm, m.method.options) for m in (shifted, steady)]
+            if settings[0] == settings[1] and shifted.shifted and not steady.shifted:
+                return shifted.name, steady.name
+    return ()
+
+
+def _best(summary: Summary) -> str:
+    """Return the best method, its lead, and answers without training that are as good."""
+    judged = [m for m in summary.methods if m.measure(m.score).mean is not None and not broken(m)]
+    ranked = sorted(judged, key=lambda m: m.measures[m.score].mean or 0.0, reverse=True)
+    bounds = [m for m in ranked if m.algorithm == ORACLE]
+    ranked = [m for m in ranked if m.algorithm != ORACLE]
+    if not ranked:
+        return "No method was trained as it should be." if any(map(broken, summary.methods)) else ""
+    text = _lead(ranked, summary)
+    for name, words in ranked[0].baselines.items():
+        if ranked[0].no_better_than(name):
+            text += f" That is no better than {words}, which has {percent(ranked[0].measures[name])} without training."
+    for bound in bounds:
+        text += f" {bound.name}, which knows the true groups, has {percent(bound.measures[bound.score])}."
+    return text
+
+
+def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
+    first, *others = ranked
+    accuracy = f"{percent(first.measures[first.score])} over {summary.span}"
+    if first.no_better:
+        floor = _floor(first, summary.target)
+        return f"No method is better than {floor}: {first.name} has the highest mean, {accuracy}."
+    twins = [method.name for method in others if method.same_run(first)]
+    rivals = [method for method in others if method.name not in twins]
+    names = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name
+    verb = "have" if twins else "has"
+    if not rivals:
+        return f"{names} {verb} {summary.target.a_score} of {accuracy}."
+    rival, ahead = rivals[0].name, first.against(rivals[0], first.score)
+    if ahead.side() > 0:
+        return f"{names} came out first, with {accuracy}: {points(ahead)} more than {rival}."
+    doubt = "no clear lead" if ahead.clarity(ahead.mean or 0.0) == "unclear" else "too few seeds to tell a lead"
+    return f"{names} {verb} the highest mean, {accuracy}; {doubt} over {rival}."
+
+
+# -- setting -----------------------------------------------------------------------------------------------------------
 
 
 def setting(record: ExperimentRecord) -> str:
-    """Describe the experiment to a newcomer."""
-    experiment = record.experiment
-    real = are_real(record)
-    partition = experiment.data.partition
-    clients = getattr(partition, "clients", None)
-    shift = experiment.shift
-    held = "The clients are real, and have rows of their own"
-    said = held if real else f"{clients or 'The'} clients hold {_source(experiment)}{_dealt(experiment)}"
-    said += f"; {_plural(len(experiment.seeds), 'seed')}, {_plural(experiment.rounds, 'round')}. "
-    said += "" if real else shift.who.words(record.groups, shift.clock)
+    """Describe the experiment."""
+    experiment, shift, real = record.experiment, record.experiment.shift, are_real(record)
+    clients = getattr(experiment.data.partition, "clients", None)
+    simulated = f"{clients or 'The'} clients hold {_source(experiment)}{_dealt(experiment)}"
+    text = "The clients are real, and have rows of their own" if real else simulated
+    text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
+    if not real:
+        text += shift.who.words(record.groups, shift.clock)
+        text += shift.words(record.groups, record.domains, experiment.rounds)
+        text += experiment.timing.words()
     if experiment.stop_at is not None:
-        row = experiment.stop_at.evaluations
-        times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
-        said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
-    said += "" if real else shift.words(record.groups, record.domains, experiment.rounds)
-    said += _met(record) + dates.in_words(record) + _begun(record) + ("" if real else experiment.timing.words())
-    moving = ", of what they hold at that moment" if shift.drifts else ""
-    ahead = (
-        "The model is judged on the rows of the next window, in which clients may be new. In means every row counts "
-        "the same; moments, as the worst, are those of a mean in which the past fades, as a window may have few rows."
-    )
+        times = counted(experiment.stop_at.evaluations, "evaluation")
+        text += f"A run ends after {times} in a row at {100 * experiment.stop_at.accuracy:g} % or more. "
+    for method in (method for method in experiment.method if method.init_from is not None):
+        text += f"{method.name} begins with the weights of {method.init_from}. "
+    run = next((run for run in record.runs if run.lines), None)
+    empty = 0 if run is None else sum(line["window"]["came"] == 0 for line in run.lines if "window" in line)
+    if run is not None and empty:
+        text += f"In {empty} of {len(run.lines)} windows no client had new rows. "
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
-        "train_clients": ahead if record.dated else f"The model is judged on rows that the clients kept back{moving}.",
-        "val": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
+        "train_clients": "The model is judged on the rows of the next window, in which clients may be new."
+        if record.dated
+        else "The model is judged on rows that the clients kept back.",
+        "val": "There are no test rows: the model is judged on the clients' validation rows.",
     }
-    return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
-
-
-SAME_RUN = (
-    "the same run as {}, to the last digit at every seed: often because there was nothing to cluster, so that one "
-    "model was left, because every client makes a single local step in a round (local.batch_size, epochs), in which a "
-    "pull or a correction of later steps does nothing, or because all clients are of one size, so that cohorts drawn "
-    "by size and at random are the same"
-)
-"""What is said of two methods that are one, with the likely reasons."""
-
-HAPPENS = {"mass": "mass events", "change": "change points", "swap": "label swaps"}
-"""Names of known events in text."""
-
-FEW = 4
-"""Maximum number of rounds that are listed."""
-
-
-def _met(record: ExperimentRecord) -> str:
-    """Describe the drift in the first seed of the first method that meets any."""
-    run = next((run for method in record.methods for run in method.runs[:1] if method.drifts and run.lines), None)
-    if run is None:
-        return ""
-    lines = run.lines[1:]  # events at round 0 change nothing
-    happened = [(line["round"], set(line.get("events", ()))) for line in lines]
-    known = [at for at, events in happened if events & HAPPENS.keys()]
-    if len(known) > max(FEW, len(lines) // 2):
-        return f"Something changes in {len(known)} of the {len(run.lines)} rounds. "
-    if known:
-        kinds = listed([word for key, word in HAPPENS.items() if any(key in events for _, events in happened)])
-        when = f"after {listed([str(at) for at in known])}" if len(known) <= FEW else f"before {len(known)} of the"
-        told = f"The known event is a {kinds.removesuffix('s')}" if len(known) == 1 else f"Known events are its {kinds}"
-        return f"{told}, {when} round{'s' * (known != [1])}. "
-    came, went = (sum(word in events for _, events in happened) for word in ("arrival", "expiry"))
-    if not came and not went:
-        return ""
-    moved = [line.get("drifted", 0) for line, (_, events) in zip(lines, happened, strict=True) if events]
-    return (
-        f"Over the run something arrives in {_plural(came, 'round')} and expires in {_plural(went, 'round')}; at such "
-        f"a round {sum(moved) / len(moved):.3g} clients hold other rows than before, on average. "
-    )
-
-
-def _begun(record: ExperimentRecord) -> str:
-    """Name the methods that begin with given weights."""
-    files: dict[str, list[str]] = {}
-    for method in record.experiment.method:
-        if method.init_from is not None:
-            files.setdefault(method.init_from, []).append(method.name)
-    return "".join(
-        f"{listed(names)} {'begins' if len(names) == 1 else 'begin'} with the weights of {path}. "
-        for path, names in files.items()
-    )
+    return " ".join([text + judged[record.view], *_not_probed(record)]).strip()
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:
     """Return the reasons for missing local forgetting, of methods for which it was requested."""
-    lines = {method.name: method.runs[0].forgetting for method in record.methods if method.runs}
-    why = {name: found[0]["skipped"] for name, found in lines.items() if found and "skipped" in found[0]}
-    return [f"Local forgetting of {name} cannot be measured: {reason}." for name, reason in why.items()]
-
-
-def headline(record: ExperimentRecord, summary: Summary) -> str:
-    """Return the effect of the shift where an algorithm runs with and without it, else the best method."""
-    left = sum(method.unfinished for method in summary.methods)
-    so_far = f"So far, {left} {'run is' if left == 1 else 'runs are'} not finished and not counted. " if left else ""
-    return f"{so_far}{_found(record, summary)}".strip()
-
-
-def _found(record: ExperimentRecord, summary: Summary) -> str:
-    pair = _with_and_without(record)
-    done = {m.name: m for m in summary.methods if not broken(m)}
-    if pair and pair[0] in done and pair[1] in done:
-        shifted, steady = done[pair[0]], done[pair[1]]
-        cost = steady.against(shifted, steady.score)
-        costs = (cost.mean or 0.0) >= 0
-        said = f"The shift costs {points(cost)} of {summary.score} on average"
-        if not costs:
-            said = f"With the shift {summary.score} is {points(_size(cost))} higher on average"
-        if None not in (shifted.measure("swing").mean, steady.measure("swing").mean):
-            worst = steady.against(shifted, "worst_point")
-            lower = (worst.mean or 0.0) >= 0
-            if costs and not lower:
-                said += f"{_doubt(cost)}; at the worst moment {summary.score} is {points(_size(worst))} higher with it"
-            else:
-                way = "" if costs else " lower" if lower else " higher"
-                said += f" and {points(_size(worst))}{way} at the worst moment{_doubt(cost)}"
-            apart = [
-                f"that of {group} clients by {points(shifted.measures[f'swing_{group}'])} instead of "
-                f"{points(steady.measures[f'swing_{group}'])}"
-                for group in summary.groups
-            ]
-            said += f". Within every period {summary.score} swings: {listed(apart)}" if apart else ""
-        else:
-            said += _doubt(cost)
-        return f"{said}. {_cure(done, shifted, steady)}".strip()
-    ranked = [m for m in done.values() if m.measures[m.score].mean is not None and m.algorithm != ORACLE]
-    if not ranked:
-        return "" if len(done) == len(summary.methods) else "No method was trained as it should be."
-    bounds = [m for m in done.values() if m.measures[m.score].mean is not None and m.algorithm == ORACLE]
-    return (
-        _first(ranked, summary)
-        + _had_anyway(ranked)
-        + "".join(
-            f" {m.name}, which knows the true groups and is no method, has {percent(m.measures[m.score])}."
-            for m in bounds
-        )
-    )
-
-
-def _had_anyway(ranked: list[MethodSummary]) -> str:
-    """Say which baselines of time series no method is better than; "" where all are beaten."""
-    best = max(ranked, key=lambda method: method.measures[method.score].mean or 0.0)
-    level = {words: best.measures[name] for name, words in best.known.items() if best.no_better_than(name)}
-    return "".join(
-        f" That is no better than saying {words}, which needs no training and gets {percent(measure)}."
-        for words, measure in level.items()
-    )
-
-
-def _doubt(difference: Measure) -> str:
-    """Return what is to be said of a difference that is not clear; "" for one that is."""
-    words = {"clear": "", "unclear": ", no clear difference", "too few seeds": ", from too few seeds to tell"}
-    one = ", from one seed" if len(difference.values) == 1 else ""
-    return one or words[difference.clarity(difference.mean or 0.0)]
-
-
-def _first(ranked: list[MethodSummary], summary: Summary) -> str:
-    first, *others = sorted(ranked, key=lambda m: m.measures[m.score].mean or 0.0, reverse=True)
-    got = f"{percent(first.measures[first.score])} over {summary.span}"
-    if first.no_better:
-        return f"No method is better than {_floor(first, summary.target)}: {first.name} has the highest mean, {got}."
-    twins = [method.name for method in others if method.same_run(first)]
-    rivals = [method for method in others if method.name not in twins]
-    who = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name
-    has = "have" if twins else "has"
-    if not rivals:
-        return f"{who} {has} {summary.target.a_score} of {got}."
-    rival, ahead = rivals[0].name, first.against(rivals[0], first.score)
-    if ahead.side() > 0:
-        return f"{who} came out first, with {got}: {points(ahead)} more than {rival}, seed by seed."
-    lead = "and no clear lead" if ahead.clarity(ahead.mean or 0.0) == "unclear" else "from too few seeds to tell a lead"
-    return f"{who} {has} the highest mean, {got}, {lead} over {rival}."
-
-
-def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: MethodSummary) -> str:
-    """Describe the best method that clearly gains over the shifted one, and compare it with no shift."""
-    gains = {name: m.against(shifted, m.score) for name, m in done.items() if m not in (shifted, steady)}
-    clear = {name: gain for name, gain in gains.items() if gain.side() > 0}
-    if not clear:
-        few = any(gain.mean and gain.mean > 0 and gain.clarity(gain.mean) == "too few seeds" for gain in gains.values())
-        return f"None of the others clearly gains on that{': too few seeds to tell' * few}." if gains else ""
-    best = max(clear, key=lambda name: clear[name].mean or 0.0)
-    rest = done[best].against(steady, done[best].score)
-    ahead = [name for name, gain in gains.items() if name != best and (gain.mean or 0.0) > 0]
-    level = [name for name in ahead if done[best].against(done[name], done[best].score).side() <= 0]
-    said = f"{best} copes best: it wins back {points(clear[best])}"
-    if level:
-        both = f"{listed([best, *level])} cope best, without a clear difference between them"
-        said = f"{both}: {best} wins back {points(clear[best])}"
-    if rest.mean is None:
-        return f"{said}."
-    if not rest.side():
-        return f"{said}; beside no shift that is {points(rest, signed=True)}{_doubt(rest)}."
-    return f"{said}, which is {points(_size(rest))} {'more' if rest.mean > 0 else 'less'} than without the shift."
-
-
-def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
-    """Return the names of two methods that differ by the shift alone."""
-    for shifted in record.methods:
-        for steady in record.methods:
-            same = (shifted.method.algorithm, shifted.method.options) == (
-                steady.method.algorithm,
-                steady.method.options,
-            )
-            if same and shifted.shifted and not steady.shifted:
-                return shifted.name, steady.name
-    return None
+    lines = {method.name: method.runs[0].forgetting for _, method in record.numbered}
+    skipped = {name: of_run[0]["skipped"] for name, of_run in lines.items() if of_run and "skipped" in of_run[0]}
+    return [f"Local forgetting of {name} cannot be measured: {reason}." for name, reason in skipped.items()]
 
 
 def _source(experiment: Experiment) -> str:
     source = experiment.data.source
     if source.kind == "day-night-characters":
-        what = {"day": "digits", "night": "letters"}.get(source.domain, "digits and letters")
-        return f"real pictures of handwritten {what}"
+        symbols = {"day": "digits", "night": "letters"}.get(source.domain, "digits and letters")
+        return f"real pictures of handwritten {symbols}"
     if source.kind == "play-roles":
-        return "what Shakespeare's roles say"
-    found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
-    if isinstance(found, str) and found.startswith(SESSION):
+        return "lines of Shakespeare's roles"
+    name = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
+    if isinstance(name, str) and name.startswith(SESSION):
         return "rows of a Python session"
-    return f"rows of {found if isinstance(found, str) else listed(list(found))}"
+    return f"rows of {name if isinstance(name, str) else listed(list(name))}"
 
 
 def _dealt(experiment: Experiment) -> str:
-    """Describe who holds which rows: how they are dealt, and by which groups."""
-    groups, partition = experiment.data.groups, experiment.data.partition
-    said = {
+    """Describe how rows are dealt; "" under a shift that describes it."""
+    if experiment.shift.what.kind != "static":
+        return ""
+    groups, kind = experiment.data.groups, getattr(experiment.data.partition, "kind", "")
+    dealt = {
         "iid": "dealt at random",
-        "resample": "drawn at random for each of them",
+        "resample": "drawn at random for each client",
         "natural": "as they were made" if groups.by == "none" else "",
-        "rotation": f"dealt at random, in groups whose pictures are turned by {_angles(partition)} degrees",
+        "rotation": "dealt at random, with pictures turned by the angle of the group",
         "dirichlet": "with label shares of their own (Dirichlet)",
         "dirichlet-class": "with label shares of their own (Dirichlet)",
         "pachinko": "with label shares of their own (Pachinko)",
         "label-shards": "each of a few labels",
         "majority": "most of them of two labels each",
-    }.get(getattr(partition, "kind", ""), "")
-    own = {"domain": _domains(experiment), "labels": "those of their group's labels"}.get(groups.by, "")
-    # Under some shifts what a client holds changes all the time, and the shift says how.
-    parts = [] if experiment.shift.what.kind != "static" else [own, said]
-    parts += (
-        [f"after {listed([step.kind for step in experiment.data.transforms])}"] if experiment.data.transforms else []
-    )
-    return "".join(f", {part}" for part in parts if part)
-
-
-def _domains(experiment: Experiment) -> str:
-    kind = experiment.data.source.kind
-    known = {"day-night-characters": "digits (day) or letters (night)",
-             "play-roles": "comedies (day) or tragedies and histories (night)"}  # fmt: skip
-    return f"each {known.get(kind, 'those of one domain')}"
-
-
-def _angles(partition: object) -> str:
-    return listed([str(angle) for angle in getattr(partition, "angles", ())])
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
+    }.get(kind, "")
+    by_group = {"domain": "each of one domain", "labels": "each the labels of its group"}.get(groups.by, "")
+    return "".join(f", {part}" for part in (by_group, dealt) if part)

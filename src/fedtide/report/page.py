@@ -11,25 +11,21 @@ from markupsafe import Markup
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import refused
+from fedtide.draw.figures import look
+from fedtide.draw.html import Part, Picture, Pictured, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.draw.prose import listed
-from fedtide.report import figures, gating, narrative, tables
-from fedtide.report.alarms import alarms
-from fedtide.report.contents import VERDICTS, tables_of
-from fedtide.report.environment import NANO, environment_line
-from fedtide.report.pictures import pictures_of
-from fedtide.report.reading import ExperimentRecord
-from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
-from fedtide.report.summary import Study, Summary, names_of, read_finished, write_summary
-from fedtide.report.together import Shown, Together, together
-
-MARKS = {
-    tables.HIGHER: "clearly higher than {}",
-    tables.LOWER: "clearly lower",
-    tables.MARKS["unclear"]: "no clear difference",
-    tables.MARKS["too few seeds"]: "too few seeds to tell",
-    tables.SAME: "the same run, to the last digit",
-}
-"""What the signs in the first table mean."""
+from fedtide.draw.tables import Table
+from fedtide.report import narrative
+from fedtide.report.accuracy import about_methods, methods_table
+from fedtide.report.claims import about_claims, claims_by_point, claims_table
+from fedtide.report.comparison import Comparison, Point, compare
+from fedtide.report.experts import own_weight_over_sweep
+from fedtide.report.formats import percent
+from fedtide.report.run_records import NANO, ExperimentRecord, environment_line
+from fedtide.report.study import names_of, read_finished, write_summary
+from fedtide.report.summary import Study, Summary
+from fedtide.report.topic import caption_of, words_of
+from fedtide.report.topics import PICTURES, TOPICS
 
 
 @dataclass(frozen=True)
@@ -50,16 +46,22 @@ class Section:
 
 
 @dataclass(frozen=True)
-class _Root:
-    """Content of one run folder."""
+class Sweep:
+    """Part of the page about all points of a sweep.
 
-    root: Path
-    name: str
-    study: Study
+    shown: sentence on the points with a section; "" if all have one. pictures: measures along a swept key. parts:
+    accuracy at every point, then claims.
+    """
+
+    heading: str
+    anchor: str
+    shown: str
+    pictures: list[Picture]
+    parts: list[Part]
 
 
 def report_of(root: Path) -> Path:
-    """Return where the report of a run folder is, or will be."""
+    """Return the path of the report of a run folder."""
     return root / "report.html"
 
 
@@ -80,83 +82,61 @@ def write_report(
     for root in roots:
         if out is not None and root.resolve() in out.resolve().parents and out.suffix != ".html":
             raise refused("--out", str(out), "a page (.html), or a place outside of the run folder")
-    made = [_Root(root, name, read_finished(root)) for root, name in zip(roots, names_of(roots), strict=True)]
-    shown = [
-        Shown(number, " · ".join(p for p in (each.name * (len(made) > 1), record.point) if p), record, summary)
-        for number, each in enumerate(made)
-        for record, summary in _shown(each.study)
+    several = len(roots) > 1
+    studies = [(name, read_finished(root)) for root, name in zip(roots, names_of(roots), strict=True)]
+    points = [
+        Point(number, " · ".join(part for part in (name * several, record.point) if part), record, summary)
+        for number, (name, study) in enumerate(studies)
+        for record, summary in _sections_of(study)
     ]
-    sections = [_section(each.record, each.summary, each.name, nano=made[each.folder].study.nano) for each in shown]
-    sweeps = [_sweep(each, several=len(made) > 1) for each in made if each.study.swept]
-    begin = together(shown) if len(made) > 1 else None
-    path = out or (report_of(roots[0]) if len(roots) == 1 else Path("report.html"))
+    nano = [name for name, study in studies if study.nano]
+    sections = [_section(point, verdicts=not studies[point.folder][1].nano) for point in points]
+    sweeps = [_sweep(study, name if several else "") for name, study in studies if study.swept]
+    comparison = compare(points) if several else None
+    path = out or (Path("report.html") if several else report_of(roots[0]))
     text = render(
         "page.html",
-        title=listed([each.study.summaries[0].title for each in made]),
-        about=made[0].study.records[0].experiment.description if len(made) == 1 else "",
-        nano=[each.name for each in made if each.study.nano],
+        title=listed([study.summaries[0].title for _, study in studies]),
+        about="" if several else studies[0][1].records[0].experiment.description,
+        nano=nano,
         warning=NANO,
-        several=len(made) > 1,
-        together=begin,
+        several=several,
+        comparison=comparison,
         sections=sections,
         sweeps=sweeps,
-        environments=[environment_line(each.root, each.name) for each in made],
+        environments=[environment_line(study.root, name) for name, study in studies],
     )
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
         # Everything is computed by now: no file appears if one of the folders is damaged.
-        for each in made:
-            write_summary(each.root / "summary.json", each.study)
-    everything: list[Together | Sweep | Section] = [*([begin] if begin else []), *sweeps, *sections]
+        for _, study in studies:
+            write_summary(study.root / "summary.json", study)
+    content: list[Comparison | Sweep | Section] = [*([comparison] if comparison else []), *sweeps, *sections]
     if pictures is not None:
-        save_pictures((picture for each in everything for picture in each.pictures), pictures)
+        save_pictures((picture for part in content for picture in part.pictures), pictures)
     if saved_tables is not None:
         heads = [section.methods for section in sections]
-        save_tables([*heads, *(part for each in everything for part in each.parts)], saved_tables)
+        save_tables([*heads, *(table for part in content for table in part.parts)], saved_tables)
     return path
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Part of the page about all points of a sweep: accuracy, and claims that no section has.
-
-    shown: sentence on the points with a section of their own; "" where all have one. pictures: measures along a swept
-    key. parts: accuracy at every point, then claims.
-    """
-
-    heading: str
-    anchor: str
-    shown: str
-    pictures: list[Picture]
-    parts: list[Part]
+def pictures_of(record: ExperimentRecord) -> list[Pictured]:
+    """Return title, caption and picture of all pictures, in the order of a page."""
+    words = words_of(record)
+    return [(plan.title.format(**words), caption_of(plan, record), plan(record)) for plan in PICTURES.values()]
 
 
-def _sweep(root: _Root, *, several: bool) -> Sweep:
-    study, verdicts = root.study, not root.study.nano
-    place = root.name if several else ""
-    sections = [summary for _, summary in _shown(study)]
-    others = [summary for summary in study.summaries if summary.methods and summary not in sections]
-    shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
-    gates = ("Gate weight along the sweep", _about_sweep(study), gating.own_weight_over_sweep(study))
-    elsewhere = [summary for summary in others if summary.claims]
-    claims = [
-        tables.claims_table(study.claims, verdicts=verdicts) if study.claims else None,
-        tables.claims_by_point(elsewhere, verdicts=verdicts) if elsewhere else None,
-    ]
-    found = [tables.sweep_table(study.summaries, study.chosen), *claims]
-    names = ("Points of the sweep", "Claims about the sweep", "Claims by point")
-    captions = ("", "" if elsewhere or not verdicts else VERDICTS, VERDICTS if verdicts else "")
-    parts = [
-        Part("", table, caption, anchor(name, place))
-        for name, table, caption in zip(names, found, captions, strict=True)
-        if table is not None
-    ]
-    heading = f"All points of the sweep{f' of {root.name}' if several else ''}"
-    return Sweep(heading, anchor(heading), shown, to_pictures([gates], place), parts)
+def tables_of(record: ExperimentRecord, summary: Summary, *, verdicts: bool = True) -> list[tuple[str, Table, str]]:
+    """Return title, table and caption of all tables with content but the first, in the order of a page."""
+    claims = claims_table(summary.claims, verdicts=verdicts) if summary.claims else None
+    plans = [plan for topic in TOPICS for plan in topic.tables]
+    tables = [("Claims", claims, about_claims(summary.claims, verdicts=verdicts))]
+    tables += [(plan.title, plan(record, summary), caption_of(plan, record)) for plan in plans]
+    return [(title, table, caption) for title, table, caption in tables if table is not None]
 
 
-def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
-    """Return the points with a section of their own: all of a few, else those chosen by a method, or the first ones."""
+def _sections_of(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
+    """Return the points with a section: all of a few, else those chosen by a method, or the first ones."""
     finished = [(r, s) for r, s in zip(study.records, study.summaries, strict=True) if s.methods]
     if len(finished) <= 3 or not study.chosen:
         return finished[:6]
@@ -164,41 +144,64 @@ def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
     return [(r, s) for r, s in finished if s.point in names]
 
 
-def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: bool) -> Section:
-    marks = [swatch(figures.look(number)) for number, method in enumerate(record.methods) if method.runs]
-    methods = tables.methods_table(summary)
-    floor = [Markup("")] * (len(methods.rows) - len(summary.methods))
+def _section(point: Point, *, verdicts: bool) -> Section:
+    record, summary, heading = point.record, point.summary, point.name
+    marks = [swatch(look(number)) for number, _ in record.numbered]
+    methods = methods_table(summary)
+    empty = [Markup("")] * (len(methods.rows) - len(summary.methods))
     left = [f"{method.unfinished} of {method.unfinished + len(method.seeds)} runs of {method.name}"
             for method in summary.methods if method.unfinished]  # fmt: skip
     return Section(
         heading,
         anchor(heading) if heading else "",
         narrative.setting(record),
-        alarms(summary),
+        narrative.alarms(summary),
         narrative.headline(record, summary),
-        Part("", methods, _about_marks(methods, summary), anchor("Methods", heading), [*marks, *floor]),
+        Part("", methods, about_methods(record, summary), anchor("Methods", heading), [*marks, *empty]),
         [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
         f"Not finished and not counted: {listed(left)}." if left else "",
-        to_pictures(pictures_of(record, summary), heading),
+        to_pictures(pictures_of(record), heading),
         [Part(title, table, caption, anchor(f"table {title}", heading))
-         for title, table, caption in tables_of(record, summary, nano=nano) if table],
+         for title, table, caption in tables_of(record, summary, verdicts=verdicts)],
         to_toml(record.experiment),
     )  # fmt: skip
 
 
-def _about_marks(methods: tables.Table, summary: Summary) -> str:
-    """Return the legend of the signs that there are in the first table."""
-    if not summary.paired:
-        return ""
-    base = summary.paired[0].baseline
-    found = [
-        f"{mark} {word.format(base)}" for mark, word in MARKS.items() if any(r[2][0] == mark for r in methods.rows)
-    ]
-    return f"{', '.join(found)}: by 95 % confidence intervals over seeds (Student's t), seed by seed." if found else ""
+def _sweep(study: Study, name: str) -> Sweep:
+    """Return the part about all points of a sweep; `name` is that of its folder, if there are several."""
+    verdicts = not study.nano
+    sections = [summary for _, summary in _sections_of(study)]
+    others = [summary for summary in study.summaries if summary.methods and summary not in sections]
+    elsewhere = [summary for summary in others if summary.claims]
+    tables = [("Points of the sweep", sweep_table(study), "")]
+    if study.claims:
+        tables.append(("Claims about the sweep", claims_table(study.claims, verdicts=verdicts),
+                       about_claims(study.claims, verdicts=verdicts)))  # fmt: skip
+    if elsewhere:
+        tables.append(("Claims by point", claims_by_point(elsewhere, verdicts=verdicts), ""))
+    picture = (
+        "Gate weight along the sweep",
+        "Share of the clients' own experts in predictions; bars are one standard error.",
+        own_weight_over_sweep(study),
+    )
+    heading = f"All points of the sweep{f' of {name}' if name else ''}"
+    return Sweep(
+        heading,
+        anchor(heading),
+        f"{len(sections)} of {len(study.summaries)} points have a section below." if others else "",
+        to_pictures([picture], name),
+        [Part("", table, caption, anchor(title, name)) for title, table, caption in tables],
+    )
 
 
-def _about_sweep(study: Study) -> str:
-    seeds = max(len(method.seeds) for summary in study.summaries for method in summary.methods)
-    bars = " Bars are one standard error over seeds." if seeds > 1 else ""
-    return f"How much of a prediction comes from the client's own expert, the rest from models that are shared.{bars}"
+def sweep_table(study: Study) -> Table:
+    """Build the table of late accuracy at every point of a sweep, with a mark at each method's chosen point."""
+    names = list(dict.fromkeys(method.name for summary in study.summaries for method in summary.methods))
+    rows = []
+    for summary in study.summaries:
+        methods = {m.name: m for m in summary.methods}
+        cells = [percent(methods[name].measure(methods[name].score)) if name in methods else "-" for name in names]
+        marks = [" ← chosen" if study.chosen.get(name) is summary else "" for name in names]
+        rows.append([summary.point, *(cell + mark for cell, mark in zip(cells, marks, strict=True))])
+    return Table(["point", *names], rows)

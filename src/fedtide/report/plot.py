@@ -1,12 +1,13 @@
 """Pictures of the report as figures of matplotlib, which can be changed.
 
-Each takes a run folder, or what `ft.run` and `ft.results` return, and of a sweep the name of a `point`, as its report
-writes it. A run that has nothing of the kind is one clear line.
+Each takes a run folder, or the result of `ft.run` or `ft.results`, and for a sweep the name of a `point` as in its
+report. A run without such a picture is one clear error.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,11 +16,14 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.report import figures, gating
-from fedtide.report.figures import STYLE, Drawn
-from fedtide.report.pictures import PICTURES
-from fedtide.report.reading import ExperimentRecord
-from fedtide.report.summary import Study, Summary, names_of, read_study
+from fedtide.draw.figures import STYLE, Drawn
+from fedtide.report.accuracy import accuracy_of_all as draw_all
+from fedtide.report.accuracy import accuracy_of_simulation
+from fedtide.report.experts import own_weight_over_sweep
+from fedtide.report.run_records import ExperimentRecord
+from fedtide.report.study import names_of, read_study
+from fedtide.report.summary import Study
+from fedtide.report.topics import PICTURES
 
 __all__ = [
     "accuracy", "accuracy_of_all", "accuracy_over_time", "blend", "branches", "budget_spent", "by_hour",
@@ -31,7 +35,7 @@ __all__ = [
 
 @runtime_checkable
 class Found(Protocol):
-    """What was found in a run folder."""
+    """Result of a run folder."""
 
     @property
     def study(self) -> Study:
@@ -41,7 +45,7 @@ class Found(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """What was found without one."""
+    """Result of a simulation, which has no run folder."""
 
     @property
     def rounds(self) -> list[int]:
@@ -55,145 +59,73 @@ class Simulated(Protocol):
 
 
 Run = Found | str | Path
-"""A run folder, or what was found in it."""
+"""A run folder, or its result."""
 
 
 def accuracy(run: Run | Simulated, point: str | None = None) -> Figure:
-    """Draw accuracy over rounds; below it who took part, what they held and who drifted. Also of a simulation."""
+    """Draw accuracy over rounds; below it the participants, their domains and drifted clients. Also of a simulation."""
     if isinstance(run, Simulated):
-        return _shown(figures.accuracy_of_simulation(run.rounds, run.accuracy))
+        return _shown(accuracy_of_simulation(run.rounds, run.accuracy))
     return _plot(run, point, "accuracy")
 
 
 def accuracy_of_all(*runs: Run) -> Figure:
     """Draw accuracy over rounds of the methods of several run folders."""
     studies = [_study(run) for run in runs]
-    named = zip(names_of([study.root for study in studies]), studies, strict=True)
-    each = [(name, record) for name, study in named for record in study.records]
-    shown = [(" · ".join(filter(None, (name, record.point))), record) for name, record in each]
-    return _shown(figures.accuracy_of_all(shown))
-
-
-def accuracy_over_time(run: Run, point: str | None = None) -> Figure:
-    """Draw accuracy over the simulated clock."""
-    return _plot(run, point, "accuracy_over_time")
-
-
-def blend(run: Run, point: str | None = None) -> Figure:
-    """Draw how large a method takes each component to be, and how large its domain is."""
-    return _plot(run, point, "blend")
-
-
-def branches(run: Run, point: str | None = None) -> Figure:
-    """Draw how many rows the branch or model of their true group answers, and who trains the first group's."""
-    return _plot(run, point, "branches")
-
-
-def budget_spent(run: Run, point: str | None = None) -> Figure:
-    """Draw what everybody may see of the run says of any one client, and the accuracy at which it was spent."""
-    return _plot(run, point, "budget_spent")
-
-
-def by_hour(run: Run, point: str | None = None) -> Figure:
-    """Draw accuracy by hour, weekday and month, where rounds are windows of wall-clock time."""
-    return _plot(run, point, "by_hour")
-
-
-def client_losses(run: Run, point: str | None = None) -> Figure:
-    """Draw the training loss over the participants of each round."""
-    return _plot(run, point, "client_losses")
-
-
-def clients(run: Run, point: str | None = None) -> Figure:
-    """Draw the share of clients with at most a given accuracy."""
-    return _plot(run, point, "clients")
-
-
-def clusters(run: Run, point: str | None = None) -> Figure:
-    """Draw which model or branch answers for each client over time."""
-    return _plot(run, point, "clusters")
-
-
-def drift(run: Run, point: str | None = None) -> Figure:
-    """Draw how unlike clients of a cluster are, how many clusters there are, and how many clients moved."""
-    return _plot(run, point, "drift")
-
-
-def forgetting(run: Run, point: str | None = None) -> Figure:
-    """Draw what each participant's training cost on the rows of others, in each probed round."""
-    return _plot(run, point, "forgetting")
-
-
-def forgetting_over_rounds(run: Run, point: str | None = None) -> Figure:
-    """Draw the mean of what local training cost, over the probed rounds."""
-    return _plot(run, point, "forgetting_over_rounds")
-
-
-def gate_weights(run: Run, point: str | None = None) -> Figure:
-    """Draw how much of a prediction comes from which expert."""
-    return _plot(run, point, "gate_weights")
+    names = names_of([study.root for study in studies])
+    records = [(name, record) for name, study in zip(names, studies, strict=True) for record in study.records]
+    return _shown(draw_all([(" · ".join(filter(None, (name, r.point))), r) for name, r in records]))
 
 
 def gate_weights_over_sweep(run: Run) -> Figure:
     """Draw the weight of clients' own experts along a sweep."""
-    return _shown(gating.own_weight_over_sweep(_study(run)), "a sweep of a method that mixes experts")
+    return _shown(own_weight_over_sweep(_study(run)), "a sweep of a method that mixes experts")
 
 
-def groups(run: Run, point: str | None = None) -> Figure:
-    """Draw the accuracy of each group from the first round to the last, and whose turn it was."""
-    return _plot(run, point, "groups")
+def _picture(name: str) -> Callable[..., Figure]:
+    """Return the function of the picture of this name in `PICTURES`."""
+
+    def draw(run: Run, point: str | None = None) -> Figure:
+        return _plot(run, point, name)
+
+    draw.__name__ = draw.__qualname__ = name
+    draw.__doc__ = (PICTURES[name].draw.__doc__ or "").partition("\n")[0]
+    return draw
 
 
-def labels(run: Run, point: str | None = None) -> Figure:
-    """Draw who holds which labels."""
-    return _plot(run, point, "labels")
-
-
-def local_models(run: Run, point: str | None = None) -> Figure:
-    """Draw how good each participant's own model is on everyone's rows, in the last probed round."""
-    return _plot(run, point, "local_models")
-
-
-def metrics(run: Run, point: str | None = None) -> Figure:
-    """Draw the metrics that the experiment asks for beside accuracy, over rounds."""
-    return _plot(run, point, "metrics")
-
-
-def nodes_over_rounds(run: Run, point: str | None = None) -> Figure:
-    """Draw what became of each node of real clients."""
-    return _plot(run, point, "nodes_over_rounds")
-
-
-def participants(run: Run, point: str | None = None) -> Figure:
-    """Draw the accuracy of the model as it was sent out, on the participants' own training rows."""
-    return _plot(run, point, "participants")
-
-
-def period(run: Run, point: str | None = None) -> Figure:
-    """Draw the last rounds folded into one period, by group of clients."""
-    return _plot(run, point, "period")
-
-
-def rhythm(run: Run, point: str | None = None) -> Figure:
-    """Draw the rhythm that a learned prior found, and the true one."""
-    return _plot(run, point, "rhythm")
-
-
-def split_purity(run: Run, point: str | None = None) -> Figure:
-    """Draw how many rows were given to the component of their domain, and how sure methods were."""
-    return _plot(run, point, "split_purity")
+accuracy_over_time = _picture("accuracy_over_time")
+blend = _picture("blend")
+branches = _picture("branches")
+budget_spent = _picture("budget_spent")
+by_hour = _picture("by_hour")
+client_losses = _picture("client_losses")
+clients = _picture("clients")
+clusters = _picture("clusters")
+drift = _picture("drift")
+forgetting = _picture("forgetting")
+forgetting_over_rounds = _picture("forgetting_over_rounds")
+gate_weights = _picture("gate_weights")
+groups = _picture("groups")
+labels = _picture("labels")
+local_models = _picture("local_models")
+metrics = _picture("metrics")
+nodes_over_rounds = _picture("nodes_over_rounds")
+participants = _picture("participants")
+period = _picture("period")
+rhythm = _picture("rhythm")
+split_purity = _picture("split_purity")
 
 
 def _study(run: Run) -> Study:
     if isinstance(run, str | Path):
         return read_study(Path(run))
     if not isinstance(run, Found):
-        raise refused("run", run, "a run folder, or what ft.run or ft.results returned")
+        raise refused("run", run, "a run folder, or the result of ft.run or ft.results")
     return run.study
 
 
-def _at(run: Run, point: str | None) -> tuple[ExperimentRecord, Summary]:
-    """Return record and summary of a point of a sweep; without a sweep of the only one."""
+def _record(run: Run, point: str | None) -> ExperimentRecord:
+    """Return the record of a point of a sweep; without a sweep of the only one."""
     study = _study(run)
     points = [record.point for record in study.records]
     if point is None and len(points) > 1:
@@ -202,15 +134,15 @@ def _at(run: Run, point: str | None) -> tuple[ExperimentRecord, Summary]:
         raise refused("point", point, "none, as this is no sweep")
     if point is not None and point not in points:
         raise unknown("point", point, points)
-    number = 0 if point is None else points.index(point)
-    if not study.summaries[number].methods:
+    record = study.records[0 if point is None else points.index(point)]
+    if not record.numbered:
         raise FedtideError(f"{study.root}: no run is finished yet")
-    return study.records[number], study.summaries[number]
+    return record
 
 
 def _plot(run: Run, point: str | None, name: str) -> Figure:
     """Return the picture of this name in `PICTURES`."""
-    return _shown(PICTURES[name].draw(*_at(run, point)), PICTURES[name].needs)
+    return _shown(PICTURES[name](_record(run, point)), PICTURES[name].needs)
 
 
 def _shown(drawn: Drawn | None, needs: str = "") -> Figure:
@@ -220,10 +152,10 @@ def _shown(drawn: Drawn | None, needs: str = "") -> Figure:
         FedtideError: there is nothing to draw.
     """
     if drawn is None:
-        raise FedtideError(f"plot: this run has nothing of the kind; needed: {needs}")
+        raise FedtideError(f"plot: this run has no such picture; needed: {needs}")
     figure: Any = drawn.figure
     figure.set_facecolor("white")
-    figure.set_layout_engine("constrained")  # what is added finds its place
+    figure.set_layout_engine("constrained")  # later additions find a place
     figure._repr_svg_ = partial(_svg, figure)
     return figure
 

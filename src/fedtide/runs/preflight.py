@@ -19,9 +19,9 @@ from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.prose import listed
-from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for
+from fedtide.evaluate.probe import owners_of
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone

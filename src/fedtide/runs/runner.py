@@ -20,8 +20,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, FORGETTING, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
-from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, Recorded, View, views
+from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
 from fedtide.fleets.ask import Engine
 from fedtide.fleets.local_engine import LocalEngine, threads

@@ -23,10 +23,10 @@ from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.targets import TARGET_WORDS, Setting
 from fedtide.data.transforms import Prepare
-from fedtide.draw.frames import Library, frame
+from fedtide.draw.tables import Library, frame
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import Metric, metrics_for
-from fedtide.evaluate.rows import rows_of_scores
+from fedtide.evaluate.rounds import rows_of_scores
 from fedtide.fields.types import Count, Spelled, Strict, Whole, as_written
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.local_engine import Host, LocalEngine
@@ -164,9 +164,9 @@ class Result(Generic[S]):
         return f"Result({', '.join([f'rounds={len(self.lines)}', *last])})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import simulated  # draws, which playing alone does not wait for
+        from fedtide.report.notebook import render_simulation  # draws, which playing alone does not wait for
 
-        return simulated(self)
+        return render_simulation(self)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each evaluation, by whose rows were judged (`view`).

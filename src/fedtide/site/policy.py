@@ -38,7 +38,7 @@ from fedtide.core.trees import Tree, children, is_node, leaves, size_in_bytes
 from fedtide.fields.types import Count, Flag, Positive, Strict, checked
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.remote.offline import CLIENTS, trial
-from fedtide.report.measures import bytes_of
+from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import Budget
 from fedtide.site.machine import read_toml

@@ -15,7 +15,7 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.fields.types import Flag, Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of, read_asks
-from fedtide.report.measures import bytes_of
+from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_spent
 from fedtide.site.client_rows import algorithm_without_rows

@@ -16,7 +16,7 @@ from fedtide.config.settings import Track, check_installed
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import run_lock
-from fedtide.evaluate.rows import rows_of_rounds, rows_of_scores
+from fedtide.evaluate.rounds import rows_of_rounds, rows_of_scores
 from fedtide.runs.experiment import RunsDisplay
 from fedtide.runs.folder import Planned, check_entries, load, plan
 from fedtide.runs.runner import Progress

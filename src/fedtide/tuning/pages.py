@@ -20,14 +20,13 @@ from fedtide.config import Experiment, Range, slug, to_toml
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.data.targets import TARGET_WORDS, TargetWords
+from fedtide.draw.figures import STYLE, Drawn, grid, label, leftmost, legend_above, look, svg
+from fedtide.draw.html import Part, Picture, render, swatch, to_pictures
 from fedtide.draw.prose import listed
+from fedtide.draw.tables import Table, format_value
 from fedtide.evaluate.measure import Measure
-from fedtide.report.environment import environment_line
-from fedtide.report.figures import STYLE, Drawn, grid, label, leftmost, legend_above, look, svg
-from fedtide.report.measures import percent, seconds, signed_points
-from fedtide.report.reading import span_of
-from fedtide.report.render import Part, Picture, render, swatch, to_pictures
-from fedtide.report.tables import Table, format_value
+from fedtide.report.formats import percent, seconds, signed_points
+from fedtide.report.run_records import environment_line, span_of
 from fedtide.tuning.ladder import ENOUGH, Standing, standings
 from fedtide.tuning.plan import Parameter, at_edge, seeds_of, tune_of
 from fedtide.tuning.tournament import (

@@ -18,8 +18,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.task import Task
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import summarize
+from fedtide.report.run_records import read_experiment
+from fedtide.report.study import summarize
 from fedtide.runs import folder
 from fedtide.runs.build import task_in
 from fedtide.runs.experiment import execute

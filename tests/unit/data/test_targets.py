@@ -23,7 +23,7 @@ from fedtide.data.sources import CSV, NPZ, Gaussians
 from fedtide.data.targets import TARGET_WORDS, Counts, Labels, Number
 from fedtide.laws.toy import played, toy
 from fedtide.learn.target import CLASSES
-from fedtide.report.measures import check_measures
+from fedtide.report.topics import check_measures
 from fedtide.runs.build import host_of, metrics_of
 
 NOW = Moment(0, 1)

@@ -22,7 +22,7 @@ from fedtide.core.record import plain
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.evaluate.forgetting import Probe, apart, averages, owners_of
+from fedtide.evaluate.probe import Probe, apart, averages, owners_of
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer

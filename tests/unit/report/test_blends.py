@@ -1,16 +1,22 @@
-"""Measures of a blend of domains, by hand: what was split and learned, collapses, cycles."""
+"""Blends of domains: numbers by hand, pictures and tables of a small study."""
 
 from __future__ import annotations
 
-import json
 import math
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
+from fedtide.evaluate.measure import Measure
+from fedtide.report import blends
+from fedtide.report.accuracy import accuracy_over_rounds, ways_table
 from fedtide.report.blends import (
-    blending,
     components,
     correlation,
     extremes,
@@ -20,20 +26,25 @@ from fedtide.report.blends import (
     split_counts,
     trivial_purities,
 )
-from fedtide.report.reading import RunRecord
-
-ABOUT = {"seconds": 1.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
-
-
-def told(folder: Path, *lines: dict) -> RunRecord:
-    """A run with these lines, one a round."""
-    written = [json.dumps({"round": number, **ABOUT, **line}) for number, line in enumerate(lines)]
-    (folder / "rounds.jsonl").write_text("\n".join([*written, ""]))
-    return RunRecord(0, folder, False, len(lines))
+from fedtide.report.formats import percent, signed_points
+from fedtide.report.page import write_report
+from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
+from fedtide.report.study import summarize
+from fedtide.report.summary import Summary
+from fedtide.report.topics import is_number
+from helpers.blended import BLEND, FLAT, SPLITTING
+from helpers.mixtures import shown, texts
+from helpers.records import change_lines, record_like, run_of_lines
+from helpers.studies import A, finished, study
+from helpers.toys import TOY
 
 
 def pi(*shares: float, **facts: float) -> dict:
     return {"facts": {"pi": list(shares), **facts}}
+
+
+def blending(run: RunRecord, window: int) -> dict[str, float]:
+    return blends.measure(record_like(window=window), record_like(cycles=None), run)
 
 
 # -- the split ---------------------------------------------------------------------------------------------------------
@@ -44,7 +55,7 @@ def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path)
 
     Round 0 alone would match the other way round.
     """
-    run = told(
+    run = run_of_lines(
         tmp_path,
         {"split": [[1, 0], [0, 1]]},
         {},
@@ -63,18 +74,18 @@ def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path)
 
 def test_a_table_that_grows_keeps_its_components(tmp_path):
     """A third component in the second round; a domain without a component of its own is nowhere at home."""
-    run = told(tmp_path, {"split": [[4, 0], [0, 4]]}, {"split": [[4, 0, 0], [0, 3, 1]]})
+    run = run_of_lines(tmp_path, {"split": [[4, 0], [0, 4]]}, {"split": [[4, 0, 0], [0, 3, 1]]})
     assert split_counts(run).shape == (2, 2, 3)
     assert components(run) == (0, 1)
     assert blending(run, 1)["split_purity"] == pytest.approx(7 / 8)
-    single = told(tmp_path, {"split": [[4], [2]]})
+    single = run_of_lines(tmp_path, {"split": [[4], [2]]})
     assert components(single) == (0, 1)
     assert blending(single, 1) == {"split_purity": pytest.approx(4 / 6)}
 
 
 def test_with_three_domains_and_two_components_one_domain_is_left_over(tmp_path):
     line = {"split": [[5, 0], [0, 3], [1, 1]], "domains": [0.5, 0.3, 0.2], **pi(0.6, 0.4)}
-    run = told(tmp_path, line, line)
+    run = run_of_lines(tmp_path, line, line)
     assert components(run) == (0, 1, 2)
     np.testing.assert_array_equal(shares_by_domain(run), [[0.6, 0.4, np.nan]] * 2)
     got = blending(run, 1)
@@ -89,7 +100,9 @@ def test_with_three_domains_and_two_components_one_domain_is_left_over(tmp_path)
 def test_without_a_split_components_match_by_their_shares(tmp_path):
     """pi_1 follows the first domain; in the second half it is off by 0.1, 0.0 and 0.2."""
     first, learned = [1.0, 0.5, 0.0, 0.5, 1.0, 0.5], [0.9, 0.5, 0.2, 0.6, 1.0, 0.3]
-    run = told(tmp_path, *({"domains": [q, 1 - q], **pi(1 - p, p)} for q, p in zip(first, learned, strict=True)))
+    run = run_of_lines(
+        tmp_path, *({"domains": [q, 1 - q], **pi(1 - p, p)} for q, p in zip(first, learned, strict=True))
+    )
     assert components(run) == (1, 0)
     np.testing.assert_allclose(shares_by_domain(run)[:, 0], learned)
     got = blending(run, 2)
@@ -99,7 +112,7 @@ def test_without_a_split_components_match_by_their_shares(tmp_path):
 
 
 def test_rounds_in_which_nobody_answered_are_left_out(tmp_path):
-    run = told(
+    run = run_of_lines(
         tmp_path, {"domains": [1.0, 0.0], **pi(0.9, 0.1)}, {"facts": {}}, {"domains": [0.0, 1.0], **pi(0.2, 0.8)}
     )
     got = blending(run, 3)
@@ -108,10 +121,10 @@ def test_rounds_in_which_nobody_answered_are_left_out(tmp_path):
 
 
 def test_shares_without_domains_to_compare_with_are_no_measure(tmp_path):
-    assert components(told(tmp_path, pi(0.4, 0.6))) == ()
-    assert blending(told(tmp_path, pi(0.4, 0.6)), 1) == {}
-    assert blending(told(tmp_path, {"facts": {"pi": 0.5}, "domains": [0.5, 0.5]}), 1) == {}
-    assert blending(told(tmp_path), 1) == {}
+    assert components(run_of_lines(tmp_path, pi(0.4, 0.6))) == ()
+    assert blending(run_of_lines(tmp_path, pi(0.4, 0.6)), 1) == {}
+    assert blending(run_of_lines(tmp_path, {"facts": {"pi": 0.5}, "domains": [0.5, 0.5]}), 1) == {}
+    assert blending(run_of_lines(tmp_path), 1) == {}
 
 
 @pytest.mark.parametrize(("left", "right", "found"), [
@@ -134,12 +147,12 @@ def test_a_correlation_is_over_what_is_known_and_changes(left, right, found):
     ([{**pi(1.0, 0.0)}] * 2, None),
 ])  # fmt: skip
 def test_the_fullest_component_is_the_same_one_all_the_time(tmp_path, lines, fullest):
-    got = blending(told(tmp_path, *lines), 1).get("fullest_component")
+    got = blending(run_of_lines(tmp_path, *lines), 1).get("fullest_component")
     assert got == (None if fullest is None else pytest.approx(fullest))
 
 
 def test_components_that_take_turns_are_no_collapse(tmp_path):
-    run = told(tmp_path, *({"domains": [q, 1 - q], **pi(q, 1 - q)} for q in (1.0, 0.0, 1.0, 0.0)))
+    run = run_of_lines(tmp_path, *({"domains": [q, 1 - q], **pi(q, 1 - q)} for q in (1.0, 0.0, 1.0, 0.0)))
     assert blending(run, 1)["fullest_component"] == 0.5
 
 
@@ -151,10 +164,10 @@ def test_late_means_of_what_rounds_tell(tmp_path):
         losses = {"min": 0.0, "q25": 1.0, "q50": 1.5, "q75": 1.0 + k, "max": 9.0}
         return {"client_loss": losses, **pi(0.5, 0.5, entropy=k, log_likelihood=-k)}
 
-    got = blending(told(tmp_path, line(8.0), {}, line(2.0), line(4.0)), 3)
+    got = blending(run_of_lines(tmp_path, line(8.0), {}, line(2.0), line(4.0)), 3)
     assert got == {"posterior_entropy": 3.0, "log_likelihood": -3.0, "loss_spread": 3.0}
     unknown = dict.fromkeys(("min", "q25", "q50", "q75", "max"))
-    assert blending(told(tmp_path, {"client_loss": unknown}), 1) == {}
+    assert blending(run_of_lines(tmp_path, {"client_loss": unknown}), 1) == {}
 
 
 # -- cycles ------------------------------------------------------------------------------------------------------------
@@ -162,7 +175,8 @@ def test_late_means_of_what_rounds_tell(tmp_path):
 
 def judged(folder: Path, accuracies: list[float | None]) -> RunRecord:
     """A run that was judged after each round that has an accuracy."""
-    return told(folder, *({"scores": {"train_clients": {"accuracy": a}}} if a is not None else {} for a in accuracies))
+    lines = ({"scores": {"train_clients": {"accuracy": a}}} if a is not None else {} for a in accuracies)
+    return run_of_lines(folder, *lines)
 
 
 def test_peaks_and_troughs_of_each_cycle(tmp_path):
@@ -192,3 +206,159 @@ def test_a_cycle_that_was_never_judged_is_unknown(tmp_path):
     assert np.isnan(extremes(run, "train_clients", 2)[0]).all()
     assert all(map(math.isnan, gains(run, "train_clients", 2).values()))
     assert np.isnan(extremes(run, "held_out_clients", 2)).all()
+
+
+# -- a small study -----------------------------------------------------------------------------------------------------
+
+PICTURES = {"the blend that was learned", "how pure the split is", "training loss over clients"}
+TABLES = {"Peaks and troughs", "Other ways to predict", "Components and domains", "Likelihood of inputs", "Steadiness"}
+STILL = {**A, "name": "still", "shift": {"what": "static"}}
+THREE = {**SPLITTING, "name": "three", "components": 3}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    values = {**BLEND, "model": TOY["model"], "method": [A, SPLITTING, FLAT, THREE, STILL], "seeds": [0, 1]}
+    return finished(tmp_path_factory.mktemp("blend") / "run", from_dict(values))
+
+
+@pytest.fixture(scope="module")
+def record(root) -> ExperimentRecord:
+    return read_experiment(root)[0]
+
+
+@pytest.fixture(scope="module")
+def summary(record) -> Summary:
+    return summarize(record)
+
+
+def changed(root: Path, to: Path, change) -> ExperimentRecord:
+    """The record of a copy of a run folder with its lines changed."""
+    shutil.copytree(root, to)
+    for path in to.rglob("rounds.jsonl"):
+        change_lines(path, change)
+    return read_experiment(to)[0]
+
+
+def test_pictures_have_the_methods_that_report(record):
+    words = texts(blends.blend_learned(record))
+    assert {"splitting", "flat", "three", "day", "night", "as learned", "as it was", "rounds done"} <= set(words)
+    assert {"A", "still"}.isdisjoint(words)
+    words = texts(blends.split_purity(record))
+    assert {"splitting", "flat", "three", "all in one component", "posteriors, nats"} <= set(words)
+    assert {"A", "still"}.isdisjoint(words)
+    words = texts(blends.client_losses(record))
+    assert all(words.count(name) == 2 for name in ("A", "splitting", "flat", "three", "still"))
+    words = texts(accuracy_over_rounds(record))
+    assert {"day", "night", "rows held, %"} <= set(words)
+    assert "participants, %" not in words
+
+
+def test_many_cycles_have_panels_as_wide_as_the_page(record):
+    def height(drawn: str) -> float:
+        return float(re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)', drawn)[2])
+
+    what = record.experiment.shift.what.__class__(cycles=10, samples=20)
+    faster = record.experiment.model_copy(update={"shift": replace(record.experiment.shift, what=what)})
+    methods = [replace(method, experiment=faster) for method in record.methods]
+    assert height(blends.blend_learned(replace(record, methods=methods))) > height(blends.blend_learned(record))
+
+
+def test_a_box_has_the_mean_quantiles_of_the_last_cycle(record):
+    method = record.methods[0]
+    assert blends.last_rounds(record, method) == 4
+    assert blends.last_rounds(record, record.methods[-1]) == record.window
+    lines = [line["client_loss"] for run in method.runs for line in run.lines[-6:]]
+    box = blends.loss_box(method.runs, 6)
+    assert box["q50"] == pytest.approx(np.mean([line["q50"] for line in lines]))
+    assert box["max"] == pytest.approx(np.mean([line["max"] for line in lines]))
+
+
+def test_a_shift_of_who_and_of_what_are_both_drawn(tmp_path):
+    groups = {**BLEND["data"], "groups": {"by": "labels", "labels": [[0], [1, 2]]},
+              "partition": {"kind": "iid", "clients": 6}}  # fmt: skip
+    who = {**BLEND["shift"], "who": {"kind": "periodic", "period": 4}}
+    values = {**BLEND, "data": groups, "shift": who, "model": TOY["model"], "method": [SPLITTING], "rounds": 4}
+    both = read_experiment(finished(tmp_path / "run", from_dict(values)))[0]
+    assert {"rows held, %", "participants, %"} <= set(texts(accuracy_over_rounds(both)))
+    assert any(title.startswith("held-out clients, ") for title in blends.density_table(both, None).header)
+
+
+def test_the_page_has_pictures_and_tables_of_a_blend_only_with_one(root, tmp_path):
+    plain = finished(tmp_path / "run", study(A, {**A, "name": "FedTEM", "algorithm": "fedtem"}))
+    for folder, blended in ((root, True), (plain, False)):
+        assert shown(folder) & PICTURES == (PICTURES if blended else set())
+        page = (folder / "report.html").read_text(encoding="utf-8")
+        assert {title for title in TABLES if f'>{title} <a class="anchor"' in page} == (TABLES if blended else set())
+
+
+def test_folders_of_older_versions_lack_what_was_not_recorded(root, tmp_path):
+    def older(line):
+        for key in ("split", "domains", "client_loss"):
+            line.pop(key, None)
+        for scores in line.get("scores", {}).values():
+            scores.pop("others", None)
+            scores.pop("density", None)
+
+    changed(root, tmp_path / "older", older)
+    assert not PICTURES & shown(tmp_path / "older")
+    without_split = changed(root, tmp_path / "shares", lambda line: line.pop("split", None))
+    assert {"splitting", "flat", "three"} <= set(texts(blends.blend_learned(without_split)))
+    assert "all in one component" not in texts(blends.split_purity(without_split))
+    shutil.rmtree(tmp_path / "shares" / "shift")
+    unnamed = read_experiment(tmp_path / "shares")[0]
+    assert {"domain 1", "domain 2"} <= set(texts(blends.blend_learned(unnamed)))
+
+
+@pytest.mark.parametrize(("key", "wrong"), [
+    ("domains", "much"), ("domains", [None]), ("split", [[1, 2], [3]]), ("split", [1]), ("client_loss", [1.0]),
+    ("client_loss", {"min": 1.0}), ("client_loss", {"min": "low", "q25": 1, "q50": 1, "q75": 1, "max": 1}),
+    ("scores", {"val": {"others": [1.0]}}), ("scores", {"val": {"others": {"global": "good"}}}),
+    ("scores", {"val": {"densities": 3.0}}),
+])  # fmt: skip
+def test_a_damaged_line_is_named(root, tmp_path, key, wrong):
+    changed(root, tmp_path / "run", lambda line: line.update({key: wrong}))
+    with pytest.raises(FedtideError, match=rf"rounds.jsonl: line 1: damaged: '{key}[.\w]*' is missing or of another"):
+        write_report([tmp_path / "run"])
+
+
+BLENDED = {
+    "split_purity", "fullest_component", "share_error", "share_correlation", "posterior_entropy", "log_likelihood",
+    "training_loss", "loss_spread", "peak_gain", "trough_gain", "accuracy_by_global",
+}  # fmt: skip
+
+
+def test_numbers_are_in_the_summary_and_have_formats(summary):
+    measures = {method.name: method.measures for method in summary.methods}
+    assert set(measures["splitting"]) >= BLENDED
+    assert BLENDED & set(measures["A"]) == {"training_loss", "loss_spread", "peak_gain", "trough_gain"}
+    assert BLENDED & set(measures["still"]) == {"training_loss", "loss_spread"}
+    assert all(is_number(name) for of_method in measures.values() for name in of_method)
+
+
+def test_another_way_to_predict_has_a_column(record, summary):
+    measures = summary.method("splitting").measures
+    assert measures["accuracy_by_global"].values == measures["accuracy"].values
+    table = ways_table(record, summary)
+    assert table.header == ["method", "as the method predicts", "global", "class 0"]
+    names = ("accuracy", "accuracy", "accuracy_by_class 0")
+    assert table.rows[0] == ["splitting", *[percent(measures[name]) for name in names]]
+    assert [row[0] for row in table.rows] == ["splitting", "flat", "three"]
+
+
+def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, summary):
+    table = blends.peaks_table(record, summary)
+    assert table.header == ["method", "last minus second", "cycle 1", "cycle 2", "cycle 3"]
+    assert [row[0] for row in table.rows][:2] == ["A, peak", "A, trough"]
+    assert len(table.rows) == 8
+    curves = [run.accuracy("held_out_clients")[1] for run in record.methods[0].runs]
+    peaks = [[values[part].max() for values in curves] for part in (slice(0, 4), slice(4, 8), slice(8, 12))]
+    gain = [c - b for b, c in zip(*peaks[1:], strict=True)]
+    assert table.rows[0][1:] == [signed_points(Measure.of(gain)), *(percent(Measure.of(peak)) for peak in peaks)]
+
+
+def test_densities_have_a_column_for_every_view(record, summary):
+    table = blends.density_table(record, summary)
+    names = ["method", "held-out clients", "training clients", "clients on their validation rows"]
+    assert table.header == names
+    assert [row[0] for row in table.rows] == ["splitting", "flat", "three"]

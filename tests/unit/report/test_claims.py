@@ -14,15 +14,14 @@ from fedtide.config import Claim, brief, from_dict, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.report.measures import UNITS, check_measures, unit_of
+from fedtide.report.claims import claims_table, format_claim, judge, judge_sweep
 from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import MethodSummary, Summary, across, judged, read_study, summarize
-from fedtide.report.tables import claims_table, found
-from fedtide.runs import folder
-from fedtide.runs.experiment import execute
+from fedtide.report.run_records import read_experiment
+from fedtide.report.study import read_study, summarize
+from fedtide.report.summary import MethodSummary, Summary
+from fedtide.report.topics import NUMBERS, check_measures, is_number
 from helpers.pages import Page
-from helpers.studies import STEADY, A, lines_of, study
+from helpers.studies import STEADY, A, finished, lines_of, study
 
 
 def method(name: str, values, measure: str = "accuracy", seeds=None) -> MethodSummary:
@@ -33,7 +32,7 @@ def method(name: str, values, measure: str = "accuracy", seeds=None) -> MethodSu
 def verdict(ours, theirs=None, measure: str = "accuracy", **said) -> str:
     methods = [method("ours", ours, measure)] + ([] if theirs is None else [method("theirs", theirs, measure)])
     than = None if theirs is None else "theirs"
-    return judged(methods, Claim(text="x", method="ours", versus=than, measure=measure, **said)).verdict
+    return judge(methods, Claim(text="x", method="ours", versus=than, measure=measure, **said)).verdict
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -55,13 +54,13 @@ def test_a_number_by_itself_is_compared_with_the_threshold(by, less, expected):
 
 
 def test_what_was_not_judged_is_not_seen():
-    finished = [method("ours", [0.9, 0.9])]
+    methods = [method("ours", [0.9, 0.9])]
     for claim in (
         Claim(text="x", method="ours", versus="theirs", measure="accuracy"),
         Claim(text="x", method="theirs", measure="accuracy"),
         Claim(text="x", method="ours", measure="swing"),
     ):
-        found = judged(finished, claim)
+        found = judge(methods, claim)
         assert found.verdict == "not seen"
         assert found.number.mean is None
     assert verdict([math.nan, 0.9, 0.9]) == "not seen"
@@ -71,7 +70,7 @@ def test_only_seeds_that_both_have_are_compared():
     """Seeds 1, 2 and 3: differences 0.2; seed 0 and seed 4 would spoil it."""
     ours = method("ours", [0.1, 0.7, 0.8, 0.9], seeds=[0, 1, 2, 3])
     theirs = method("theirs", [0.5, 0.6, 0.7, 0.99], seeds=[1, 2, 3, 4])
-    found = judged([ours, theirs], Claim(text="x", method="ours", versus="theirs", measure="accuracy"))
+    found = judge([ours, theirs], Claim(text="x", method="ours", versus="theirs", measure="accuracy"))
     assert found.number.values == pytest.approx([0.2, 0.2, 0.2])
     assert found.number.mean == pytest.approx(0.2)
     assert found.verdict == "holds"
@@ -82,8 +81,8 @@ def test_several_rivals_are_the_best_of_them(less, best):
     """Of means 0.6, 0.8 and 0.7 the highest counts, or where less is better the lowest, at every seed."""
     done = [method("ours", [0.9] * 3), method("a", [0.6] * 3), method("b", [0.7, 0.8, 0.9]), method("c", [0.7] * 3)]
     claim = Claim(text="x", method="ours", versus=["a", "b", "c"], measure="accuracy", less=less)
-    assert judged(done, claim).number.mean == pytest.approx(best)
-    assert judged(done[:3], claim).number.mean is None
+    assert judge(done, claim).number.mean == pytest.approx(best)
+    assert judge(done[:3], claim).number.mean is None
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -137,10 +136,7 @@ EXPERIMENT = study(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    made = tmp_path_factory.mktemp("claims") / "run"
-    folder.create(EXPERIMENT, made)
-    assert execute(EXPERIMENT, made, workers=1)
-    return made
+    return finished(tmp_path_factory.mktemp("claims") / "run", EXPERIMENT)
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +203,7 @@ def test_the_page_has_branches_and_claims(root, summary):
 
 
 def test_without_claims_and_branches_there_is_no_such_section(tmp_path):
-    experiment = study(A, rounds=4)
-    folder.create(experiment, tmp_path / "run")
-    assert execute(experiment, tmp_path / "run", workers=1)
-    page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
+    page = Page(write_report([finished(tmp_path / "run", study(A, rounds=4))]).read_text(encoding="utf-8"))
     assert "Which branch" not in page.text["h3"]
     assert "Claims" not in page.text["h2"]
 
@@ -231,10 +224,7 @@ ACROSS = [
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     experiment = study(A, B, rounds=3, seeds=[0, 1, 2], eval_every=1, sweep=SWEEP, claim=ACROSS)
-    made = tmp_path_factory.mktemp("across") / "run"
-    folder.create(experiment, made)
-    assert execute(experiment, made, workers=1)
-    return made
+    return finished(tmp_path_factory.mktemp("sweep") / "run", experiment)
 
 
 def values_at(made, method, part):
@@ -275,7 +265,7 @@ def test_the_page_and_the_summary_have_the_claims_about_the_sweep(swept):
 def test_without_validation_rows_no_claim_about_several_points_is_seen():
     methods = [method("A", [0.4, 0.6])]
     both = [Summary("", f"rate {rate}", 3, "train_clients", 3, None, [], methods) for rate in (0.1, 0.2)]
-    chosen = across(both, Claim(text="best", method="A", measure="accuracy", at="chosen"))
+    chosen = judge_sweep(both, Claim(text="best", method="A", measure="accuracy", at="chosen"))
     assert (chosen.verdict, chosen.number.mean) == ("not seen", None)
 
 
@@ -317,7 +307,7 @@ def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
         study(A, claim=[{"text": "x", "method": "A", **claim}])
 
 
-@pytest.mark.parametrize("measure", [*UNITS, "accuracy_day", "swing_night", "forgetting_late shift"])
+@pytest.mark.parametrize("measure", [*NUMBERS, "accuracy_day", "swing_night", "forgetting_late shift"])
 def test_every_measure_may_be_claimed(measure):
     target = "number" if measure == "skill" else "classes"
     check_measures(study(A, claim=[{"text": "x", "method": "A", "measure": measure}], data={"target": target}))
@@ -354,14 +344,14 @@ def test_a_measure_that_there_is_not_is_told_before_anything_runs():
 
 def test_the_record_has_the_measures_that_have_a_unit(summary):
     """Nothing is summarized that nobody can write, and what can be written is somewhere summarized."""
-    assert [name for method in summary.methods for name in method.measures if unit_of(name) is None] == []
+    assert [name for method in summary.methods for name in method.measures if not is_number(name)] == []
 
 
 def test_numbers_of_claims_have_the_units_of_their_tables():
     def shown(measure, number, **said):
         claim = Claim(text="x", method="ours", measure=measure, **said)
         methods = [method("ours", [number, number], measure), method("theirs", [0.0, 0.0], measure)]
-        return found(judged(methods, claim))
+        return format_claim(judge(methods, claim))
 
     assert shown("time_to_accuracy", 1230.0) == "20.5 min"
     assert shown("swing", 0.1) == "10.0 points"

@@ -12,11 +12,10 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import faded
 from fedtide.report import dates, narrative
-from fedtide.report.contents import tables_of
-from fedtide.report.narrative import setting
-from fedtide.report.pictures import PICTURES
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import summarize
+from fedtide.report.accuracy import about_methods, accuracy_over_rounds
+from fedtide.report.page import pictures_of, tables_of
+from fedtide.report.run_records import read_experiment
+from fedtide.report.study import summarize
 from helpers.studies import finished, study
 
 WHAT = {"kind": "calendar", "window": "6h", "hold": "1d", "begin": "1970-01-02", "zone": "Europe/Berlin"}
@@ -63,12 +62,12 @@ def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(rec
     hour, weekday = dates.cycles_of(record)
     assert (hour.name, weekday.name) == ("hour of the day", "weekday")
     lines = [line for line in run.judged if line["window"]["next"][11:13] == "06"]
-    at, values = dates.by_cycle(run, record.view, hour)
+    at, values = dates.by_cycle(record.view, hour, run)
     assert at.tolist() == [0.0, 6.0, 12.0, 18.0]
     scores = [line["scores"]["train_clients"] for line in lines]
     right = sum(entry["rows"] * entry["accuracy"] for entry in scores)
     assert values[1] == pytest.approx(right / sum(entry["rows"] for entry in scores))
-    assert dates.by_cycle(run, record.view, weekday)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert dates.by_cycle(record.view, weekday, run)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def few_and_many(root, folder, rows, accuracy):
@@ -132,49 +131,39 @@ def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     night = [line["scores"]["train_clients"] for line in run.judged if line["window"]["next"][11:13] == "00"]
     error = sum((1 - entry["skill"]) * entry["reference"] for entry in night)
     skill = 1 - error / sum(entry["reference"] for entry in night)
-    assert dates.by_cycle(run, record.view, hour)[1][0] == pytest.approx(skill)
+    assert dates.by_cycle(record.view, hour, run)[1][0] == pytest.approx(skill)
     errors = np.array([entry["reference"] for entry in scores])
     worst = np.average([entry["worst_decile"] for entry in scores], weights=errors)
     assert summary.methods[0].measures["worst_decile"].values == [pytest.approx(worst)]
     mae = np.average([entry["mae"] for entry in scores], weights=[entry["rows"] for entry in scores])
     assert summary.methods[0].measures["mae"].values == [pytest.approx(mae)]
-    for kind in ("accuracy", "by_hour"):
-        label = PICTURES[kind].draw(record, summary).figure.axes[0].get_ylabel()
-        assert label.startswith("skill of training clients\non the next window, %")
-    told = [narrative.headline(record, summary), *(narrative.sentence(summary, each) for each in summary.methods)]
-    told += [each for title, table, caption in tables_of(record, summary) if table for each in (title, caption)]
-    told += [header for _, table, _ in tables_of(record, summary) if table for header in table.header]
-    told += [kind.about(record, summary) for kind in PICTURES.values()]
-    assert [each for each in told if "ccurac" in each] == []
-    assert any("Skill is 1 - error / error of always saying the same number" in each for each in told)
+    for drawn in (accuracy_over_rounds(record), dates.accuracy_by_cycle(record)):
+        assert drawn.figure.axes[0].get_ylabel().startswith("skill of training clients\non the next window, %")
+    text = [narrative.headline(record, summary), *(narrative.sentence(summary, m) for m in summary.methods)]
+    text += [part for title, table, caption in tables_of(record, summary) for part in (title, caption, *table.header)]
+    text += [part for title, caption, _ in pictures_of(record) for part in (title, caption)]
+    assert [line for line in text if "ccurac" in line] == []
+    assert "Skill is 1 - error / error of always saying the same number" in about_methods(record, summary)
     mine = replace(summary.methods[0], name="My accuracy")
     assert narrative.sentence(summary, mine).startswith("My accuracy has a skill of ")
 
 
 def test_pictures_have_dates_hours_and_weekdays(record):
-    summary = summarize(record)
-    drawn = PICTURES["accuracy"].draw(record, summary)
-    assert [axes.get_ylabel() for axes in drawn.figure.axes] == [
+    assert [axes.get_ylabel() for axes in accuracy_over_rounds(record).figure.axes] == [
         "accuracy of training clients\non the next window, %, faded", "clients with\nnew rows",
     ]  # fmt: skip
-    assert "the past counts 0.95 times as much" in PICTURES["accuracy"].about(record, summary)
-    labels = [axes.get_xlabel() for axes in PICTURES["by_hour"].draw(record, summary).figure.axes]
+    labels = [axes.get_xlabel() for axes in dates.accuracy_by_cycle(record).figure.axes]
     assert {"hour of the day", "weekday"} <= set(labels)
 
 
-def test_the_setting_says_what_is_tested(record):
-    said = setting(record)
-    assert "A round is a window of 6h by the clocks of Europe/Berlin" in said
-    assert "The model is judged on the rows of the next window" in said
-
-
-def test_windows_in_which_nothing_came_are_counted(record):
-    run = record.methods[0].runs[0]
-    assert dates.empty_windows(run) == 0
-    assert dates.in_words(record) == ""
-    for line in run.lines[3:7]:
+def test_the_setting_describes_windows_and_counts_empty_ones(record):
+    text = narrative.setting(record)
+    assert "A round is a window of 6h by the clocks of Europe/Berlin" in text
+    assert "The model is judged on the rows of the next window" in text
+    assert "no client had new rows" not in text
+    for line in record.methods[0].runs[0].lines[3:7]:
         line["window"]["came"] = 0
-    assert dates.in_words(record) == "In 4 of 60 windows nothing came, and no client took part. "
+    assert "In 4 of 60 windows no client had new rows. " in narrative.setting(record)
 
 
 @pytest.mark.parametrize("change", [{"begin": "noon"}, {"next": 5}, {"came": None}])

@@ -1,48 +1,104 @@
-"""Runs under drift: what is measured, drawn and said, on records made by hand and on small runs."""
+"""Runs under drift: events on curves, numbers and pictures, on records made by hand and on a small study."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.report import cluster_maps, drift_pictures, narrative, tables
-from fedtide.report.clusters import clustering, membership
-from fedtide.report.drift import cluster_counts, following, marks, reclusterings
+from fedtide.report import narrative
+from fedtide.report.clusters import clusters_over_time
+from fedtide.report.drift import (
+    Fall,
+    cluster_counts,
+    drift_over_rounds,
+    events_of,
+    falls,
+    intervals,
+    marks,
+    measure,
+    notice,
+    reclusterings,
+)
 from fedtide.report.page import write_report
-from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
-from fedtide.report.summary import summarize
+from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
+from fedtide.report.study import summarize
 from helpers.mixtures import shown, texts
 from helpers.pages import Page
+from helpers.records import change_lines, record_like, run_of_lines
 from helpers.studies import A, finished, study
 
-ABOUT = {"seconds": 1.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
+# -- events on a curve -------------------------------------------------------------------------------------------------
+
+AFTER = [2, 4, 6, 8, 10, 12]
+
+
+def test_an_interval_lasts_until_the_next_event_or_the_end():
+    assert [*intervals([8, 3, 3], 12)] == [(3, 8), (8, 12)]
+    # What begins at round 0 was never otherwise, and what comes after the end never happens.
+    assert [*intervals([0, 12, 20], 12)] == []
+
+
+def test_falls_by_hand():
+    """Event 4: what was judged after four rounds is from before it. It falls by 0.3, and is back at 8, four later.
+
+    Event 9: 0.795 before it, 0.7 at the lowest, and never back in the three rounds that are left.
+    """
+    values = [0.7, 0.8, 0.5, 0.795, 0.7, 0.75]
+    first, second = falls(AFTER, values, [4, 9], 12)
+    assert first == Fall(4, 0.8, 0.5, 4, True)
+    assert first.depth == pytest.approx(0.3)
+    assert second == Fall(9, 0.795, 0.7, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.5, 0.5, 0.6, 0.7, 0.8, 0.9], Fall(5, 0.5, 0.6, 0, True)),  # only rises
+        ([0.5, 0.5, 0.495, 0.6, 0.6, 0.6], Fall(5, 0.5, 0.495, 0, True)),  # within a point all the time
+        ([0.5, 0.5, 0.5, 0.4, 0.3, 0.5], Fall(5, 0.5, 0.3, 7, True)),  # falls slowly: back from the lowest on
+        ([0.5, 0.5, 0.3, 0.5, 0.3, 0.4], Fall(5, 0.5, 0.3, 3, True)),  # of two lowest the first
+    ],
+)
+def test_the_shapes_of_a_fall(values, expected):
+    assert falls(AFTER, values, [5], 12) == [expected]
+
+
+def test_an_event_that_was_not_judged_on_both_sides_is_left_out():
+    assert falls([4, 8], [0.5, 0.4], [2], 8) == []  # nothing before
+    assert [fall.event for fall in falls([4, 8], [0.5, 0.4], [5, 6], 8)] == [6]  # nothing between 5 and 6
+    assert falls([], [], [5], 8) == []
+
+
+def test_delays_and_false_alarms_by_hand():
+    """Reactions at 1 (before any event), 10 (at once), 14 (a second one), 33 (three late); nobody noticed event 20."""
+    assert notice([1, 10, 14, 33], [10, 20, 30], 40) == ([0, math.inf, 3], 2)
+    assert notice([], [10], 40) == ([math.inf], 0)
+    assert notice([3], [], 40) == ([], 1)
+
+
+# -- numbers by hand ---------------------------------------------------------------------------------------------------
 
 
 def record_of(folder: Path, facts: list[dict], accuracy: dict[int, float], **more: dict[int, object]) -> RunRecord:
     """A run whose rounds have these facts; accuracy, and whatever else lines have, by round."""
-    lines = []
-    for number, told in enumerate(facts):
-        line = {"round": number, **ABOUT, "facts": told}
-        if number in accuracy:
-            line["scores"] = {"train_clients": {"accuracy": accuracy[number]}}
-        line |= {key: values[number] for key, values in more.items() if number in values}
-        lines.append(json.dumps(line) + "\n")
-    (folder / "rounds.jsonl").write_text("".join(lines))
-    return RunRecord(0, folder, False, len(facts))
+    scores = {number: {"train_clients": {"accuracy": value}} for number, value in accuracy.items()}
+    return run_of_lines(folder, *(
+        {"facts": of_round} | {key: values[at] for key, values in {**more, "scores": scores}.items() if at in values}
+        for at, of_round in enumerate(facts)
+    ))  # fmt: skip
 
 
-# -- measures by hand --------------------------------------------------------------------------------------------------
+def following(run: RunRecord) -> dict[str, float]:
+    return measure(record_like(), None, run)
 
 
 def test_the_measures_of_a_run_by_hand(tmp_path):
     """Eight rounds; mass events at 3 and 6, steady drift at 5, clusters made anew in rounds 0, 4 and 5."""
-    told = [
+    facts = [
         {"moved": moved, "reclustered": anew, "clusters": k, "members": [4] * 9, "spread": s, "silhouette": s / 2}
         for moved, anew, k, s in zip(
             [0, 1, 0, 5, 0, 2, 0, 0], [1, 0, 0, 0, 1, 1, 0, 0], [2, 2, 2, 2, 3, 3, 3, 3], [0.5, 0.7] * 4, strict=True
@@ -50,7 +106,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
     ]
     apart = {1: (0.4, 1.2), 3: (0.8, 1.2), 5: (None, 1.4), 7: (0.6, 1.0)}
     made = record_of(
-        tmp_path, told, {1: 0.8, 3: 0.5, 5: 0.795, 7: 0.7},
+        tmp_path, facts, {1: 0.8, 3: 0.5, 5: 0.795, 7: 0.7},
         drifted=dict.fromkeys(range(8), 1),
         events={3: ["drift", "mass"], 5: ["drift"], 6: ["mass"]},
         heterogeneity={number: {"within": within, "all": every} for number, (within, every) in apart.items()},
@@ -58,7 +114,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
     )  # fmt: skip
     assert marks(made) == [3, 6]
     assert reclusterings(made) == [0, 4, 5]
-    assert following(made, "train_clients") == pytest.approx({
+    assert following(made) == pytest.approx({
         "heterogeneity": (0.4 + 0.8 + 0.6) / 3,
         "heterogeneity_all": 1.2,
         "embedding_heterogeneity": 5.0,
@@ -83,7 +139,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
 
 def test_a_method_that_never_makes_clusters_anew_notices_nothing(tmp_path):
     made = record_of(tmp_path, [{"reclustered": 0, "moved": 0}] * 4, {1: 0.5, 3: 0.5}, events={2: ["swap"]})
-    found = following(made, "train_clients")
+    found = following(made)
     assert (found["events_detected"], found["false_alarms"], found["reclusterings"]) == (0, 0, 0)
     assert math.isnan(found["detection_delay"])
 
@@ -91,19 +147,19 @@ def test_a_method_that_never_makes_clusters_anew_notices_nothing(tmp_path):
 def test_a_method_that_never_tells_of_clusters_has_none_of_their_measures(tmp_path):
     made = record_of(tmp_path, [{"loss": 1.0}] * 4, {1: 0.5, 3: 0.4}, drifted={2: 8}, events={2: ["change"]})
     assert reclusterings(made) is None
-    assert following(made, "train_clients") == pytest.approx(
+    assert following(made) == pytest.approx(
         {"event_fall": 0.1, "event_recovery": 2, "events_recovered": 0, "events_known": 1}
     )
 
 
 def test_without_drift_there_is_nothing(tmp_path):
-    assert following(record_of(tmp_path, [{"members": [1, 2]}] * 4, {1: 0.5, 3: 0.5}), "train_clients") == {}
+    assert following(record_of(tmp_path, [{"members": [1, 2]}] * 4, {1: 0.5, 3: 0.5})) == {}
 
 
 def test_without_known_events_nothing_is_said_of_any(tmp_path):
     """Arrivals, expiries and small drift go on all the time; what there is at round 0 was never otherwise."""
     events = {0: ["mass"], 1: ["arrival", "expiry"], 2: ["drift"]}
-    found = following(record_of(tmp_path, [{"reclustered": 1}] * 4, {1: 0.5, 3: 0.2}, events=events), "train_clients")
+    found = following(record_of(tmp_path, [{"reclustered": 1}] * 4, {1: 0.5, 3: 0.2}, events=events))
     assert found == {"reclusterings": 4}
 
 
@@ -130,52 +186,9 @@ def test_merges_answer_to_no_event_and_are_no_false_alarms(tmp_path):
     """As with FedDrift: models come at the event in round 2 and merge a step later; a merge in round 5 answers none."""
     told = [{"models": 1, "new": int(at == 2), "merged": int(at in (3, 5))} for at in range(6)]
     made = record_of(tmp_path, told, {1: 0.5, 5: 0.5}, events={2: ["mass"], 4: ["mass"]}, drifted={2: 4, 4: 4})
-    found = following(made, "train_clients")
+    found = following(made)
     assert (found["events_detected"], found["detection_delay"], found["false_alarms"]) == (0.5, 0, 0)
     assert found["reclusterings"] == 3
-
-
-# -- groups that drift -------------------------------------------------------------------------------------------------
-
-CSV = """round,view,client,group,rows,accuracy,loss,slot,name,truth
-1,train_clients,0,all,4,1,0,0,,0
-1,train_clients,1,all,4,1,0,0,,0
-1,train_clients,2,all,4,1,0,1,,1
-1,train_clients,3,all,4,1,0,1,,1
-3,train_clients,0,all,4,1,0,0,,0
-3,train_clients,1,all,4,1,0,0,,1
-3,train_clients,2,all,4,1,0,1,,10
-3,train_clients,3,all,4,1,0,1,,0
-"""
-
-
-def test_clusters_are_compared_with_the_groups_of_that_moment(tmp_path):
-    """At first they are the groups. Later groups 0, 1, 10 and 0 lie across them: of one pair of clients in a group none
-    is in a cluster, two are expected by 1 * 2 / 6, so the index is (0 - 1/3) / (3/2 - 1/3) = -2/7."""
-    (tmp_path / "clients.csv").write_text(CSV)
-    made = RunRecord(0, tmp_path, False, 4)
-    (tmp_path / "rounds.jsonl").write_text("")
-    found = clustering(made, "train_clients", [], since=3)
-    assert found["ari"] == found["ari_last"] == pytest.approx(-2 / 7)
-    assert found["ari_over_rounds"] == pytest.approx((1 - 2 / 7) / 2)
-    assert found["purity"] == 0.5
-    assert found["churn"] == 0
-
-
-def test_clients_are_sorted_by_their_last_group_and_then_by_those_before(tmp_path):
-    (tmp_path / "clients.csv").write_text(CSV)
-    made = membership(RunRecord(0, tmp_path, False, 4), "train_clients", [], 200)
-    assert made.clients.tolist() == [0, 3, 1, 2]
-    assert made.group.tolist() == [0, 0, 1, 10]
-    np.testing.assert_array_equal(made.truth, [[0, 0], [1, 0], [0, 1], [1, 10]])
-    np.testing.assert_array_equal(made.table, [[0, 0], [1, 1], [0, 0], [1, 1]])
-    assert {k: v.tolist() for k, v in made.shares.items()} == {0: [0.5, 0.5], 1: [0.5, 0.25], 10: [0, 0.25]}
-
-
-def test_a_truth_that_is_no_number_is_damage(tmp_path):
-    (tmp_path / "clients.csv").write_text(CSV.replace(",,10\n", ",,x\n"))
-    with pytest.raises(FedtideError, match=r"clients.csv: a line is damaged"):
-        membership(RunRecord(0, tmp_path, False, 4), "train_clients", [], 200)
 
 
 # -- a small study -----------------------------------------------------------------------------------------------------
@@ -241,26 +254,17 @@ def test_what_a_run_of_each_kind_has(record):
 
 def test_the_pictures_of_drift(root, record):
     assert {"drift over rounds", "clusters of clients over time"} <= shown(root)
-    found = texts(drift_pictures.following_over_rounds(record))
-    assert {"all clients, one cluster", "Fielding", "clusters", "rounds done"} <= set(found)
-    names = ["Fielding", "Static", "FlexCFL"]
-    maps = texts(cluster_maps.clusters_over_time(record, names))
+    assert {"all clients, one cluster", "Fielding", "clusters", "rounds done"} <= set(texts(drift_over_rounds(record)))
+    maps = texts(clusters_over_time(record))
     assert maps.index("true groups") < maps.index("Fielding")
     assert {"group 0", "group 3", "12 clients"} <= set(maps)
-    assert drift_pictures.events_of(record) == [5]
+    assert events_of(record) == [5]
 
 
-def test_the_page_says_what_was_simulated(root, record):
+def test_the_page_describes_the_simulation(root, record):
     page = Page(write_report([root]).read_text(encoding="utf-8"))
     assert all(title in page.text["h2"] for title in ("Known events", "Following drift"))
-    assert "dashed lines are events at which many change at once" in page.text["p"]
-    assert (
-        "Clients belong to 2 groups and hold rows of the labels of their group. Every 2 rounds 20 % of the clients "
-        "change group. At round 5 half of them are dealt to 2 new groups, whose labels cut across the old ones. The "
-        "known event is a mass event, after 5 rounds. The model is judged on rows that the clients kept back, of what "
-        "they hold at that moment."
-    ) in narrative.setting(record)
-    assert tables.measured(summarize(record), tables.EVENTS).header[1] == "fall"
+    assert "Clients belong to 2 groups and hold rows of the labels of their group." in narrative.setting(record)
 
 
 @pytest.mark.parametrize(("key", "wrong"), [
@@ -269,33 +273,20 @@ def test_the_page_says_what_was_simulated(root, record):
     ("events", "mass"), ("events", [1]), ("drifted", 0.5),
 ])  # fmt: skip
 def test_damage_is_named(root, tmp_path, key, wrong):
-    copied = tmp_path / "run"
-    shutil.copytree(root, copied)
-    path = copied / "fielding" / "0" / "rounds.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[1][key] = wrong
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(FedtideError, match=rf"fielding/0/rounds.jsonl: line 2: damaged: '{key}' is of another kind"):
+    copied = shutil.copytree(root, tmp_path / "run")
+    change_lines(copied / "fielding" / "0" / "rounds.jsonl", lambda line: line.update({key: wrong}))
+    with pytest.raises(
+        FedtideError, match=rf"fielding/0/rounds.jsonl: line 1: damaged: '{key}[.\w]*' is missing or of"
+    ):
         write_report([copied])
 
 
 def test_a_folder_of_an_older_version_has_a_page(root, tmp_path):
-    """Without unlikeness and without the groups of the moment."""
-    copied = tmp_path / "run"
-    shutil.copytree(root, copied)
+    """Without heterogeneity and without the groups of the moment."""
+    copied = shutil.copytree(root, tmp_path / "run")
     for path in copied.rglob("rounds.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            line.pop("heterogeneity", None)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        change_lines(path, lambda line: line.pop("heterogeneity", None))
     for path in copied.rglob("clients.csv"):
         path.write_text("".join(line.rsplit(",", 1)[0] + "\n" for line in path.read_text().splitlines()))
     assert {"drift over rounds", "clusters of clients over time"} <= shown(copied)
-    (again,) = read_experiment(copied)
-    assert "heterogeneity" not in summarize(again).method("Fielding").measures
-
-
-def test_colors_of_groups_differ_for_three_rounds_of_the_palette():
-    found = [cluster_maps.group_color(number) for number in range(21)]
-    assert len(set(found)) == 21
-    assert cluster_maps.group_color(21) == found[0]
+    assert "heterogeneity" not in summarize(read_experiment(copied)[0]).method("Fielding").measures

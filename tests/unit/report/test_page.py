@@ -13,10 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedtide.core.errors import FedtideError
-from fedtide.report import figures
+from fedtide.draw import figures
+from fedtide.draw.html import swatch
+from fedtide.draw.tables import Table
+from fedtide.report.accuracy import accuracy_over_rounds
 from fedtide.report.page import write_report
-from fedtide.report.reading import RunRecord, read_experiment
-from fedtide.report.render import swatch
+from fedtide.report.run_records import RunRecord, read_experiment
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers import studies
@@ -31,7 +33,7 @@ def finished(root: Path, *methods: dict, **changes) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch):
     """Without pictures, which take longer than all else."""
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +102,26 @@ def test_the_page_opens_with_its_title_figures_and_tables(text):
     ]  # fmt: skip
     assert page.tags.index("h1") < page.tags.index("nav") < page.tags.index("table") < page.tags.index("figure")
     headers = [row[0] for row in page.cells]
-    assert headers == ["method", "A", "A, steady", "momentum"] * 7
+    assert headers == ["method", "A", "A, steady", "momentum"] * 6
     titles = [row[1] for row in page.cells if row[0] == "method"]
     assert titles == [
         "mean over the whole run",
-        "mean over the whole run",
         "day clients",
         "day clients",
-        "mean over clients",
         "backward transfer",
+        "mean over clients",
         "to clients",
     ]
-    assert page.cells[0] == ["method", "mean over the whole run", "against A", "worst point", "swing"]
+    assert page.cells[0] == [
+        "method",
+        "mean over the whole run",
+        "against A",
+        "worst point",
+        "swing",
+        "last round",
+        "best",
+        "validation rows",
+    ]
 
 
 def test_every_method_has_a_row_and_a_sentence_behind_a_click(text):
@@ -261,7 +271,7 @@ def test_the_page_claims_no_swing_where_every_period_was_judged_once(tmp_path):
     page = Page(write_report([root]).read_text(encoding="utf-8"))
     assert "A has an accuracy of " in page.text["dd"]
     assert "The shift costs " in page.text["p"]
-    assert "swings" not in page.text["p"] + page.text["dd"]
+    assert "at its worst moment" not in page.text["p"] + page.text["dd"]
 
 
 NAMES = [
@@ -333,7 +343,7 @@ def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(
     (chosen,) = [row[0] for row in page.cells if any("← chosen" in cell for cell in row)]
     assert page.tags.count("section") == 1
     assert chosen in page.text["h2"]
-    assert "chosen by them, never by test rows" in page.text["p"]
+    assert "chosen by validation rows, never by test rows" in page.text["p"]
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -378,7 +388,7 @@ def test_every_entry_of_the_contents_leads_somewhere(text):
 
 def test_cells_are_named_by_heads_of_rows_and_columns(text):
     scopes = [value for tag, name, value in Page(text).attributes if (tag, name) == ("th", "scope")]
-    assert scopes.count("row") == 7 * 3
+    assert scopes.count("row") == 6 * 3
     assert "col" in scopes
 
 
@@ -396,7 +406,7 @@ def test_pictures_and_tables_are_saved_as_files_and_on_the_page(root, tmp_path):
     ElementTree.fromstring(saved["accuracy-over-rounds.svg"].read_text(encoding="utf-8"))
     assert saved["accuracy-over-rounds.pdf"].read_bytes().startswith(b"%PDF")
     assert saved["methods.csv"].read_text().startswith('method,"mean over the whole run, %"')
-    assert saved["methods.tex"].read_text().startswith("\\begin{tabular}{lrrrr}")
+    assert saved["methods.tex"].read_text().startswith("\\begin{tabular}{lrrrrrrr}")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -418,6 +428,37 @@ def test_figures_leave_no_trace_in_matplotlib(root):
 
     before = dict(matplotlib.rcParams)
     (record,) = read_experiment(root)
-    assert figures.accuracy_over_rounds(record) == figures.accuracy_over_rounds(record)
+    assert accuracy_over_rounds(record) == accuracy_over_rounds(record)
     assert dict(matplotlib.rcParams) == before
     assert plt.get_fignums() == []
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_as_csv_and_latex():
+    table = Table(
+        ["method", "mean", "against A_1", "to clients"],
+        [["A_1", "91.5 ± 0.2 %", "-", "2 MB"], ["5 & 6", "90.0 ± 1.0 %", "▼ -1.5 ± 0.4 points", "999 B"]],
+    )
+    assert table.csv().splitlines() == [
+        'method,"mean, %","mean, standard error","against A_1, points","against A_1, standard error",to clients',
+        "A_1,91.5,0.2,,,2 MB",
+        "5 & 6,90.0,1.0,-1.5,0.4,999 B",
+    ]
+    assert table.latex().splitlines() == [
+        r"\begin{tabular}{lrrr}", r"\toprule", r"method & mean & against A\_1 & to clients \\", r"\midrule",
+        r"A\_1 & 91.5 $\pm$ 0.2 \% & -- & 2 MB \\",
+        r"5 \& 6 & 90.0 $\pm$ 1.0 \% & $\blacktriangledown$ -1.5 $\pm$ 0.4 points & 999 B \\",
+        r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+
+
+def test_columns_of_words_are_aligned_to_the_left():
+    table = Table(
+        ["method", "averaged over", "time", "gain", "verdict", "nothing"],
+        [["A", "the last round", "≥ 7.5 rounds", "▲ +1.0 points", "holds", "-"],
+         ["B", "the last round", "-", "= -0.0 points", "-", ""]],
+    )  # fmt: skip
+    assert table.words == [True, True, False, False, True, False]
+    assert table.latex().startswith(r"\begin{tabular}{llrrlr}")

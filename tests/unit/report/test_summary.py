@@ -14,12 +14,13 @@ import pytest
 
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.measure import Measure
+from fedtide.report.claims import chosen_points
 from fedtide.report.page import write_report
-from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
-from fedtide.report.summary import MethodSummary, chosen_points, read_study, summarize, write_summary
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, read_experiment
+from fedtide.report.study import read_study, summarize, write_summary
+from fedtide.report.summary import MethodSummary
 from fedtide.runs import folder
-from fedtide.runs.experiment import execute
-from helpers.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
+from helpers.studies import MOMENTUM, STEADY, A, finished, lines_of, run_of, study
 
 ROUNDS, PERIOD, SEEDS = 12, 4, (0, 1, 2)
 EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseline="A", eval_every=1, title="Toy")
@@ -27,10 +28,7 @@ EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseli
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    made = tmp_path_factory.mktemp("summary") / "run"
-    folder.create(EXPERIMENT, made)
-    assert execute(EXPERIMENT, made, workers=1)
-    return made
+    return finished(tmp_path_factory.mktemp("summary") / "run", EXPERIMENT)
 
 
 @pytest.fixture(scope="module")
@@ -187,61 +185,36 @@ def test_the_summary_file_says_the_same(root, summary):
 # -- measures ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_measure_of_one_seed_has_no_error():
-    assert Measure.of([0.5]) == Measure(0.5, None, [0.5])
-
-
-def test_a_measure_of_nothing_is_unknown():
-    assert Measure.of([]) == Measure(None, None, [])
-
-
-def test_a_measure_that_is_not_finite_for_some_seed_has_no_mean():
+@pytest.mark.parametrize(("values", "mean"), [([0.5], 0.5), ([], None), ([1.0, math.inf], None), ([math.nan], None)])
+def test_a_measure_has_a_mean_if_it_is_finite_at_every_seed(values, mean):
     """The mean of the seeds that got there would flatter."""
-    assert Measure.of([1.0, math.inf]) == Measure(None, None, [1.0, math.inf])
-    assert Measure.of([math.nan]).mean is None
+    assert (Measure.of(values).mean, Measure.of(values).error) == (mean, None)
 
 
 # -- what is left out --------------------------------------------------------------------------------------------------
 
 
 def summarized(tmp_path, *methods, **changes):
-    experiment = study(*methods, **changes)
-    folder.create(experiment, tmp_path / "run")
-    assert execute(experiment, tmp_path / "run", workers=1)
-    (record,) = read_experiment(tmp_path / "run")
-    return summarize(record)
+    return summarize(read_experiment(finished(tmp_path / "run", study(*methods, **changes)))[0])
 
 
-def test_without_a_baseline_nothing_is_paired_and_there_is_no_time_to_it(tmp_path):
-    made = summarized(tmp_path, A, MOMENTUM)
-    assert made.paired == []
-    for method in made.methods:
-        found = method.measures.get("time_to_accuracy")
-        assert found is None or found.mean is None
-
-
-def test_without_a_period_there_is_no_swing(tmp_path):
-    made = summarized(tmp_path, A, shift={"who": "always"})
-    assert made.period is None
-    assert not [name for name in made.methods[0].measures if name.startswith("swing")]
-
-
-def test_without_unseen_clients_the_seen_ones_are_the_headline(tmp_path):
-    made = summarized(tmp_path, A, data={"held_out_clients": {"clients": 0}})
-    assert made.view == "train_clients"
+def test_numbers_that_need_a_baseline_a_period_groups_or_validation_rows_are_left_out(tmp_path):
+    data = {"groups": {"by": "none"}, "split": {"val": 0.0}, "held_out_clients": {"clients": 0}}
+    plain = summarized(tmp_path, A, MOMENTUM, shift={"who": "always"}, data=data)
+    assert (plain.paired, plain.period, plain.groups, plain.view) == ([], None, [], "train_clients")
+    prefixes = ("swing", "accuracy_", "val_", "time_to", "ari", "backward")
+    assert not [name for method in plain.methods for name in method.measures if name.startswith(prefixes)]
     lines = [line for line in lines_of(tmp_path / "run" / "a" / "0") if "scores" in line]
-    assert made.methods[0].measures["last"].mean == lines[-1]["scores"]["train_clients"]["accuracy"]
+    assert plain.methods[0].measures["last"].mean == lines[-1]["scores"]["train_clients"]["accuracy"]
 
 
-def test_with_one_group_there_are_no_groups(tmp_path):
-    made = summarized(tmp_path, A, data={"groups": {"by": "none"}}, shift={"who": "always"})
-    assert made.groups == []
-    assert not [name for name in made.methods[0].measures if name.startswith("accuracy_")]
-
-
-def test_without_validation_rows_there_is_no_validation_accuracy(tmp_path):
-    made = summarized(tmp_path, A, data={"split": {"val": 0.0}})
-    assert "val_accuracy" not in made.methods[0].measures
+def test_without_test_rows_the_report_is_about_validation_rows(tmp_path):
+    data = {"held_out_clients": {"clients": 0}, "split": {"val": 0.2, "test": 0.0}}
+    made = summarized(tmp_path, A, rounds=4, data=data)
+    lines = [line for line in lines_of(tmp_path / "run" / "a" / "0") if "scores" in line]
+    assert made.view == "val"
+    assert made.methods[0].measures["last"].mean == lines[-1]["scores"]["val"]["accuracy"]
+    assert "accuracy of clients on their validation rows, %" in write_report([tmp_path / "run"]).read_text()
 
 
 @pytest.mark.parametrize(("changes", "window"), [
@@ -325,10 +298,7 @@ def test_a_method_without_a_finished_run_is_left_out(tmp_path):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     experiment = study(A, MOMENTUM, rounds=3, eval_every=1, sweep={"method.local.lr": [0.001, 0.1, 1.0]})
-    root = tmp_path_factory.mktemp("swept") / "run"
-    folder.create(experiment, root)
-    assert execute(experiment, root, workers=1)
-    return root
+    return finished(tmp_path_factory.mktemp("swept") / "run", experiment)
 
 
 def test_a_point_is_chosen_by_validation_rows(swept):

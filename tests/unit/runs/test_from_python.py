@@ -218,7 +218,7 @@ def notebook(tmp_path_factory):
     study = {**common, "data": {"source": source}, "model": Net, "metrics": [wrong_rows], "method": [own]}
     roots = (tmp_path_factory.mktemp("notebook") / name for name in ("own", "plain"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+        patch.setattr("fedtide.report.page.pictures_of", lambda record: [])
         done = [ft.run(each, root, workers=1, quiet=True) for each, root in zip((study, plain), roots, strict=True)]
     return *done, study
 

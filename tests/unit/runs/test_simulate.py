@@ -22,7 +22,7 @@ SPACES = list(ft.SPACES)
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
 
 
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])

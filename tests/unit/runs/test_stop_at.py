@@ -10,10 +10,10 @@ import pytest
 from fedtide import simulate
 from fedtide.algorithms import fedavg
 from fedtide.config import StopAt, from_dict, resolved
-from fedtide.report.figures import stack_runs
+from fedtide.draw.figures import stack_runs
 from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import read_study
+from fedtide.report.run_records import read_experiment
+from fedtide.report.study import read_study
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import digest_of
 from fedtide.runs.experiment import execute

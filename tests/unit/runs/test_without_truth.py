@@ -10,8 +10,8 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.laws.case import Growing
 from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import summarize
+from fedtide.report.run_records import read_experiment
+from fedtide.report.study import summarize
 from fedtide.runs import folder
 from helpers.studies import A, lines_of, record_of, run_of, study
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.report.summary import read_study
+from fedtide.report.study import read_study
 from fedtide.runs import parallel
 from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create

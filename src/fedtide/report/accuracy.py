@@ -1,0 +1,385 @@
+"""Accuracy of each method: late means, worst moments, groups of clients, other ways to predict."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedtide.data.rows import BASELINES
+from fedtide.data.targets import TARGET_WORDS
+from fedtide.draw import figures
+from fedtide.draw.tables import Table
+from fedtide.evaluate.measure import Clarity
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, worst_point
+from fedtide.evaluate.rounds import rows_in, weight_in
+from fedtide.report.blends import domain_names
+from fedtide.report.costs import REFUSED
+from fedtide.report.dates import accuracy_over_dates
+from fedtide.report.drift import events_of
+from fedtide.report.experts import BRANCH_ACCURACY
+from fedtide.report.formats import FORMATS, Number, percent, points
+from fedtide.report.periods import SWING
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.summary import Paired, Summary
+from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+
+BY_WAY = "accuracy_by_"
+"""Prefix of accuracies of other ways to combine a method's models, such as `accuracy_by_global`."""
+
+SCORES = (Number("accuracy", percent, "accuracy", by_group=True), Number("skill", percent, "skill", by_group=True))
+WORST_POINT = Number("worst_point", percent, "worst point")
+VALIDATION = (
+    Number("val_accuracy", percent, "validation rows"),
+    Number("val_skill", percent, "validation rows"),
+)
+MOMENTS = (Number("last", percent, "last round"), Number("best", percent, "best"))
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
+    """Return the accuracies of one run, and what needs no training."""
+    score, view, window = record.experiment.score, record.view, record.window
+    if not run.ends_judged(view):
+        return {score: math.nan}
+    (rounds, accuracy), course = run.accuracy(view), run.course(view)[1]
+    curves = {
+        score: (rounds, accuracy),
+        **{f"{score}_{group}": run.accuracy(view, group) for group in record.groups},
+        **{f"{BY_WAY}{way}": run.curve(view, _by_way(way)) for way in _ways(run, view)},
+    }
+    references = {"commonest_class": run.commonest(view), **{name: run.baseline(view, name) for name in BASELINES}}
+    curves |= {name: curve for name, curve in references.items() if len(curve[0])}
+    validation = run.accuracy("val")
+    return {
+        **{name: run.late(view, curve, window) for name, curve in curves.items()},
+        "last": float(course[-1]),
+        "best": float(course.max()),
+        "worst_point": worst_point(rounds, course, window),
+        "mean_over_rounds": run.late(view, (rounds, accuracy), len(run.lines)),
+        "std_over_rounds": float(course.std()),
+        **({f"val_{score}": run.late("val", validation, window)} if len(validation[0]) else {}),
+        **_metrics(record, run),
+    }
+
+
+def _ways(run: RunRecord, view: str) -> list[str]:
+    """Return the other ways to combine a method's models, in order of appearance."""
+    ways = (scores.get("others", {}) for _, scores in run.entries(view))
+    return list(dict.fromkeys(way for others in ways for way in others))
+
+
+def _by_way(way: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda scores: scores.get("others", {}).get(way)
+
+
+def _metrics(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
+    """Return late means of all other metrics; a share has the weights of the accuracy, other numbers those of rows."""
+    shares = {metric.name for metric in METRICS if metric.unit == "share"}
+    names = [*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units]
+    return {
+        name: run.late(
+            record.view,
+            run.curve(record.view, itemgetter(name)),
+            record.window,
+            weight_in if name in shares else rows_in,
+        )
+        for name in names
+    }
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+HIGHER, LOWER, SAME = "▲", "▼", "="
+"""Signs of clearly higher and clearly lower accuracy than the baseline, and of the same run."""
+
+UNCLEAR: dict[Clarity, str] = {"unclear": "≈", "too few seeds": "?"}
+"""Signs of no clear difference to the baseline."""
+
+SIGNS = {
+    HIGHER: "clearly higher than {}",
+    LOWER: "clearly lower",
+    UNCLEAR["unclear"]: "no clear difference",
+    UNCLEAR["too few seeds"]: "too few seeds to tell",
+    SAME: "the same run",
+}
+"""Meaning of the signs."""
+
+
+def sign(pair: Paired) -> str:
+    """Return the sign of a difference to the baseline."""
+    if pair.same_run:
+        return SAME
+    side = pair.difference.side()
+    return (HIGHER if side > 0 else LOWER) if side else UNCLEAR[pair.difference.clarity(pair.difference.mean or 0.0)]
+
+
+def methods_table(summary: Summary) -> Table:
+    """Build the first table of a page, a row per method, with a sign at the difference to the baseline."""
+    refused = [REFUSED] if any(any(m.measure("refused").values) for m in summary.methods) else []
+    numbers = [WORST_POINT, SWING, *MOMENTS, *VALIDATION, *refused]
+    return _with_floor(_scores_table(summary, numbers, 2, "against {}", signs=True), summary)
+
+
+def brief_table(summary: Summary) -> Table:
+    """Build the short table for terminals."""
+    metrics = [metric_column(summary, name) for name in summary.metrics]
+    numbers = [WORST_POINT, SWING, BRANCH_ACCURACY, Number("local_forgetting", points, "local forgetting"), *metrics]
+    return _with_floor(_scores_table(summary, numbers, None, "against {}"), summary)
+
+
+def metric_column(summary: Summary, name: str) -> Number:
+    """Return a metric of the experiment as a column."""
+    title = f"{name}, lower is better" if name in LOWER_IS_BETTER else name
+    return Number(name, FORMATS[summary.metrics[name]], title)
+
+
+def _scores_table(
+    summary: Summary, numbers: Iterable[Number], at: int | None, title: str, *, signs: bool = False
+) -> Table:
+    """Build a table of the score and these numbers, with the paired difference to the baseline as column `at`."""
+    shown = [number for number in numbers if any(number.name in m.measures for m in summary.methods)]
+    header = ["method", f"mean over {summary.span}", *(number.title for number in shown)]
+    rows = [
+        [m.name, percent(m.measure(summary.score)), *(number.written(m.measure(number.name)) for number in shown)]
+        for m in summary.methods
+    ]
+    if summary.paired:
+        pairs = {pair.name: pair for pair in summary.paired}
+        place = len(header) if at is None else at
+        header.insert(place, title.format(summary.paired[0].baseline))
+        for row in rows:
+            pair = pairs.get(row[0])
+            cell = "-" if pair is None else points(pair.difference, signed=True)
+            row.insert(place, f"{sign(pair)} {cell}" if signs and pair is not None and cell != "-" else cell)
+    return Table(header, rows)
+
+
+def _with_floor(table: Table, summary: Summary) -> Table:
+    """Add a row for each answer that needs no training: baselines of time series, the commonest class."""
+    first = summary.methods[0] if summary.methods else None
+    levels = {words: first.measure(name) for name, words in first.baselines.items()} if first else {}
+    if summary.floor is not None:
+        levels[f"{summary.target.floor}, without training"] = summary.floor
+    rows = [[name, percent(level), *["-"] * (len(table.header) - 2)] for name, level in levels.items()]
+    return Table(table.header, [*table.rows, *rows])
+
+
+def about_methods(record: ExperimentRecord, summary: Summary) -> str:
+    """Return the caption of the first table: errors, signs and the headline number."""
+    text = "Means over seeds ± one standard error." if max(len(m.seeds) for m in summary.methods) > 1 else ""
+    if any("swing" in m.measures for m in summary.methods):
+        text += f" Swing: the highest minus the lowest {summary.score} within a period."
+    signs = {sign(pair) for pair in summary.paired if pair.difference.mean is not None}
+    if signs:
+        words = ", ".join(f"{mark} {SIGNS[mark].format(summary.paired[0].baseline)}" for mark in SIGNS if mark in signs)
+        text += f" {words}, by 95 % confidence intervals of the differences at each seed."
+    return f"{text}{summary.target.explained}".strip()
+
+
+@plan_table("Over groups")
+def groups_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of the accuracy of each group of clients, a row per method; None without groups.
+
+    {Score} of each group of clients, as means over {span}.
+    """
+    groups = [Number(f"{summary.score}_{group}", percent, f"{group} clients") for group in summary.groups]
+    return table_of(summary, [*groups, Number("branch_accuracy", percent, "branch or model of the true group")])
+
+
+@plan_table("Other ways to predict")
+def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of other ways to combine models, a row per method with such ways; None without such methods.
+
+    The models of a method combined in other ways, on the same rows.
+    """
+    ways = {m.name: [name for name in m.measures if name.startswith(BY_WAY)] for m in summary.methods}
+    names = list(dict.fromkeys(name for names in ways.values() for name in names))
+    if not names:
+        return None
+    rows = [
+        [m.name, *(percent(m.measure(name)) for name in (m.score, *names))] for m in summary.methods if ways[m.name]
+    ]
+    return Table(["method", "as the method predicts", *(name.removeprefix(BY_WAY) for name in names)], rows)
+
+
+@plan_table("More metrics")
+def metrics_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of further metrics of the experiment, a row per method; None without any.
+
+    Means over all rows and {span}; errors are in the units of the labels.
+    """
+    return table_of(summary, [metric_column(summary, name) for name in summary.metrics])
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+@plan_picture("accuracy", "{Score} over rounds")
+def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn:
+    """Draw accuracy over rounds; below it the participants, their domains and drifted clients.
+
+    {Score} on {rows} of {whose}, {every}.{band}
+    """
+    if record.dated:
+        return accuracy_over_dates(record)
+    shifted = next((m for m in record.methods if m.shifted and m.runs and record.groups), None)
+    blended = next((run for run in record.runs if any("domains" in line for line in run.lines)), None)
+    drifting = next((run for run in record.runs if any("drifted" in line for line in run.lines)), None)
+    figure, (top, *below) = figures.stack_panels(
+        [3.4, *[1.2] * sum(panel is not None for panel in (shifted, blended, drifting))]
+    )
+    panels = iter(below)
+    if shifted is not None:
+        _draw_shift(next(panels), record, shifted)
+    if blended is not None:
+        _draw_domains(next(panels), record, blended)
+    if drifting is not None:
+        _draw_drifted(below[-1], drifting)
+        events = events_of(record)
+        for axes in (top, below[-1]) if len(events) <= record.experiment.rounds / 2 else ():
+            figures.mark_events(axes, events)
+    _draw_accuracies(top, record.names, record.accuracies)
+    _draw_levels(top, record)
+    top.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
+    figures.over_rounds([top, *below][-1], 0, record.experiment.rounds)
+    return figures.svg(figure, f"{record.experiment.score} over rounds")
+
+
+def _draw_levels(axes: Axes, record: ExperimentRecord) -> None:
+    """Draw the accuracies that need no training, unless they end below the axis."""
+    runs = record.methods[0].runs
+    floor = TARGET_WORDS[record.experiment.data.target.kind].floor
+    levels = [(f"{floor}, without training", [run.commonest(record.view) for run in runs])]
+    levels += [(words, [r.baseline(record.view, name) for r in runs]) for name, (_, words) in BASELINES.items()]
+    bottom = axes.get_ylim()[0]
+    for dashes, (words, curves) in zip((":", "--", "-."), levels, strict=True):
+        if any(len(at) and 100 * values[-1] > bottom for at, values in curves):
+            figures.band(axes, curves, words, figures.Look("#666666", dashes))
+            figures.legend_above(axes)
+
+
+def _draw_accuracies(axes: Axes, names: Sequence[str], curves: Mapping[int, Sequence[figures.Curve]]) -> None:
+    """Draw the accuracies of methods, by their number, with a legend."""
+    figures.bands(axes, curves, names)
+    figures.from_below(axes, [values for of_runs in curves.values() for _, values in of_runs])
+    figures.legend_above(axes)
+
+
+def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> None:
+    """Draw the expected share of the first group, and the mean share of arrivals."""
+    share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])
+    names = record.groups or ["first group", "others"]
+    first, others = figures.label(names[0]), figures.label(names[1] if len(names) == 2 else "others")
+    areas = [
+        (f"{first}, expected", figures.GROUP_COLORS[0], 0.45),
+        (f"{others}, expected", figures.GROUP_COLORS[1], 0.25),
+    ]
+    figures.draw_areas(axes, np.arange(1, len(share) + 1), np.stack([share, 1 - share], axis=1), areas)
+    arrived = figures.stack_runs([run.every_round(_share_of_first) for run in method.runs]).mean(axis=0)
+    rounds = np.arange(1, len(arrived) + 1)
+    axes.plot(rounds, 100 * arrived, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
+    axes.set_ylabel("participants, %")
+    figures.small_legend(axes, 3)
+
+
+def _share_of_first(line: dict[str, Any]) -> float | None:
+    return line["groups"][0] / max(sum(line["groups"]), 1) if "groups" in line else None
+
+
+def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
+    """Draw the share of each domain among the rows of the participants, stacked."""
+    shares = run.every_row(lambda line: line.get("domains"))
+    areas = [(figures.label(name), figures.domain_color(k), 0.4) for k, name in enumerate(domain_names(record))]
+    figures.draw_areas(axes, np.arange(1, len(shares) + 1), shares, areas)
+    axes.set_ylabel("rows held, %")
+    figures.small_legend(axes)
+
+
+def _draw_drifted(axes: Axes, run: RunRecord) -> None:
+    """Draw the number of clients that drifted in each round."""
+    drifted = run.every_round(lambda line: line.get("drifted"))
+    axes.vlines(np.arange(len(drifted)), 0, np.nan_to_num(drifted), color="#444444", lw=1.2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("drifted\nclients")
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+
+
+@figures.styled
+def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> figures.Drawn:
+    """Draw accuracy over rounds of the methods of several run folders."""
+    names = [f"{name}: {method}" for name, record in records for method in record.names]
+    starts = itertools.accumulate((len(record.names) for _, record in records), initial=0)
+    numbered = zip(starts, (record for _, record in records), strict=False)
+    curves = {start + number: c for start, record in numbered for number, c in record.accuracies.items()}
+    figure = Figure(figsize=(9.6, 3.6 + 0.1 * len(names)))
+    axes = figure.subplots()
+    _draw_accuracies(axes, names, curves)
+    views, scores = {record.whose for _, record in records}, sorted({r.experiment.score for _, r in records})
+    score = " or ".join(scores)
+    axes.set_ylabel(f"{score} of {views.pop()}, %" if len(views) == 1 else f"{score}, %")
+    figures.over_rounds(axes, 0, max(record.experiment.rounds for _, record in records))
+    return figures.svg(figure, f"{score} of all methods")
+
+
+@figures.styled
+def accuracy_of_simulation(rounds: Sequence[int], accuracy: Sequence[float]) -> figures.Drawn:
+    """Draw accuracy over rounds of a simulation, which has no record."""
+    figure = Figure(figsize=(6.4, 3.0))
+    axes = figure.subplots()
+    _draw_accuracies(axes, [""], {0: [(np.array(rounds), np.array(accuracy, dtype=np.float64))]})
+    axes.set_ylabel("accuracy, %")
+    figures.over_rounds(axes, 0, max(rounds, default=1))
+    return figures.svg(figure, "accuracy over rounds")
+
+
+def _metric(view: str, name: str, run: RunRecord) -> figures.Curve:
+    return run.curve(view, itemgetter(name))
+
+
+@plan_picture("metrics", "More metrics over rounds", "metrics = [...]")
+def metrics_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw the further metrics of the experiment over rounds, a panel each.
+
+    Further metrics of the experiment on {rows} of {whose}.{band}
+    """
+    units = {name: unit for name, unit in record.experiment.metric_units.items() if not name.endswith("_bound")}
+    curves = {name: record.curves(partial(_metric, record.view, name)) for name in units}
+    curves = {name: of_methods for name, of_methods in curves.items() if of_methods}
+    if not curves:
+        return None
+    figure, stacks = figures.stacked(len(curves), widest=3, heights=[2.6], wide=9.6 if len(curves) > 1 else 6.4)
+    for (axes,), (name, of_methods) in zip(stacks, curves.items(), strict=True):
+        share = units[name] in ("share", "points")
+        title = f"{name}, %" if share else f"{name}{', lower is better' * (name in LOWER_IS_BETTER)}"
+        figures.bands(axes, of_methods, record.names, figures.label(title), scale=100.0 if share else 1.0)
+        figures.over_rounds(axes, 0, record.experiment.rounds)
+    figures.figure_legend(figure, stacks[0])
+    return figures.svg(figure, "more metrics over rounds")
+
+
+TOPIC = Topic(
+    (
+        *SCORES,
+        WORST_POINT,
+        *MOMENTS,
+        *VALIDATION,
+        Number("mean_over_rounds", percent),
+        Number("std_over_rounds", points),
+        Number("commonest_class", percent),
+        *(Number(name, percent) for name in BASELINES),
+        *(Number(metric.name, FORMATS[metric.unit], metric.title) for metric in METRICS[1:]),
+    ),
+    measure,
+    (accuracy_over_rounds, metrics_over_rounds),
+    (groups_table, metrics_table, ways_table),
+)

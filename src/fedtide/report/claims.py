@@ -1,0 +1,178 @@
+"""Claims of an experiment: the number of each seed, the verdict, and their table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedtide.config import Claim, matching
+from fedtide.draw.prose import listed
+from fedtide.draw.tables import Table
+from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import Unit
+from fedtide.report.formats import difference
+from fedtide.report.summary import Judged, MethodSummary, Summary, Verdict
+from fedtide.report.topics import number_of
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """Evidence for a claim: the number of each seed, and what limits it.
+
+    paired: true for a difference of two methods. same_run: true if these are the same run. reached: number of seeds of
+    each method that arrive, if some do not. open: true if a run that ended too early may speak against the claim.
+    """
+
+    by_seed: dict[int, float]
+    paired: bool
+    same_run: bool = False
+    reached: Sequence[int] = ()
+    open: bool = False
+
+
+def judge(methods: Sequence[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
+    """Return the verdict on a claim.
+
+    It holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound, and does not
+    hold if the interval lies short of it; else, or if a method was not judged, it is not seen. Seeds may be too few to
+    tell (`Measure.clarity`), and two methods may be the same run.
+    """
+    return _verdict(claim, _evidence({method.name: method for method in methods}, claim), units)
+
+
+def judge_sweep(summaries: Sequence[Summary], claim: Claim) -> Judged:
+    """Return the verdict on a claim about a part of a sweep, with every method at its chosen point of that part."""
+    names = [summary.point for summary in summaries]
+    parts = [[*matching(part, names)] for part in (claim.at, claim.beyond) if part is not None]
+    evidence, *others = (_evidence(_at_chosen([s for s in summaries if s.point in part]), claim) for part in parts)
+    if others:
+        beyond = others[0]
+        gaps = {s: value - beyond.by_seed[s] for s, value in evidence.by_seed.items() if s in beyond.by_seed}
+        reached = [*evidence.reached, *beyond.reached]
+        same, open_ = evidence.same_run and beyond.same_run, evidence.open or beyond.open
+        evidence = _Evidence(gaps, True, same, reached, open_)
+    return _verdict(claim, evidence, summaries[0].units)
+
+
+def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
+    """Return each method at its chosen point; empty for several points without a choice."""
+    if len(summaries) == 1:
+        return {method.name: method for method in summaries[0].methods}
+    return {name: summary.method(name) for name, summary in chosen_points(summaries).items()}
+
+
+def chosen_points(summaries: Sequence[Summary]) -> dict[str, Summary]:
+    """Return for each method of a sweep the point with the best late validation accuracy; ties go to the first.
+
+    Other uses of a method's models are at the point of that method. Empty without a sweep or validation rows.
+    """
+    if len(summaries) < 2:
+        return {}
+    out: dict[str, Summary] = {}
+    for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
+        trained = [(s, s.method(m.federation or name)) for s in summaries for m in s.methods if m.name == name]
+        scores = [(s, m.measure(f"val_{m.score}").mean) for s, m in trained]
+        known = [(s, score) for s, score in scores if score is not None]
+        if known:
+            out[name] = max(known, key=lambda pair: pair[1])[0]
+    return out
+
+
+def _verdict(claim: Claim, evidence: _Evidence, units: Mapping[str, Unit] | None) -> Judged:
+    measure = Measure.of(list(evidence.by_seed.values()) or [math.nan])
+    unit, reached = (units or {}).get(claim.measured), list(evidence.reached)
+    return Judged(claim.text, claim.measured, measure, _judge(claim, measure, evidence), evidence.paired, unit, reached)
+
+
+def _judge(claim: Claim, measure: Measure, evidence: _Evidence) -> Verdict:
+    if measure.mean is None:
+        return "not seen"
+    gap = claim.gap(measure.mean)
+    clarity = measure.clarity(gap)
+    if clarity == "clear" and gap > 0:
+        return "not seen" if evidence.open else "holds"
+    if evidence.same_run:
+        return "the same run"
+    if clarity == "clear":
+        return "does not hold"
+    return "not seen" if clarity == "unclear" else clarity
+
+
+def _evidence(methods: Mapping[str, MethodSummary], claim: Claim) -> _Evidence:
+    """Return the number of each seed: the value of the method, minus the one of the other method if there is one.
+
+    A time that a seed did not reach is no evidence that the time is short: without a second method, a claim that it is
+    short has no number for this seed.
+    """
+    name, reached_by = claim.measured, number_of(claim.measured).reached
+    rivals = [methods[rival] for rival in claim.rivals if rival in methods]
+    paired = bool(claim.rivals)
+    compared = [methods[claim.method], *_best(rivals, claim)] if claim.method in methods else []
+    if len(compared) < 1 + paired or len(rivals) < len(claim.rivals):
+        return _Evidence({}, paired)
+    arrived = [m.by_seed(reached_by) for m in compared] if reached_by else []
+    late = any(not all(seeds.values()) for seeds in arrived)
+    reached = [int(sum(seeds.values())) for seeds in arrived] if late else []
+    ours = compared[0]
+    if paired:
+        by_seed, same = ours.minus(compared[1], name, reached_by), ours.same_run(compared[1])
+        return _Evidence(by_seed, True, same, reached, late and _is_open(claim, *arrived))
+    by_seed = ours.by_seed(name)
+    if late and (claim.below or claim.within is not None):
+        by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
+    return _Evidence(by_seed, False, False, reached)
+
+
+def _is_open(claim: Claim, ours: Mapping[int, float], theirs: Mapping[int, float]) -> bool:
+    """Tell whether at any seed the only method to arrive is the one that the claim calls later."""
+    if claim.within is not None:
+        return any(ours[seed] != theirs[seed] for seed in ours if seed in theirs)
+    sooner, later = (ours, theirs) if claim.below else (theirs, ours)
+    return any(later[seed] and not sooner[seed] for seed in later if seed in sooner)
+
+
+def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
+    """Return a list of the rival with the best mean, the first one of equal or unknown means; empty without rivals."""
+    known = [rival for rival in rivals if rival.measure(claim.measured).mean is not None]
+    sign = -1.0 if claim.below else 1.0
+    return [max(known, key=lambda rival: sign * (rival.measures[claim.measured].mean or 0.0))] if known else rivals[:1]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+CAPTION = (
+    "A claim holds, or does not, if the 95 % confidence interval over seeds (Student's t) lies beyond the bound, or "
+    "short of it; else it is not seen. Each claim is judged by itself."
+)
+LATE = " A time ends with the run if the method never arrives."
+
+
+def claims_table(claims: Sequence[Judged], *, verdicts: bool = True) -> Table:
+    """Build the table of claims with numbers and, if wanted, verdicts."""
+    rows = [[claim.claim, format_claim(claim), *([claim.verdict] if verdicts else [])] for claim in claims]
+    return Table(["claim", "found", *(["verdict"] if verdicts else [])], rows)
+
+
+def claims_by_point(summaries: Sequence[Summary], *, verdicts: bool = True) -> Table:
+    """Build the table of claims at several points of a sweep."""
+    tables = [(summary.point, claims_table(summary.claims, verdicts=verdicts)) for summary in summaries]
+    rows = [[point, *row] for point, table in tables for row in table.rows]
+    return Table(["point", *claims_table([], verdicts=verdicts).header], rows)
+
+
+def about_claims(claims: Sequence[Judged], *, verdicts: bool) -> str:
+    """Return the caption of a table of claims."""
+    return (CAPTION + LATE * any(claim.reached for claim in claims)) if verdicts else ""
+
+
+def format_claim(claim: Judged) -> str:
+    """Format the number of a claim, and the number of seeds that arrive if some never do."""
+    seeds = len(claim.number.values)
+    arrive = f"{listed([str(count) for count in claim.reached])} of {seeds} seeds arrive" if claim.reached else ""
+    if claim.number.mean is None:
+        return arrive or "-"
+    number = number_of(claim.measure, claim.unit)
+    text = difference(claim.number, number.written) if claim.paired else number.written(claim.number)
+    text = f"{text} {number.word}".rstrip()
+    return f"{text}; {arrive}" if arrive else text

@@ -1,0 +1,636 @@
+"""Run folders as arrays."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from fedtide.config import Experiment, Method
+from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.record import FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
+from fedtide.data.saved import labels_of, names_of
+from fedtide.draw.figures import Curve
+from fedtide.evaluate.metrics import faded, mean_of_last
+from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.runs.folder import load, plan, shift_file
+
+# -- lines of a record -------------------------------------------------------------------------------------------------
+
+
+def _check_time(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time without a zone")
+    return text
+
+
+def _check_rectangle(rows: list[list[float]]) -> list[list[float]]:
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("rows of different lengths")
+    return rows
+
+
+Time = Annotated[str, AfterValidator(_check_time)]
+Values = dict[str, float | None]
+
+ABSENT: Any = None
+"""Default of an optional part; null is no such part."""
+
+
+class _Part(BaseModel, strict=True):
+    """A part of a line; other keys are ignored."""
+
+
+class _Weights(_Part):
+    shared: list[float] = []
+    own: float = 0.0
+    groups: dict[str, _Weights] = {}
+
+
+class _Scores(_Part):
+    accuracy: float | None = None
+    skill: float | None = None
+    commonest: float | None = None
+    reference: float | None = None
+    density: float | None = None
+    densities: Values = {}
+    baselines: Values = {}
+    others: Values = {}
+    weights: _Weights = _Weights()
+
+
+class _Window(_Part):
+    begin: Time
+    next: Time
+    came: int
+
+
+class _Spread(_Part):
+    within: float | None
+    all: float | None
+
+
+class _Losses(_Part):
+    min: float | None
+    q25: float | None
+    q50: float | None
+    q75: float | None
+    max: float | None
+
+
+class _Round(_Part):
+    """A line of `rounds.jsonl`."""
+
+    round: int
+    seconds: float
+    down: int
+    up: int
+    refused: int
+    participants: dict[str, Any]
+    scores: dict[str, _Scores] = {}
+    others: dict[str, dict[str, _Scores]] = {}
+    facts: dict[str, Any] = {}
+    domains: list[float] = []
+    split: Annotated[list[list[float]], AfterValidator(_check_rectangle)] = []
+    client_loss: _Losses = ABSENT
+    drifted: int = 0
+    events: list[str] = []
+    trained: Annotated[list[int], Field(min_length=2, max_length=2)] = []
+    heterogeneity: _Spread = ABSENT
+    embedding: _Spread = ABSENT
+    window: _Window = ABSENT
+
+
+class _Probe(_Part):
+    """A line of `forgetting.jsonl` with a measurement."""
+
+    round: int
+    models: list[int]
+    owners: list[int]
+    known: bool
+    accuracy: dict[str, Any]
+    forgetting: dict[str, Any]
+    loss_increase: dict[str, Any]
+
+
+def _check(line: Any, kind: type[_Part], where: str) -> None:
+    """Raise a clear error for a line of another form."""
+    try:
+        kind.model_validate(line)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        reason = f"'{key}' is missing or of another kind" if key else "not a table"
+        raise FedtideError(f"{where}: damaged: {reason}") from None
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+CLIENTS = {
+    "held_out_clients": "held-out clients",
+    "train_clients": "training clients",
+    "val": "clients on their validation rows",
+}
+"""Clients of each view in words, the view of the headline first."""
+
+
+Clock = Literal["rounds", "seconds"]
+"""Unit of times: simulated seconds, or rounds if all rounds take equally long."""
+
+Weigh = Callable[[dict[str, Any], str], float | None]
+"""Weight of an evaluation, a line of the record, in a mean over several evaluations of a view."""
+
+
+@dataclass(frozen=True)
+class ClientColumns:
+    """Columns of `clients.csv`, an entry for each client and evaluation.
+
+    slot: NaN for a client without one. group: if groups drift, the number of the current group.
+    """
+
+    round: np.ndarray
+    client: np.ndarray
+    rows: np.ndarray
+    accuracy: np.ndarray
+    slot: np.ndarray
+    group: list[str]
+
+    @staticmethod
+    def of(lines: Sequence[tuple[int, int, int, float, float, str]]) -> ClientColumns:
+        """Turn lines into columns."""
+        round_, client, rows, accuracy, slot, group = zip(*lines, strict=True) if lines else ((),) * 6
+        numbers, clients, counts = (np.array(column, np.int64) for column in (round_, client, rows))
+        values, slots = (np.array(column, np.float64) for column in (accuracy, slot))
+        return ClientColumns(numbers, clients, counts, values, slots, [*group])
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Record of one run, that is one method and one seed; `other` names another use of its models."""
+
+    seed: int
+    folder: Path
+    finished: bool
+    rounds: int
+    probed: tuple[int, ...] = ()
+    shift: Path | None = None
+    other: str = ""
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """Lines of `rounds.jsonl`.
+
+        Raises:
+            FedtideError: the run is finished and the record lacks some of its rounds.
+        """
+        lines = read_rounds(self.folder)
+        for number, line in enumerate(lines, start=1):
+            _check(line, _Round, f"{self.folder / 'rounds.jsonl'}: line {number}")
+        ended = len(lines) if lines and STOPPED in lines[-1] else self.rounds
+        if self.finished and [line.get("round") for line in lines] != list(range(ended)):
+            raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
+        if not self.other:
+            return lines
+        return [{**line, "scores": line[OTHERS].get(self.other, {})} if OTHERS in line else line for line in lines]
+
+    @cached_property
+    def forgetting(self) -> list[dict[str, Any]]:
+        """Lines of `forgetting.jsonl`; a round without a measurement has `skipped`, the reason.
+
+        Raises:
+            FedtideError: the run is finished and lacks some of the rounds that its configuration names.
+        """
+        lines = read_rounds(self.folder, FORGETTING) if self.probed else []
+        for number, line in enumerate(lines, start=1):
+            if not (isinstance(line, dict) and "skipped" in line):
+                _check(line, _Probe, f"{self.folder / FORGETTING}: line {number}")
+        reached = [number for number in sorted(self.probed) if number < len(self.lines)]
+        if self.finished and [line.get("round") for line in lines] != reached:
+            raise FedtideError(f"{self.folder / FORGETTING}: not the rounds that forgetting.rounds names")
+        return lines
+
+    @property
+    def target(self) -> tuple[float, int] | None:
+        """Accuracy at which the run ended, and the required evaluations in a row; None if it did not stop early."""
+        stopped = self.lines[-1].get(STOPPED) if self.lines else None
+        return (stopped["accuracy"], stopped["evaluations"]) if stopped else None
+
+    @cached_property
+    def labels(self) -> dict[str, Any] | None:
+        """Counts of each class for some clients (`fedtide.data.saved.labels`); None if they were not saved."""
+        return labels_of(self.shift) if self.shift is not None and self.shift.is_file() else None
+
+    @property
+    def group_names(self) -> list[str]:
+        """Names of the groups of the population; empty if the shift was not saved."""
+        return names_of(self.shift, "group_names") if self.shift is not None and self.shift.is_file() else []
+
+    @property
+    def domain_names(self) -> list[str]:
+        """Names of the domains of the source; empty if the shift was not saved."""
+        return names_of(self.shift, "domain_names") if self.shift is not None and self.shift.is_file() else []
+
+    @cached_property
+    def judged(self) -> list[dict[str, Any]]:
+        """Lines of the evaluation rounds, with the views that have judged rows: real clients may all be away."""
+        lines = [line for line in self.lines if line.get("scores")]
+        return [line | {"scores": {view: entry for view, entry in line["scores"].items() if entry}} for line in lines]
+
+    def entries(self, view: str) -> list[tuple[int, dict[str, Any]]]:
+        """Return rounds done and the scores of each evaluation of one view."""
+        return [(line["round"] + 1, line["scores"][view]) for line in self.judged if view in line["scores"]]
+
+    def curve(self, view: str, value: Callable[[dict[str, Any]], Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Return rounds done at each evaluation of one view, and a value of each."""
+        pairs = [(after, value(scores)) for after, scores in self.entries(view)]
+        pairs = [(after, number) for after, number in pairs if number is not None]
+        return np.array([after for after, _ in pairs]), np.array([number for _, number in pairs], dtype=np.float64)
+
+    def accuracy(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the accuracy curve of one view, of all rows or of one group of clients."""
+        if group is None:
+            return self.curve(view, score_in)
+        return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
+
+    def ends_judged(self, view: str) -> bool:
+        """Tell whether the last evaluation has an accuracy: a mean over earlier ones would be of another model."""
+        entries = self.entries(view)
+        return bool(entries) and score_in(entries[-1][1]) is not None
+
+    def weights_of(self, view: str, rounds: np.ndarray, weigh: Weigh = weight_in) -> np.ndarray | None:
+        """Return the weights of evaluations in a mean, by default of the headline; None if all count the same."""
+        weights = {line["round"] + 1: weigh(line, view) for line in self.judged if view in line["scores"]}
+        values = np.array([weights.get(after) for after in rounds], dtype=np.float64)
+        return values if len(values) and np.isfinite(values).all() and values.sum() > 0 else None
+
+    def late(self, view: str, curve: Curve, window: int, weigh: Weigh = weight_in) -> float:
+        """Return the mean of a curve over the evaluations in the last `window` rounds."""
+        return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh))
+
+    def course(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the accuracy curve for moments, such as the worst one.
+
+        If rounds are windows of wall-clock time the past fades in it, because a window may have a single row.
+        """
+        rounds, values = self.accuracy(view)
+        dated = any("window" in line for line in self.judged)
+        return rounds, faded(rounds, values, self.weights_of(view, rounds)) if dated else values
+
+    def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
+        return self.curve(view, lambda scores: scores.get("commonest"))
+
+    def baseline(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the curve of the skill of a baseline of time series, `yesterday` or `last_week`."""
+        return self.curve(view, lambda scores: scores.get("baselines", {}).get(name))
+
+    def times(self, clock: Clock) -> np.ndarray:
+        """Return the time at the end of every round: simulated seconds, or how many rounds are done."""
+        seconds = self.every_round(lambda line: line["seconds"])
+        return seconds if clock == "seconds" else np.arange(1.0, len(seconds) + 1)
+
+    def total(self, name: str) -> float:
+        """Return the sum of a number over all rounds."""
+        return float(np.nansum(self.every_round(lambda line: line.get(name))))
+
+    def every_round(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        """Return a value of every round; NaN in rounds without one."""
+        values = [value(line) for line in self.lines]
+        return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+
+    def every_row(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        """Return a list of numbers of every round (rounds, longest); NaN beyond the end of a list."""
+        values = [value(line) for line in self.lines]
+        rows = [row if isinstance(row, list) else [] for row in values]
+        table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+        for target, row in zip(table, rows, strict=True):
+            target[: len(row)] = [np.nan if v is None else v for v in row]
+        return table
+
+    def fact(self, name: str) -> np.ndarray:
+        """Return a numeric fact of every round; NaN if it is missing or no number."""
+        facts = (line.get("facts", {}).get(name) for line in self.lines)
+        return np.array([v if isinstance(v, int | float) else np.nan for v in facts], dtype=np.float64)
+
+    def listed_fact(self, name: str) -> np.ndarray:
+        """Return a fact that is a list, of every round (rounds, longest); NaN in rounds without one."""
+        return self.every_row(lambda line: line.get("facts", {}).get(name))
+
+    def seconds(self, key: str) -> float:
+        """Sum wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
+        path = self.folder / "timings.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
+        except UNREADABLE:
+            raise FedtideError(f"{path}: a line is damaged") from None
+
+    def client_rows(self, view: str) -> Iterator[dict[str, str]]:
+        """Yield the rows of `clients.csv` of one view."""
+        name = view_of(view, self.other)
+        return (row for row in self._read_clients() if row["view"] == name)
+
+    def _read_clients(self) -> Iterator[dict[str, str]]:
+        """Yield all rows of `clients.csv`; accuracies that are missing are "nan"."""
+        path = self.folder / "clients.csv"
+        if not path.is_file():
+            return
+        with open(path, encoding="utf-8", newline="") as file:
+            try:
+                for row in csv.DictReader(file):
+                    if TRUTH in row and not row[TRUTH].isdecimal():
+                        raise ValueError
+                    yield row | {"accuracy": str(float(row["accuracy"] or "nan"))}
+            except (csv.Error, *UNREADABLE):
+                raise FedtideError(f"{path}: a line is damaged") from None
+
+    @cached_property
+    def _columns(self) -> dict[str, ClientColumns]:
+        """Columns of `clients.csv` by view; the file is long, and read once."""
+        lines: dict[str, list[tuple[int, int, int, float, float, str]]] = {}
+        try:
+            for row in self._read_clients():
+                slot, group = float(row["slot"] or math.nan), sys.intern(row.get(TRUTH, row["group"]))
+                numbers = int(row["round"]), int(row["client"]), int(row["rows"]), float(row["accuracy"])
+                lines.setdefault(row["view"], []).append((*numbers, slot, group))
+        except UNREADABLE:
+            raise FedtideError(f"{self.folder / 'clients.csv'}: a line is damaged") from None
+        return {view: ClientColumns.of(rows) for view, rows in lines.items()}
+
+    def columns(self, view: str) -> ClientColumns:
+        """Return the columns of one view."""
+        return self._columns.get(view_of(view, self.other), ClientColumns.of([]))
+
+    def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
+        """Return for each evaluation round the group and the cluster of each client that has one.
+
+        If groups drift, the group is the number of the current one.
+        """
+        out: dict[int, dict[int, tuple[str, int]]] = {}
+        columns = self.columns(view)
+        for number, client, group, slot in zip(
+            columns.round.tolist(), columns.client.tolist(), columns.group, columns.slot.tolist(), strict=True
+        ):
+            if not math.isnan(slot):
+                out.setdefault(number, {})[client] = (group, int(slot))
+        return out
+
+    @cached_property
+    def regrouped(self) -> bool:
+        """True if clients have groups that drift, so that their group is the current one."""
+        path = self.folder / "clients.csv"
+        if not path.is_file():
+            return False
+        with open(path, encoding="utf-8", newline="") as file:
+            return TRUTH in file.readline().rstrip("\n").split(",")
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """Record of one method, over seeds."""
+
+    method: Method
+    experiment: Experiment
+    runs: list[RunRecord]
+    unfinished: int
+
+    @property
+    def name(self) -> str:
+        """Name in the experiment."""
+        return self.method.name
+
+    @property
+    def federation(self) -> str:
+        """Name of the method whose models these are another use of; empty if they are its own."""
+        other = self.runs[0].other if self.runs else ""
+        return self.name.rpartition(f", {other}")[0] + self.method.form if other else ""
+
+    @property
+    def shifted(self) -> bool:
+        """True if the population changes for this method."""
+        return self.experiment.shift_of(self.method).who.changes
+
+    @property
+    def drifts(self) -> bool:
+        """True if clients' rows or the meaning of their labels change at events."""
+        return self.experiment.shift_of(self.method).drifts
+
+    @property
+    def cycles(self) -> float | None:
+        """Number of cycles of a blend of domains over the run; None without a blend."""
+        return self.experiment.shift_of(self.method).what.rhythm(self.experiment.rounds).get("cycles")
+
+
+@dataclass(frozen=True)
+class ExperimentRecord:
+    """Record of one experiment, or of one point of a sweep: every method."""
+
+    point: str
+    experiment: Experiment
+    methods: list[MethodRecord]
+
+    @cached_property
+    def view(self) -> str:
+        """Name of the headline view: held-out clients if there are any, else training clients on their test rows.
+
+        Without test rows it is the view of their validation rows.
+        """
+        return next((view for view in CLIENTS if view in self._views), "held_out_clients")
+
+    @cached_property
+    def clustered(self) -> str:
+        """Name of the view for clusters: training clients, who are many, if judged; else as `view`."""
+        return "train_clients" if "train_clients" in self._views else self.view
+
+    @cached_property
+    def _views(self) -> set[str]:
+        return {view for run in self.runs for line in run.judged for view in line["scores"]}
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs of all methods."""
+        return [run for method in self.methods for run in method.runs]
+
+    @property
+    def whose(self) -> str:
+        """Description of the clients of the headline accuracy."""
+        return CLIENTS[self.view]
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Names of the groups of clients, judged or not; empty for a single group."""
+        saved = (run.group_names for run in self.runs)
+        return next((names for names in saved if len(names) > 1), [])
+
+    @cached_property
+    def domains(self) -> list[str]:
+        """Names of the domains of the source; empty for a single domain."""
+        saved = (run.domain_names for run in self.runs)
+        return next((names for names in saved if len(names) > 1), [])
+
+    @property
+    def timed(self) -> bool:
+        """True if devices differ, or the shift reads seconds."""
+        clocks = {self.experiment.shift_of(method.method).clock for method in self.methods}
+        return self.experiment.timing.seconds is None or "seconds" in clocks
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Unit of times: rounds, unless rounds differ in length."""
+        length = self.experiment.timing.seconds
+        ends = [line for run in self.runs for line in run.lines[-1:]]
+        if self.timed or length is None:
+            return "seconds"
+        equal = all(math.isclose(end["seconds"], length * (end["round"] + 1)) for end in ends)
+        return "rounds" if equal else "seconds"
+
+    @property
+    def blended(self) -> bool:
+        """True if clients hold a blend of domains that follows a schedule."""
+        return any("domains" in line for run in self.runs for line in run.lines)
+
+    @cached_property
+    def dated(self) -> bool:
+        """True if rounds are windows of wall-clock time."""
+        return any("window" in line for run in self.runs for line in run.lines)
+
+    @property
+    def period(self) -> float | None:
+        """Period of the shift in rounds, of the first method that has one; None without any."""
+        return self.experiment.period
+
+    @property
+    def window(self) -> int:
+        """Number of rounds over which late accuracy is averaged."""
+        return self.experiment.late
+
+    @property
+    def span(self) -> str:
+        """Rounds of the late means in words."""
+        return span_of(self.window, self.experiment.rounds, stops=self.experiment.stop_at is not None)
+
+    @cached_property
+    def targets(self) -> dict[int, float]:
+        """Final accuracy of the baseline at each seed, the target of all methods; empty without a baseline."""
+        base = next((m for m in self.methods if m.name == self.experiment.baseline), None)
+        curves = {} if base is None else {run.seed: run.course(self.view)[1] for run in base.runs}
+        return {seed: float(course[-1]) for seed, course in curves.items() if len(course)}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all methods."""
+        return [method.name for method in self.methods]
+
+    def curves(self, value: Callable[[RunRecord], Curve]) -> dict[int, list[Curve]]:
+        """Return a curve of every run of each method with any values, by the number of the method."""
+        curves = {number: [value(run) for run in method.runs] for number, method in self.numbered}
+        return {number: c for number, c in curves.items() if any(np.isfinite(values).any() for _, values in c)}
+
+    @cached_property
+    def accuracies(self) -> dict[int, list[Curve]]:
+        """Accuracy curve of every run of each method, by the number of the method."""
+        return self.curves(lambda run: run.accuracy(self.view))
+
+    @property
+    def numbered(self) -> list[tuple[int, MethodRecord]]:
+        """Methods that have runs, with their numbers, which determine their colors."""
+        return [(number, method) for number, method in enumerate(self.methods) if method.runs]
+
+
+def span_of(window: int, rounds: int, *, stops: bool = False) -> str:
+    """Describe the rounds of a late mean.
+
+    Args:
+        window: number of averaged rounds at the end of a run.
+        rounds: number of rounds of a run.
+        stops: true if runs end at a target and may have fewer rounds.
+
+    >>> span_of(100, 384), span_of(1, 5), span_of(6, 6), span_of(6, 6, stops=True)
+    ('the last 100 rounds', 'the last round', 'the whole run', 'its last 6 rounds or fewer')
+    """
+    if stops:
+        return f"its last {window} rounds or fewer" if window > 1 else "its last round"
+    return "the whole run" if window >= rounds else f"the last {window} rounds" if window > 1 else "the last round"
+
+
+def read_experiment(root: Path) -> list[ExperimentRecord]:
+    """Return every point of the experiment of a run folder; a single one without a sweep."""
+    experiment = load(root, imports=False)
+    records: dict[str, dict[str, MethodRecord]] = {}
+    points: dict[str, Experiment] = {}
+    for planned in plan(experiment, root):
+        points[planned.point] = planned.experiment
+        methods = records.setdefault(planned.point, {})
+        method = methods.setdefault(planned.method.name, MethodRecord(planned.method, planned.experiment, [], 0))
+        if not planned.finished:
+            methods[method.name] = replace(method, unfinished=method.unfinished + 1)
+            continue
+        probed = planned.experiment.forgetting
+        run = RunRecord(
+            planned.seed,
+            planned.folder,
+            planned.finished,
+            planned.experiment.rounds,
+            () if probed is None else probed.rounds,
+            shift_file(planned.folder.parent.parent, planned.method, planned.seed),
+        )
+        method.runs.append(run)
+    return [
+        ExperimentRecord(point, points[point], [form for method in methods.values() for form in _with_others(method)])
+        for point, methods in records.items()
+    ]
+
+
+def _with_others(record: MethodRecord) -> list[MethodRecord]:
+    """Return the record of a method, followed by one for each other use of its models."""
+    others = [
+        replace(record, method=record.method.named(other), runs=[replace(run, other=other) for run in record.runs])
+        for other in record.method.others
+    ]
+    return [record, *others]
+
+
+# -- environment.json --------------------------------------------------------------------------------------------------
+
+NANO = "played to see that it works; its numbers mean nothing"
+"""Warning about folders of the scale nano."""
+
+
+def environment_line(root: Path, name: str) -> str:
+    """Describe the time, machine and packages that made a folder; "" if unknown."""
+    path = root / "environment.json"
+    if not path.is_file():
+        return ""
+    try:
+        about = _environment_of(root)
+        packages = ", ".join(f"{package} {version}" for package, version in about["packages"].items() if version)
+        machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
+        return f"{name}: {about['made']}, {machine}; {packages}"
+    except UNREADABLE:
+        reason = "it is needed for the last line of the report only and may be removed"
+        raise FedtideError(f"{path}: damaged; {reason}") from None
+
+
+def _environment_of(root: Path) -> dict[str, Any]:
+    path = root / "environment.json"
+    about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(about, dict):
+        raise ValueError(path)
+    return about
+
+
+def is_nano(root: Path) -> bool:
+    """Tell whether a folder was played at the scale nano."""
+    try:
+        return _environment_of(root).get("scale") == "nano"
+    except UNREADABLE:
+        return False  # the line about the environment reports the damage

@@ -1,0 +1,113 @@
+"""A topic of the report: its numbers, and the tables and pictures that show them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fedtide.draw.figures import Drawn, styled
+from fedtide.draw.tables import Table
+from fedtide.report.formats import Number
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.summary import Summary
+
+Draw = Callable[[ExperimentRecord], Drawn | None]
+"""Draws a picture of a record; None if there is nothing to show."""
+
+Build = Callable[[ExperimentRecord, Summary], Table | None]
+"""Builds a table of a record and its summary; None if there is nothing to show."""
+
+Measured = Callable[[ExperimentRecord, MethodRecord, RunRecord], dict[str, float]]
+"""Returns the numbers of one run; it may leave out any of them."""
+
+
+@dataclass(frozen=True)
+class PicturePlan:
+    """A picture of the page and of `ft.plot`.
+
+    Its docstring has a description in the first paragraph and the caption in the second one, in which names in braces
+    are those of `words_of`, as in the title.
+
+    Args:
+        name: name in `ft.plot`.
+        title: title above it.
+        draw: draws it.
+        needs: condition on a run, for the error of a run without this picture.
+    """
+
+    name: str
+    title: str
+    draw: Draw
+    needs: str = ""
+
+    def __call__(self, record: ExperimentRecord) -> Drawn | None:
+        """Draw it."""
+        return self.draw(record)
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A table of the page, with its title and the caption in its docstring, as for pictures."""
+
+    title: str
+    build: Build
+
+    def __call__(self, record: ExperimentRecord, summary: Summary) -> Table | None:
+        """Build it."""
+        return self.build(record, summary)
+
+
+def plan_picture(name: str, title: str, needs: str = "") -> Callable[[Draw], PicturePlan]:
+    """Return a decorator that makes a picture of a function that draws it."""
+    return lambda draw: PicturePlan(name, title, styled(draw), needs)
+
+
+def plan_table(title: str) -> Callable[[Build], TablePlan]:
+    """Return a decorator that makes a table of a function that builds it."""
+    return lambda build: TablePlan(title, build)
+
+
+def caption_of(plan: PicturePlan | TablePlan, record: ExperimentRecord) -> str:
+    """Return the caption of a picture or table."""
+    paragraphs = (inspect.getdoc(plan.draw if isinstance(plan, PicturePlan) else plan.build) or "").split("\n\n")
+    return " ".join("".join(paragraphs[1:2]).split()).format(**words_of(record))
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of the report: its numbers, the function that measures them, its pictures and tables."""
+
+    numbers: tuple[Number, ...]
+    measure: Measured
+    pictures: tuple[PicturePlan, ...] = ()
+    tables: tuple[TablePlan, ...] = ()
+
+
+def no_numbers(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
+    """Return no numbers."""
+    return {}
+
+
+def words_of(record: ExperimentRecord) -> dict[str, str]:
+    """Return the words in braces of titles and captions."""
+    seeds, every = max((len(method.runs) for method in record.methods), default=0), record.experiment.eval_every
+    return {
+        "score": record.experiment.score,
+        "Score": record.experiment.score.capitalize(),
+        "whose": record.whose,
+        "rows": "the rows of the next window" if record.dated else "held-out rows",
+        "span": record.span,
+        "every": f"every {every} rounds" if every > 1 else "every round",
+        "band": f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else "",
+    }
+
+
+def table_of(summary: Summary, numbers: Iterable[Number]) -> Table | None:
+    """Build a table with a row per method and a column per number with a title that is finite anywhere."""
+    measures = [item for method in summary.methods for item in method.measures.items()]
+    finite = {name for name, measure in measures if any(map(math.isfinite, measure.values))}
+    shown = [number for number in numbers if number.title and number.name in finite]
+    rows = [[m.name, *(number.written(m.measure(number.name)) for number in shown)] for m in summary.methods]
+    return Table(["method", *(number.title for number in shown)], rows) if shown else None

@@ -1,0 +1,99 @@
+"""All topics of the report, in the order of a page, and their numbers and pictures by name."""
+
+from __future__ import annotations
+
+from fedtide.config import Experiment, matching, points
+from fedtide.config.schema import units_of
+from fedtide.core.errors import refused, unknown
+from fedtide.data.targets import TARGET_WORDS
+from fedtide.evaluate.metrics import NO_METRICS, Unit, metrics_for
+from fedtide.report import (
+    accuracy,
+    blends,
+    clients,
+    clusters,
+    costs,
+    dates,
+    drift,
+    experts,
+    local_forgetting,
+    nodes,
+    periods,
+    rhythm,
+    turns,
+)
+from fedtide.report.accuracy import BY_WAY
+from fedtide.report.formats import FORMATS, Number, number, percent
+from fedtide.report.topic import PicturePlan, Topic
+
+TOPICS: tuple[Topic, ...] = (
+    accuracy.TOPIC,
+    dates.TOPIC,
+    periods.TOPIC,
+    rhythm.TOPIC,
+    blends.TOPIC,
+    experts.TOPIC,
+    drift.TOPIC,
+    clusters.TOPIC,
+    turns.TOPIC,
+    clients.TOPIC,
+    local_forgetting.TOPIC,
+    costs.TOPIC,
+    nodes.TOPIC,
+)
+
+NUMBERS: dict[str, Number] = {number.name: number for topic in TOPICS for number in topic.numbers}
+"""Every number of a run; docs/reports.md describes the numbers."""
+
+PICTURES: dict[str, PicturePlan] = {plan.name: plan for topic in TOPICS for plan in topic.pictures}
+"""Every picture of a run by its name in `ft.plot`."""
+
+
+def number_of(name: str, unit: Unit | None = None) -> Number:
+    """Return the number of this name, also of a group of clients or of another way to predict.
+
+    Args:
+        name: name in `summary.json`; an unknown name has the format of plain numbers.
+        unit: unit of a number whose name does not determine it.
+
+    >>> number_of("accuracy_night").written is number_of("accuracy_by_global").written is percent
+    True
+    """
+    base = next((n for n in NUMBERS.values() if n.by_group and name.startswith(f"{n.name}_")), None)
+    plain = NUMBERS.get(name) or base or Number(name, percent if name.startswith(BY_WAY) else number)
+    return Number(name, FORMATS[unit] if unit else plain.written, word=plain.word, reached=plain.reached)
+
+
+def is_number(name: str) -> bool:
+    """Tell whether a number of this name exists."""
+    by_group = any(n.by_group and name.startswith(f"{n.name}_") for n in NUMBERS.values())
+    return name in NUMBERS or by_group or name.startswith(BY_WAY)
+
+
+def check_measures(experiment: Experiment, where: str = "experiment") -> None:
+    """Reject metrics with a name in use, and claims about an unknown number, before any run starts.
+
+    Raises:
+        FedtideError: with the metric, or with the claim and the nearest name.
+    """
+    names = [metric.name for metric in metrics_for(TARGET_WORDS[experiment.data.target.kind])]
+    for place, metric in enumerate(experiment.metrics):
+        for name in units_of(metric):
+            if name in (*names, *NO_METRICS) or is_number(name):
+                raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")
+        names += units_of(metric)
+    names += experiment.metric_units
+    for place, claim in enumerate(experiment.claim):
+        key = f"{where}: claim[{place}].measure"
+        if claim.measured in {"accuracy", "skill"} - {experiment.score}:
+            raise refused(key, claim.measured, f"{experiment.score}, the score of this target")
+        at = [] if claim.at is None else _metrics_at(experiment, claim.at, where)
+        if not is_number(claim.measured) and claim.measured not in (*names, *at):
+            groups = (f"{n.name}_<group>" for n in NUMBERS.values() if n.by_group)
+            raise unknown(key, claim.measured, [*NUMBERS, *names, *at, *groups, f"{BY_WAY}<way to predict>"])
+
+
+def _metrics_at(experiment: Experiment, part: str, where: str) -> list[str]:
+    """Return the metrics of the targets at a part of a sweep."""
+    targets = {point.name: TARGET_WORDS[point.experiment.data.target.kind] for point in points(experiment, where)}
+    return [metric.name for name in matching(part, list(targets)) for metric in metrics_for(targets[name])]

@@ -1,0 +1,201 @@
+"""Costs by hand: time to a target from records written for it, the simulated clock, and the privacy budget."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedtide.config import Claim, from_dict
+from fedtide.evaluate.metrics import METRICS
+from fedtide.report.claims import format_claim, judge
+from fedtide.report.costs import accuracy_over_seconds, clock_table, cost_table, epsilon_and_accuracy
+from fedtide.report.page import write_report
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
+from fedtide.report.study import summarize
+from fedtide.runs import folder
+from helpers.pages import Page
+from helpers.records import LINE
+from helpers.studies import A, lines_of, raw, run_of, study
+
+EVERY = 2
+METRIC_NAMES = [metric.name for metric in METRICS]
+
+CURVES = {
+    "Base": [[0.2, 0.4, 0.6, 0.5, 0.55], [0.3, 0.5, 0.6, 0.7, 0.8], [0.1, 0.2, 0.3, 0.3, 0.4]],
+    "Ours": [[0.3, 0.6, 0.54, 0.6, 0.7], [0.3, 0.5, 0.6, 0.7, 0.7], [0.4, 0.4, 0.5, 0.6, 0.7]],
+    "Late": [[0.2, 0.3, 0.4, 0.5, 0.5], [0.2, 0.3, 0.4, 0.8, 0.9], [0.1, 0.2, 0.3, 0.3, 0.3]],
+}
+"""Accuracies after 2, 4, 6, 8 and 10 rounds of each seed; the targets are 0.55, 0.8 and 0.4."""
+
+CLOCK = {"Base": 2.0, "Ours": 3.0, "Late": 1.0}
+
+
+def record(tmp_path, *, seconds=None, average_last=10, seeds=3, curves=CURVES) -> ExperimentRecord:
+    """Runs with these curves; `seconds` is how long a round of each method takes."""
+    settings = {"rounds": 10, "seeds": list(range(seeds)), "baseline": "Base", "average_last": average_last}
+    settings |= {} if seconds is None else {"devices": "log-normal"}
+    experiment = from_dict(raw(*({**A, "name": name} for name in curves), **settings))
+    methods = []
+    for method in experiment.method:
+        runs = []
+        for seed, values in enumerate(curves[method.name]):
+            path = tmp_path / method.name / str(seed)
+            path.mkdir(parents=True)
+            length = 1.0 if seconds is None else seconds[method.name]
+            lines = [{**LINE, "round": n, "seconds": length * (n + 1)} for n in range(EVERY * len(values))]
+            for place, value in enumerate(values, start=1):
+                lines[EVERY * place - 1]["scores"] = {"train_clients": dict.fromkeys(METRIC_NAMES, value)}
+            (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            runs.append(RunRecord(seed, path, True, EVERY * len(values)))
+        methods.append(MethodRecord(method, experiment, runs, 0))
+    return ExperimentRecord("", experiment, methods)
+
+
+def values(summary, name, measure):
+    return summary.method(name).measures[measure].values
+
+
+def sooner(summary, method="Ours", versus="Late", **options):
+    claim = Claim(text="x", method=method, versus=versus, **{"measure": "time_to_accuracy", "less": True, **options})
+    return judge(summary.methods, claim, summary.units)
+
+
+def times(record):
+    summary = summarize(record)
+    table = cost_table(record, summary)
+    return table.header[-1], {row[0]: row[-1] for row in table.rows}
+
+
+@pytest.mark.parametrize("average_last", [1, 4, 10])
+def test_the_target_is_the_end_of_the_baseline_of_the_same_seed(tmp_path, average_last):
+    """Ours stays at .55 or more from round 8, at .8 never, at .4 from the first evaluation on."""
+    summary = summarize(record(tmp_path, average_last=average_last))
+    assert values(summary, "Ours", "time_to_accuracy") == [8.0, 10.0, 2.0]
+    assert values(summary, "Ours", "reached_accuracy") == [1.0, 0.0, 1.0]
+    # The baseline is there at its end at the latest; in the first seed it was there before, and left.
+    assert values(summary, "Base", "time_to_accuracy") == [10.0, 10.0, 10.0]
+    assert values(summary, "Base", "reached_accuracy") == [1.0, 1.0, 1.0]
+    assert values(summary, "Late", "time_to_accuracy") == [10.0, 8.0, 10.0]
+    assert values(summary, "Late", "reached_accuracy") == [0.0, 1.0, 0.0]
+
+
+def test_a_seed_that_never_arrives_counts_with_the_end_of_its_run(tmp_path):
+    """(8, 10, 2): standard deviation sqrt(104/6) = 4.163, error 2.404."""
+    assert times(record(tmp_path)) == ("rounds to the final accuracy of Base", {
+        "Base": "10 rounds",
+        "Ours": "≥ 6.7 ± 2.4 rounds (2 of 3 seeds)",
+        "Late": "≥ 9.3 ± 0.7 rounds (1 of 3 seeds)",
+    })  # fmt: skip
+    never = record(tmp_path / "never", curves={**CURVES, "Ours": [[0.1] * 5] * 3})
+    assert times(never)[1]["Ours"] == "not reached"
+
+
+def test_the_difference_of_times_by_hand(tmp_path):
+    """Ours minus Late: 8 - 10, 10 - 8, 2 - 10: the first and the last are at least so much."""
+    claim = sooner(summarize(record(tmp_path)))
+    assert claim.number.values == [-2.0, 2.0, -8.0]
+    assert (claim.reached, claim.verdict) == ([2, 1], "not seen")
+    assert format_claim(claim) == "-2.7 ± 2.9 rounds; 2 and 1 of 3 seeds arrive"
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(0.4, "not seen"), (0.4001, "holds")])
+def test_a_seed_at_which_only_the_rival_arrives_is_open(tmp_path, ours, verdict):
+    """Ours minus Late is 2 - 10 at six seeds. At the seventh it is 2 - 8 if ours gets to .4001; if not it is 10 - 8.
+
+    Both means are clear, but the run that ended too early may arrive after a thousand rounds.
+    """
+    curves = {
+        "Base": [[0.2, 0.3, 0.4, 0.4, 0.4001]] * 7,
+        "Ours": [[0.5] * 5] * 6 + [[ours] * 5],
+        "Late": [[0.1] * 5] * 6 + [[0.1, 0.1, 0.1, 0.5, 0.5]],
+    }
+    summary = summarize(record(tmp_path, seeds=7, curves=curves))
+    assert sooner(summary).verdict == verdict
+    assert sooner(summary, "Late", "Ours", less=False).verdict == verdict
+
+
+def test_with_a_clock_times_are_seconds_and_cut_at_the_end_of_the_shorter_run(tmp_path):
+    """A round of Ours takes 3 s, of Late 1 s: Late ends at 10 s, Ours at 30 s.
+
+    Seed 0: Ours arrives at 24 s; Late has not at 10 s, and who would be first is not known: 0. Seed 1: Late at 8 s,
+    Ours not by 30 s: at least 22. Seed 2: Ours at 6 s, Late not by 10 s: at most -4.
+    """
+    timed = record(tmp_path, seconds=CLOCK)
+    summary = summarize(timed)
+    assert values(summary, "Ours", "time_to_accuracy") == [24.0, 30.0, 6.0]
+    assert values(summary, "Late", "time_to_accuracy") == [10.0, 8.0, 10.0]
+    assert values(summary, "Ours", "simulated_seconds") == [30.0] * 3
+    claim = sooner(summary)
+    assert claim.number.values == [0.0, 22.0, -4.0]
+    assert format_claim(claim) == "+6.0 ± 8.1 s; 2 and 1 of 3 seeds arrive"
+    assert times(timed)[0] == "simulated time to the final accuracy of Base"
+    untimed = summarize(record(tmp_path / "rounds"))
+    assert (summary.clock, untimed.clock) == ("seconds", "rounds")
+    assert "simulated_seconds" not in untimed.method("Base").measures
+
+
+def test_a_seed_that_does_not_arrive_passes_no_bound_from_below(tmp_path):
+    summary = summarize(record(tmp_path))
+    assert sooner(summary, versus=None, bound=100.0).verdict == "not seen"
+    assert sooner(summary, "Base", None, bound=9.0, less=False).verdict == "holds"
+
+
+# -- the simulated clock -----------------------------------------------------------------------------------------------
+
+HASTY = {**A, "name": "hasty", "cohort": {"kind": "uniform", "clients_per_round": 3, "over_selection": 1.5}}
+
+
+def played(root, *methods, **changes):
+    experiment = study(*methods, **{"shift": {"who": "always"}, **changes})
+    folder.create(experiment, root)
+    for number in range(len(methods)):
+        list(run_of(experiment, root, method=number).play())
+    return read_experiment(root)[0]
+
+
+def test_of_five_that_are_asked_the_first_three_count(tmp_path):
+    record = played(tmp_path / "run", HASTY, A, devices="log-normal", eval_every=2)
+    lines = lines_of(tmp_path / "run" / "hasty" / "0")
+    assert [line["trained"] for line in lines] == [[5, 3]] * 6
+    table = clock_table(record, summarize(record))
+    assert table.rows[0] == ["hasty", f"{lines[-1]['seconds']:.1f} s", "5", "3", "60.0 %"]
+    assert table.rows[1][2:] == ["4", "4", "100.0 %"]
+    page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
+    assert "The simulated clock" in page.text["h2"]
+    assert "Accuracy over simulated time" in page.text["h3"]
+    assert "simulated time, seconds" in accuracy_over_seconds(record)
+
+
+def test_rounds_of_equal_length_need_no_clock(tmp_path):
+    record = played(tmp_path / "run", A)
+    assert clock_table(record, summarize(record)) is None
+    assert accuracy_over_seconds(record) is None
+
+
+def test_a_clock_of_days_is_in_days(tmp_path):
+    record = played(tmp_path / "run", A, devices={"kind": "log-normal", "overhead": 86400.0})
+    assert "simulated time, days" in accuracy_over_seconds(record)
+
+
+def test_runs_that_stop_have_means_over_fewer_rounds(tmp_path):
+    record = played(tmp_path / "run", A, stop_at={"accuracy": 0.0}, average_last=4)
+    assert summarize(record).span == record.span == "its last 4 rounds or fewer"
+
+
+# -- the privacy budget ------------------------------------------------------------------------------------------------
+
+PRIVACY = {"epsilon": 4.0, "clip": {"delta": 1.0, "loss": 1.0}, "noise": "banded", "distance": 2}
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, None])
+def test_a_private_run_has_a_picture_of_its_budget(tmp_path, privacy):
+    wire = {"secure": False, "fewest": 1, **({"privacy": privacy} if privacy else {})}
+    record = played(tmp_path / "run", A, wire=wire, eval_every=2)
+    drawn = epsilon_and_accuracy(record)
+    if privacy is None:
+        assert drawn is None
+        return
+    spent = [line["epsilon"] for line in lines_of(record.methods[0].runs[0].folder)]
+    assert drawn.figure.axes[0].lines[0].get_ydata().tolist() == spent == sorted(spent)
+    assert 0 < spent[-1] <= 4.0

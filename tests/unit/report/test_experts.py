@@ -1,0 +1,118 @@
+"""Branches and experts: gate weights in a run and along a sweep."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.evaluate.measure import Measure
+from fedtide.report.experts import bars, gate_weights, gate_weights_of, own_weight_over_sweep
+from fedtide.report.page import write_report
+from fedtide.report.run_records import read_experiment
+from fedtide.report.study import summarize
+from fedtide.report.summary import MethodSummary, Study, Summary
+from helpers.mixtures import MIXTURE, STEADY, shown, texts
+from helpers.records import change_lines
+from helpers.studies import A, finished, lines_of, study
+
+FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    experiment = study(A, MIXTURE, FEDEM, **STEADY, seeds=[0, 1], average_last=6)
+    return finished(tmp_path_factory.mktemp("experts") / "run", experiment)
+
+
+def test_own_weight_is_the_mean_over_the_last_evaluations(root):
+    record = read_experiment(root)[0]
+    summary = summarize(record)
+    values = []
+    for seed in (0, 1):
+        judged = [line for line in lines_of(root / "aem" / str(seed)) if line.get("scores")]
+        values.append(np.mean([line["scores"]["held_out_clients"]["weights"]["own"] for line in judged]))
+        weights = judged[-1]["scores"]["train_clients"]["weights"]
+        assert sum([weights["own"], *weights["shared"]]) == pytest.approx(1)
+        assert set(weights["groups"]) == {"day", "night"}
+    assert summary.method("AEM").measures["own_weight"].values == pytest.approx(values)
+    # The mixtures of FedEM have shared branches alone.
+    assert all("own_weight" not in summary.method(name).measures for name in ("A", "FedEM"))
+    _, own, shared = gate_weights_of(record.methods[2].runs[0], "train_clients")
+    assert np.isnan(own).all()
+    assert shared.shape == (2, 2)
+    assert [part.shape for part in gate_weights_of(record.methods[0].runs[0], "train_clients")] == [(0,), (0,), (0, 0)]
+
+
+def test_bars_are_means_over_the_last_evaluations_of_the_first_seed(root, tmp_path):
+    copied, own = shutil.copytree(root, tmp_path / "run"), iter((0.2, 0.6))
+
+    def change(line):
+        if line.get("scores"):
+            first = next(own)
+            day = {"own": first, "shared": [1 - first, 0.0]}
+            groups = {"day": day, "night": {"own": 0.5, "shared": [0.5]}}
+            line["scores"]["held_out_clients"]["weights"] = {**day, "groups": groups}
+
+    change_lines(copied / "aem" / "0" / "rounds.jsonl", change)
+    record = read_experiment(copied)[0]
+    day, night, *others = bars(record)
+    assert (day.method, day.group, night.group) == ("AEM", "day", "night")
+    assert (day.own, *day.shared) == pytest.approx((0.4, 0.6, 0.0))
+    assert (night.own, *night.shared) == pytest.approx((0.5, 0.5))
+    assert [(bar.method, bar.own, len(bar.shared)) for bar in others] == [("FedEM", None, 2)] * 2
+    words = texts(gate_weights(record))
+    assert {"AEM, day clients", "AEM, night clients", "FedEM, day clients", "40", "60", "50"} <= set(words)
+
+
+def test_a_folder_of_an_older_version_has_no_weights_and_a_page(root, tmp_path):
+    copied = shutil.copytree(root, tmp_path / "run")
+    for path in copied.rglob("rounds.jsonl"):
+        change_lines(path, lambda line: [scores.pop("weights", None) for scores in line.get("scores", {}).values()])
+    assert "gate weights" not in shown(copied)
+    measures = summarize(read_experiment(copied)[0]).method("AEM").measures
+    assert "own_weight" not in measures
+    assert measures["client_std"].mean is not None
+
+
+@pytest.mark.parametrize("wrong", [
+    [0.5, 0.5], None, {"own": "much", "shared": [0.5]}, {"shared": 1.0}, {"shared": [None]},
+    {"shared": [1.0], "groups": [1]}, {"shared": [1.0], "groups": {"day": {"shared": "all"}}},
+])  # fmt: skip
+def test_damaged_weights_are_named(root, tmp_path, wrong):
+    copied = shutil.copytree(root, tmp_path / "run")
+    change_lines(copied / "aem" / "1" / "rounds.jsonl", lambda line: line.get("scores", {}).get("train_clients", {})
+                 .update(weights=wrong))  # fmt: skip
+    with pytest.raises(FedtideError, match=r"aem/1/rounds.jsonl: line 2: damaged: 'scores.train_clients.weights"):
+        write_report([copied])
+
+
+# -- along a sweep -----------------------------------------------------------------------------------------------------
+
+
+def point(name: str, **own: float) -> Summary:
+    methods = [MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": Measure.of([0.5])})]
+    methods += [MethodSummary(k, "aem", [0], 0, {"own_weight": Measure.of([v])}) for k, v in own.items()]
+    return Summary("x", name, 4, "train_clients", 4, None, [], methods)
+
+
+def test_a_sweep_has_a_panel_for_every_choice_of_the_other_keys():
+    """The first key with several values is the axis; the others are in the titles."""
+    axes = {"lr": (0.1,), "data.partition.p": (0.8, 0.2), "model": ({"kind": "cnn"}, {"kind": "mlp"})}
+    summaries = [point("", a=0.9, b=0.7), point("", a=0.8), point("", a=0.4), point("")]
+    drawn = own_weight_over_sweep(Study([], summaries, {}, [], True, axes))
+    assert {"a", "b", "lr 0.1, model cnn", "lr 0.1, model mlp", "p", "0.8", "0.2"} <= set(texts(drawn))
+    assert "FedAvg" not in drawn
+    lines = [line.get_xydata().tolist() for line in drawn.figure.axes[0].lines]
+    assert [[0.0, 90.0], [1.0, 40.0]] in lines
+
+
+def test_without_several_points_or_own_experts_there_is_no_picture():
+    study = Study([], [point("p 0.1"), point("p 0.2")], {}, [], True, {"p": (0.1, 0.2)})
+    assert own_weight_over_sweep(study) is None
+    assert own_weight_over_sweep(replace(study, summaries=[point("", a=float("nan")), point("")])) is None
+    for axes in ({}, {"p": (0.5,)}):
+        assert own_weight_over_sweep(Study([], [point("p 0.5", a=0.9)], {}, [], bool(axes), axes)) is None
