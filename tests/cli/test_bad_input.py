@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
 from fedtide.core.record import run_lock
-from fedtide.report import figures, page
+from fedtide.report import clients, page
 from fedtide.runs import build, digest, folder
 from helpers.shell import contents, done, refused, written
 from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
@@ -956,14 +956,14 @@ def test_a_run_that_another_process_plays(capsys, here, half):
 ])  # fmt: skip
 def test_a_report_of_a_run_folder_with_a_damaged_file(capsys, here, monkeypatch, half, name, damage):
     done("report", "x")
-    monkeypatch.setattr(page, "pictures_of", lambda record, summary: figures.client_distribution(record) and [])
+    monkeypatch.setattr(page, "pictures_of", lambda record: clients.client_distribution(record) and [])
     (half / name).write_text(damage, encoding="latin-1")
     assert re.search(rf"x/{name}: .*damaged", refused(capsys, here, "report", "x"))
 
 
 @pytest.mark.parametrize("name", ["environment.json", "a/0/timings.jsonl", "a/0/clients.csv"])
 def test_a_first_report_writes_nothing_where_a_file_is_damaged(capsys, here, monkeypatch, half, name):
-    monkeypatch.setattr(page, "pictures_of", lambda record, summary: figures.client_distribution(record) and [])
+    monkeypatch.setattr(page, "pictures_of", lambda record: clients.client_distribution(record) and [])
     (half / name).write_text("view,round\nrubbish}\nheld_out_clients\n")
     assert "damaged" in refused(capsys, here, "report", "x")
 
