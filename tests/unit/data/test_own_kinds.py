@@ -248,5 +248,4 @@ def test_a_page_about_own_shifts_says_what_there_is(tmp_path):
     text = write_report([tmp_path / "run"]).read_text(encoding="utf-8")
     assert "participants, %" not in text
     assert "first group" not in text
-    assert "Something changes in 6 of the 7" in text
     assert "It follows your own mine:weekends, too. It follows your own mine:weekdays, too." in text
