@@ -21,7 +21,6 @@ from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.files import bare
-from fedtide.draw.html import TEMPLATES
 from fedtide.inspection.answers import _features
 from fedtide.inspection.finding_pictures import _write_names
 from fedtide.inspection.findings import PAGE, STUDY, inspect_table
