@@ -24,8 +24,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Patience, Picking, Serve, Sized
-from fedtide.cohorts.sampling import Known, ask_sizes, draw_clients, log_sizes
+from fedtide.cohorts.protocol import Known, Patience, Picking, Serve, Sized, ask_sizes, draw_clients, log_sizes
 from fedtide.core.base import Fleet, Moment, Reply
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng

@@ -7,8 +7,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.cohorts.sampling import Known, ask_reachable, descending, draw_clients, no_reports, with_reports
+from fedtide.cohorts.protocol import (
+    Known,
+    Serve,
+    Sized,
+    ask_reachable,
+    descending,
+    draw_clients,
+    no_reports,
+    with_reports,
+)
 from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
 from fedtide.fields.types import NonNegative, ingredient

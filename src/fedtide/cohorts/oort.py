@@ -30,9 +30,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.cohorts.sampling import (
+from fedtide.cohorts.protocol import (
     Known,
+    Serve,
+    Sized,
     ask_reachable,
     descending,
     draw_clients,

@@ -31,8 +31,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Serve, Sized
-from fedtide.cohorts.sampling import Known, ask_sizes, descending, draw_clients, log_sizes
+from fedtide.cohorts.protocol import Known, Serve, Sized, ask_sizes, descending, draw_clients, log_sizes
 from fedtide.core.base import Fleet
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, ingredient
