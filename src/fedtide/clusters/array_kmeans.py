@@ -101,9 +101,9 @@ def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = Non
     True
     """
     mass = np.ones(len(x)) if weights is None else weights
-    found = [
+    results = [
         kmeans_from(x, draw_seeds(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)
     ]
-    costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in found]
+    costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in results]
     # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
-    return found[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]
+    return results[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]

@@ -259,7 +259,7 @@ def look(times: Array, series: Array, draw: np.random.Generator, weights: Array 
     ]
     moves = bool(alike > 1.2 * max(values[0] for _, values in shuffled))
     values = readings[:, 0]
-    first, gain, chance = _believed(times, values, np.concatenate([found for found, _ in shuffled], 1), weights)
+    first, gain, chance = _believed(times, values, np.concatenate([readings for readings, _ in shuffled], 1), weights)
     if first is None:
         return Found(moves, (), gain, chance)
     left = values - folded(times, values[:, None], first, times, weights)[:, 0]
