@@ -57,17 +57,7 @@ from fedtide.clusters.distance import Center, Distance, between, heterogeneity, 
 from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
 from fedtide.clusters.rounds import mean_over_slots, mix_clusters, mix_models, pick_per_cluster, train_clusters
 from fedtide.clusters.served import Served, accuracy_question, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.clusters.triggers import (
-    Adaptive,
-    FixedFraction,
-    Gain,
-    Learned,
-    Trigger,
-    center_moves,
-    event_of,
-    has_val,
-    theta,
-)
+from fedtide.clusters.triggers import Adaptive, FixedFraction, Gain, Learned, Trigger, event_of, has_val, trigger_on
 from fedtide.cohorts import Arrivals, Cohort, Uniform, with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Traits, Weights, Work
 from fedtide.core.errors import refused
@@ -364,10 +354,8 @@ def handle_drift(
     state = replace(state, cluster=label, centers=centers)
     anew = cache(lambda: cluster_reports(state, clustering, rng))
     event = event_of(since, centers, filled, reported[reporters], label[reporters], distance, lambda: anew().label)
-    fired = clustering.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
-    state = replace(state, trigger=trigger.after(state.trigger, fired))
-    facts = {"moved": int(moved.sum()), "reclustered": int(fired), "theta": theta(centers, filled, distance)}
-    facts["way"] = float(center_moves(since, centers, distance)[filled].max())
+    fired, memo, facts = trigger_on(event, trigger, state.trigger, clustering.k_max)  # lines 4 and 5
+    state, facts = replace(state, trigger=memo), {"moved": int(moved.sum()), "reclustered": int(fired), **facts}
     return recluster(state, anew()) if fired else state, facts  # lines 6 to 10
 
 

@@ -55,7 +55,7 @@ from fedtide.clusters.kmeans_by_sums import FoundBySums, Groups, Sets, cluster_b
 from fedtide.clusters.representation import Labels, Represent, Representation, drifted_from
 from fedtide.clusters.rounds import mix_clusters, mix_models, step_models
 from fedtide.clusters.served import accuracy_question, predict_by_cluster
-from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
+from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, has_val, trigger_on
 from fedtide.cohorts import Arrivals, Cohort, ask_to_train, with_cohort
 from fedtide.core.base import (
     Algorithm,
@@ -186,7 +186,7 @@ def fielding_by_sums(
     if clustering.center == "median":
         raise refused("clustering.center", "median", "'mean', because sums have no medians")
     training = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
-    by_means, totals, cluster_of = clustering, fair_totals if q else None, own_cluster(representation.of(task))
+    totals, cluster_of = fair_totals if q else None, own_cluster(representation.of(task))
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
@@ -219,16 +219,16 @@ def fielding_by_sums(
     def find_clusters(state: State, fleet: Fleet, rng: Rng) -> FoundBySums | None:
         """Cluster all clients that can be reached (Algorithm 3)."""
         now = Groups(state.centers, state.members, torch.zeros_like(state.centers)) if state.made else None
-        return cluster_by_sums(fleet, fleet.reachable, by_means, state.distance, fewest, rng, now)
+        return cluster_by_sums(fleet, fleet.reachable, clustering, state.distance, fewest, rng, now)
 
     def handle_drift(state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
         """Handle drift (Algorithm 2): moves and, if these are not enough, a clustering of all clients."""
         one = len(state.weights) == 1
-        anew = reporters != "once" or (one and by_means.k_max > 1)
+        anew = reporters != "once" or (one and clustering.k_max > 1)
         state, facts = count_members(state, fleet, clients, places(state), anew=anew)
         facts |= {"reclustered": 0}
         if facts["drifted"]:
-            if one and by_means.k_max > 1 and trigger.splits_one:
+            if one and clustering.k_max > 1 and trigger.splits_one:
                 state = replace(state, trigger=trigger.after(state.trigger, True))
                 state, _ = adopted(state, fleet, find_clusters(state, fleet, rng))
                 facts["reclustered"] = int(len(state.weights) > 1)
@@ -248,11 +248,10 @@ def fielding_by_sums(
             return replace(state, baseline=state.centers), {}
         anew = cache(lambda: find_clusters(state, fleet, rng))
         event = Event(before, state.centers, filled, state.distance, lambda: _spreads(anew()))
-        fired = by_means.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
-        state = replace(state, trigger=trigger.after(state.trigger, fired))
-        after, new = adopted(state, fleet, anew()) if fired else (state, 0)
-        far = float(center_moves(before, state.centers, state.distance)[filled].max())
-        return after, {"reclustered": new, "theta": theta(state.centers, filled, state.distance), "way": far}
+        fired, memo, facts = trigger_on(event, trigger, state.trigger, clustering.k_max)  # lines 4 and 5
+        state = replace(state, trigger=memo)
+        state, new = adopted(state, fleet, anew()) if fired else (state, 0)
+        return state, {"reclustered": new, **facts}
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         def picked(now: State) -> Tensor:

@@ -128,6 +128,14 @@ class Trigger(Protocol):
         return memo
 
 
+def trigger_on(event: Event, trigger: Trigger, memo: Any, k_max: int) -> tuple[bool, Any, dict[str, float]]:
+    """Return whether an event re-clusters, the next memo, and the facts "theta" and "way" (the largest movement)."""
+    fired = k_max > 1 and trigger.fires(memo, event)
+    far = float(center_moves(event.before, event.after, event.kind)[event.filled].max())
+    facts = {"theta": theta(event.after, event.filled, event.kind), "way": far}
+    return fired, trigger.after(memo, fired), facts
+
+
 def has_val(trigger: Trigger) -> Callable[[Holdings], None]:
     """Build the `check` of methods with a trigger: one that uses validation accuracies needs validation samples."""
 
