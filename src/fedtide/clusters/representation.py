@@ -23,7 +23,7 @@ from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Wh
 from fedtide.learn.features import FrozenInputs, feature_width
 from fedtide.learn.steps import LayerGradient, Steps, run_steps
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.weights_file import weights_of
+from fedtide.learn.weights_file import load_weights
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
 """Distance between vectors of any sign."""
@@ -181,7 +181,7 @@ class Gradient(Representing):
         rng = Rng(self.seed).at("gradients")
         frozen = task.init_random(rng)
         if self.weights is not None:
-            frozen = weights_of(Path(self.weights), frozen, f"{key}.weights")
+            frozen = load_weights(Path(self.weights), frozen, f"{key}.weights")
         names = tuple(self._parts(frozen))
         size = sum(frozen.params[name].numel() for name in names)
         project = None

@@ -1,4 +1,4 @@
-"""The vocabulary: what travels between server and clients, and what an algorithm is.
+"""The vocabulary: messages between server and clients, and the parts of an algorithm.
 
 An algorithm is `work` (what one client does, a pure function) and `round` (what the server does, straight-line code).
 `round` reaches clients only through `Fleet.ask`, which returns sums.
@@ -45,8 +45,8 @@ class Moment:
     """Point in time of a run.
 
     Args:
-        round: counted from 0; negative before that: where an algorithm plays rounds before round 0 to collect, those
-            are -before to -1, and `init` is one earlier (-1 where there are none).
+        round: counted from 0. Rounds that an algorithm plays before round 0, to collect, are -before to -1; `init` is
+            one earlier (-1 if there are none).
         rounds: how many are planned, for schedules.
         seconds: on the simulated or real clock.
         part: for a client that does only a part of its local work now, the key that says how much; None for all of it.
@@ -243,8 +243,8 @@ class Prediction:
             steps, classes); for other targets (rows, width), such as a number in the units of the data.
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
-        others: by name, the labels (rows,) that other ways to put the same models together would predict, to be
-            reported beside; of sequences (rows, steps), of other targets what they would tell.
+        others: by name, the labels (rows,) that other combinations of the same models would predict, for the report;
+            for sequences (rows, steps); for other targets their answers.
         density: (rows,) how likely the method takes the row's features to be, a log-density, or None: low is novel.
     """
 
@@ -296,8 +296,8 @@ class Scores:
     def credited(self) -> Scores:
         """Scores of numbers whose `correct` is minus an error, as sums of skill; others as they are.
 
-        The skill of a row is 1 - error / mean error of a constant on all of these rows ("reference" among the sums):
-        so the skill of clients, weighted by rows, is that of all rows, and no client's is measured by a rival that
+        The skill of a row is 1 - error / mean error of a constant on all of these rows ("reference" among the sums).
+        So the skill of clients, weighted by rows, is the skill of all rows. No client is measured by a rival that
         hardly errs.
         """
         if self.reference is None:
@@ -410,9 +410,9 @@ class TimedOptions(AskOptions, total=False):
     Args:
         first: count only the first so many to answer.
         deadline: count only those that answer within so many seconds.
-        began: (clients,) the time at which each was sent this question in an earlier round, infinity for those that are
-            sent it now; None means that all are. A client that has been at work is so much nearer to its answer, and is
-            not sent the question again.
+        began: (clients,) the time at which each client was sent this question in an earlier round; infinity for clients
+            that are sent it now. None means all are sent it now. A client at work is nearer to its answer, and is not
+            sent the question again.
     """
 
     first: int | None
@@ -461,8 +461,8 @@ class Timed(Fleet, Protocol):
     def add_server_time(self, seconds: float) -> None:
         """Add seconds of the server's own work to the clock.
 
-        They have to follow from the state (from how many clients were clustered, say) and never from a stopwatch: a run
-        that is resumed must read the same clock.
+        Take them from the state (from the number of clustered clients, say), never from a stopwatch: a resumed run must
+        read the same clock.
         """
 
 
@@ -494,7 +494,7 @@ nothing that clients share."""
 
 @dataclass(frozen=True)
 class Traits:
-    """What an algorithm declares: what it shows, keeps and costs.
+    """Declarations of an algorithm: values that it shows and keeps, and its costs.
 
     Args:
         reveals: every value the server sees per client; () = sums only. "true_groups" and "all_rows" are known in
@@ -503,22 +503,22 @@ class Traits:
         models: what it trains; transforms apply to some of these.
         refuses: transforms that have no meaning for it, by kind, each with the reason.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
-        keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
-            the disk follows from it.
+        keeps: number of models' worth of values that each client keeps between rounds, at most; the disk space of a
+            run follows from it.
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
             are shared.
-        compute_cost: what its questions cost clients on a clock of devices; None means local training for "train", and
-            a pass over the rows without gradients for every other. An ask may say it itself (`passes=`).
+        compute_cost: cost of its questions for clients on a clock of devices. None means local training for "train",
+            and a pass over the rows without gradients for every other question. An ask may override it (`passes=`).
         first: number of answers to "train" that count, the earliest ones; None means all.
         deadline: seconds within which answers to "train" count; None means that the server waits for all.
         unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
             whatever it is sent. A simulation, which knows both, then does not run them.
-        unmaskable: reason why its sums tell what a single client sends, beside what `reveals` says, so that masks
-            would hide nothing; "" where they do not.
+        unmaskable: reason why its sums tell what a single client sends, beside `reveals`: masks would hide nothing.
+            "" if they do not tell it.
         unprivate: reason why sums with noise would still tell of single clients, or would not be what the method wants;
             "" where there is none.
-        kept_as_sent: values in totals that clients also keep, each with its largest length; infinity if it has none.
-            Clipping changes only what is sent.
+        kept_as_sent: values that clients both send and keep, with their largest norm (infinity if they have none).
+            Clipping changes only the sent values.
     """
 
     reveals: tuple[str, ...] = ()
@@ -539,7 +539,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Algorithm(Generic[S]):
-    """A federated algorithm: what clients do, what the server does, how its models are used.
+    """A federated algorithm: the work of clients, the rounds of the server, and the use of its models.
 
     Args:
         name: for the record.
@@ -550,17 +550,17 @@ class Algorithm(Generic[S]):
         serve: (state, clients) -> the payload that inference needs, and each client's slot or None.
         predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)
             is the position in the memory list. Rows of one owner are all there, and may decide together.
-        adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
-            (choose, weigh, personalize); nothing flows back.
-        as_served: (payload of "train", memory, answer) -> (payload, memory) with which `predict` tells what the client
-            would have predicted when it was asked; None for no prediction. Without it the payload is as it is, and the
-            memory what the client keeps now.
+        adapt: work of a client before it is evaluated (choose, weigh, personalize), on its training and validation rows
+            and a copy of its memory; nothing flows back.
+        as_served: (payload of "train", memory, answer) -> (payload, memory) with which `predict` gives the client's
+            prediction at the time of the question; None for no prediction. By default the payload itself, and the
+            client's memory now.
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
-        others: by name, algorithms that use the same state otherwise, each judged as a method of its own; of them only
-            `adapt`, `predict` and `traits.own_expert` count.
+        others: by name, algorithms with another use of the same state, each evaluated as a method of its own. Only
+            their `adapt`, `predict` and `traits.own_expert` count.
         traits: what it declares.
-        task: model and loss that it was made with (`fedtide.learn.task.Task`), which make a module of its weights; None
-            where they are not told of (`with_cohort` tells of them).
+        task: model and loss of the algorithm (`fedtide.learn.task.Task`), which make a module of its weights; None if
+            they are unknown (`with_cohort` sets them).
         options: the arguments that it was made with, by name; transforms train and step as these say.
         unpersonalized: the algorithm without the personalization of its paper, which a transform replaces; None if it
             has none.

@@ -1,8 +1,8 @@
 """Checkpoints: safetensors and JSON, written under a temporary name and renamed; never pickle.
 
 A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and a digest of every file
-that it counts on: its own, those of the memory, and what each record held, so that a resumed run continues the same
-bytes or says which are not those that were written.
+that it needs: its own files, those of the memory, and the records so far. A resumed run continues the same bytes, or
+names the file that has changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EARLIER = 50
 
 
 class Restorable(Protocol):
-    """What clients keep between rounds, or a server's notes on which versions of it count."""
+    """The clients' memory, or a server's notes on the versions of it that count."""
 
     def save(self, file: Path, now: Version) -> None:
         """Write what counts as of `now`."""
@@ -55,9 +55,15 @@ class Restorable(Protocol):
 class About:
     """Description of a checkpoint, from its `checkpoint.json`.
 
-    config: digest of the configuration. round, seconds, before: as in `Start`. marks: how far each record was written
-    at the last checkpoints, by round, this one last. sha256: digests of its own files. keys: digest of the names in the
-    configuration's file; device: name of the device that computed; both "" where that is not known.
+    Args:
+        config: digest of the configuration.
+        round: as in `Start`.
+        seconds: as in `Start`.
+        before: as in `Start`.
+        marks: length of each record at the last checkpoints, by round, this one last.
+        sha256: digests of its own files.
+        keys: digest of the names in the configuration's file; "" if unknown.
+        device: name of the device that computed; "" if unknown.
     """
 
     config: str
@@ -190,7 +196,7 @@ def check(folder: Path, *, config: str | None) -> About | None:
 def load(folder: Path, memory: Restorable, *, config: str) -> Resumed | None:
     """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
 
-    What a process that was killed left of older checkpoints and memory is removed.
+    Leftovers of a killed process, of older checkpoints and memory, are removed.
 
     Raises:
         FedtideError: the checkpoint is damaged, or was written by another configuration or an unreadable version.

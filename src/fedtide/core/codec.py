@@ -2,7 +2,7 @@
 
 As bytes, which travel, the arrays of a type lie one after the other, in the order in which they stand in the tree. In
 files, which are kept, they are safetensors with names. The skeleton holds structure and plain values. Nothing is ever
-unpickled and no code is loaded for data: a dataclass is rebuilt only if it is this package's own or its module is
+unpickled, and no code is loaded for data. A dataclass is rebuilt only if it belongs to this package or its module is
 already loaded.
 """
 
@@ -164,14 +164,14 @@ def _dataclass_named(name: str, classes: Mapping[str, type] | None) -> Any:
     if module.startswith("fedtide."):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+        target = getattr(target, part, None)
+    if not isinstance(target, type) or not dataclasses.is_dataclass(target):
         raise FedtideError(
             f"{name}: not a dataclass of a loaded module; a state's classes stand at the top level of their module"
         )
-    return found
+    return target
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def to_bytes(tree: Tree) -> bytes:
 
 
 def pieces(tree: Tree) -> list[Any]:
-    """What a tree is as bytes, one after the other, without a copy of its arrays."""
+    """Return the parts of a tree's bytes, in order, without a copy of its arrays."""
     counts: dict[str, int] = {}
     blocks: dict[str, list[Any]] = {name: [] for name in DTYPES}
 

@@ -1,7 +1,7 @@
-"""Client memory: what stays on a client between rounds, as rows versioned by (round, ask).
+"""Client memory: values that stay on a client between rounds, as rows versioned by (round, ask).
 
-A row is read as the newest strictly before now and overwritten on replay, so a server that dies in mid-round and starts
-the round again gets the same bits. Small rows live in RAM and travel with the checkpoint; large ones are files.
+The newest row strictly before now is read, and a replay overwrites rows: a server that dies in mid-round and plays the
+round again gets the same bits. Small rows live in RAM and travel with the checkpoint; large ones are files.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class MemoryStore:
     # -- processes beside this one ------------------------------------------------------------------------------------
 
     def lend(self, clients: Iterable[int], now: Version, *, whole: bool) -> dict[int, tuple[Version, Tree | Stored]]:
-        """Return what some clients keep as of `now`, for another process; `whole` reads files that it cannot reach."""
+        """Return the rows of some clients as of `now`, for another process; `whole` reads rows from their files."""
         lent = {client: self._newest(client, now) for client in clients}
         return {
             client: (entry[0], self.load(entry[1]) if whole else entry[1])
@@ -152,10 +152,10 @@ class MemoryStore:
         return aside
 
     def hold(self, now: Version | None) -> None:
-        """From here on keep what clients have as of `now`, and all that comes after: a question may be put again.
+        """Keep the clients' rows as of `now`, and all later ones: a question may be put again.
 
-        None keeps it no longer: what only a question put again could have asked for goes with the client's next row,
-        or with the next checkpoint.
+        None ends this. Rows that only a repeated question could have read are removed with the client's next row, or
+        with the next checkpoint.
         """
         self._held = now
 

@@ -45,7 +45,7 @@ TRUTH = "truth"
 
 
 def view_of(view: str, other: str) -> str:
-    """Return what `clients.csv` calls a view under another use of the state; "" is the method's own.
+    """Return the name in `clients.csv` of a view under another use of the state; "" is the method's own use.
 
     >>> view_of("val", ""), view_of("val", "stacking")
     ('val', 'val: stacking')

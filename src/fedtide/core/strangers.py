@@ -1,7 +1,7 @@
-"""Reading what strangers send: bytes of the codec and plain JSON, within bounds, with one kind of error.
+"""Messages of strangers: bytes of the codec and plain JSON, read within bounds, with one kind of error.
 
-`codec.from_bytes` is for what this program wrote itself. Here nothing is taken on trust: classes are built from a short
-list and none is looked up, and a message takes at most a small multiple of its bytes.
+`codec.from_bytes` is for bytes that this program wrote. Here nothing is trusted: only classes of a short list are
+built, and a message takes at most a small multiple of its bytes.
 """
 
 from __future__ import annotations

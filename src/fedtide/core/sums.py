@@ -1,8 +1,8 @@
-"""Sums: what leaves a client is added and nothing else; means are taken once, at the end.
+"""Sums: values of clients are added and nothing else; means are taken once, at the end.
 
-Values are accumulated in float64. Totals of blocks of clients are added in the order of the blocks, so that a sum does
-not depend on which process computed which block. A partial sum is a tree of Sum leaves, and of Slotted nodes whose
-parts are Sums; `finish` turns the latter into lists.
+Values are accumulated in float64. Totals of blocks of clients are added in the order of the blocks, whatever process
+computed them. A partial sum is a tree of Sum leaves, and of Slotted nodes whose parts are Sums; `finish` turns Slotted
+nodes into lists.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def squared_lengths(weights: Weights) -> Tensor:
     return torch.stack([torch.stack([squares[name] for name in names]).sum() for names in layers_of(weights).values()])
 
 
-def placed(
+def add_update(
     weights: Weights | tuple[Weights, ...], update: Weights | Mapping[int, Weights], slot: int | None = None
 ) -> Weights | tuple[Weights, ...]:
     """Return a client's own model: the weights that the server keeps, with its update in the models that it trained.
@@ -131,9 +131,9 @@ def placed(
 
     >>> here = Weights({"w": torch.zeros(2)})
     >>> step = Weights({"w": torch.ones(2)})
-    >>> placed(here, step).params["w"].tolist()
+    >>> add_update(here, step).params["w"].tolist()
     [1.0, 1.0]
-    >>> [each.params["w"].tolist() for each in placed((here, here), {1: step})]
+    >>> [each.params["w"].tolist() for each in add_update((here, here), {1: step})]
     [[0.0, 0.0], [1.0, 1.0]]
     """
     models = weights if isinstance(weights, tuple) else (weights,)

@@ -25,7 +25,7 @@ from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation as Turned
 from fedtide.data.transforms import Prepare
-from fedtide.fields.user_code import own
+from fedtide.fields.user_code import build_part
 
 BLOCK = 50_000
 """Number of clients processed at a time, since the rows of a million clients should not be copied several times."""
@@ -76,7 +76,7 @@ def build(
     if isinstance(rows, GeneratedRows):
         check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
         return generated_population(rows, split, shift, seed, transforms)
-    rule: Any = own(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
+    rule: Any = build_part(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
     if isinstance(rule, Saved):
         return _fitted(replace(_replayed(rows, rule, shift, seed, public_samples), transforms=transforms))
     rng = Rng(seed if dealing is None else dealing).at("partition")

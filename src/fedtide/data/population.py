@@ -23,7 +23,7 @@ from fedtide.data.shift.what import Dated, Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.draw.tables import html_table
-from fedtide.fields.user_code import own
+from fedtide.fields.user_code import build_part
 from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target
 
@@ -125,15 +125,15 @@ class Population:
     @cached_property
     def _who(self) -> Arriving:
         needs = ("check", "plan", "shares", "arrivals", "substituted", "reachable", "dropout_rate", "recorded")
-        return cast(Arriving, own(self.shift.who, "shift.who", needs))
+        return cast(Arriving, build_part(self.shift.who, "shift.who", needs))
 
     @cached_property
     def _what(self) -> Holding:
-        return cast(Holding, own(self.shift.what, "shift.what", ("check", "plan")))
+        return cast(Holding, build_part(self.shift.what, "shift.what", ("check", "plan")))
 
     @cached_property
     def _how(self) -> Reading:
-        return cast(Reading, own(self.shift.how, "shift.how", ("check", "plan")))
+        return cast(Reading, build_part(self.shift.how, "shift.how", ("check", "plan")))
 
     # A user's own kinds need not inherit from ours.
     @property

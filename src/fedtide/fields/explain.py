@@ -50,7 +50,7 @@ def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhe
         (first["type"], first["loc"][-1:], repr(first.get("input")))
     }
     more = f" (and {len(others)} more)" if others else ""
-    return f"{key}: {_said(first, key, kind, above, elsewhere)}{more}"
+    return f"{key}: {_describe(first, key, kind, above, elsewhere)}{more}"
 
 
 def of_python(error: ValidationError, model: type, data: Any) -> str:
@@ -59,15 +59,13 @@ def of_python(error: ValidationError, model: type, data: Any) -> str:
     return f"{model.__name__}: {line.removeprefix(WHOLE)}" if line.startswith(WHOLE) else f"{model.__name__}.{line}"
 
 
-def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -> str:
+def _describe(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -> str:
     name, value, context = problem["type"], problem.get("input"), problem.get("ctx", {})
     if name == "extra_forbidden" or name == "unexpected_keyword_argument":
         last = str(problem["loc"][-1])
-        beside = _below(key.rpartition(".")[0], value, kind) if last in ("kind", "by") else ""
+        tail = _below(key.rpartition(".")[0], value, kind) if last in ("kind", "by") else ""
         return (
-            f"unknown key; allowed: {', '.join(names_of(kind))}{beside}"
-            if beside
-            else _unknown(key, last, kind, elsewhere)
+            f"unknown key; allowed: {', '.join(names_of(kind))}{tail}" if tail else _unknown(key, last, kind, elsewhere)
         )
     if name in ("missing", "missing_argument"):
         return "missing"

@@ -90,9 +90,9 @@ class OfShift:
     """Marks a value that an experiment takes from its shift where it is None.
 
     Args:
-        what: of a periodic shift the "period"; a round at which the first group "peak"s; the round at which its turn
-            "start"s, which for a block-cyclic shift is half a turn earlier; the period in whole "rounds". Of a mixture
-            the rounds in which all domains are "seen" alike.
+        what: for a periodic shift the "period"; a round at which the first group "peak"s; the round at which the turn
+            of the first group "start"s (for a block-cyclic shift half a turn earlier); or the period in whole "rounds".
+            For a mixture the rounds in which all domains are "seen" alike.
     """
 
     what: Literal["period", "peak", "start", "rounds", "seen"]
@@ -130,12 +130,12 @@ def ingredient(kind: type[T]) -> type[T]:
     init = checked.__init__
 
     @functools.wraps(init)
-    def from_python(self: Any, *given: Any, **named: Any) -> None:
+    def from_python(self: Any, *positional: Any, **named: Any) -> None:
         try:
-            init(self, *given, **named)
+            init(self, *positional, **named)
         except ValidationError as error:
             names = [field.name for field in dataclasses.fields(checked) if field.init]
-            values = dict(zip(names, given, strict=False)) | named
+            values = dict(zip(names, positional, strict=False)) | named
             raise FedtideError(explain.of_python(error, checked, values)) from None
 
     checked.__init__ = from_python  # tables of a file are read without it

@@ -23,7 +23,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import explained, ingredient
 
 SESSION = "session_"
-"""What names of modules begin with that are not of a file."""
+"""Start of the names of modules without a file."""
 
 FUNCTION = (
     "of a module that can be imported from where the command runs; a class will do, and in Python the function itself."
@@ -32,7 +32,7 @@ FUNCTION = (
 
 @ingredient
 class Python:
-    """Your own kind: what your `module:function`, called with `options`, returns stands in its place."""
+    """Your own kind: the result of your `module:function`, called with `options`, takes its place."""
 
     function: Annotated[str | Callable[..., Any], explained("module:function"), Field(description=FUNCTION)]
     options: Annotated[dict[str, Any], Field(description="keyword arguments for it.")] = field(default_factory=dict)
@@ -72,18 +72,18 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def own(part: Any, key: str, needs: Sequence[str]) -> Any:
-    """Return a part of a configuration, or for a `Python` kind what the user's function makes of its options.
+def build_part(part: Any, key: str, needs: Sequence[str]) -> Any:
+    """Return a part of a configuration; for a `Python` kind, the result of the user's function with its options.
 
     Args:
         part: any kind, `Python` among them.
-        key: where it stands, for messages.
-        needs: names that what is made has to have.
+        key: key of the part, for messages.
+        needs: names that the result must have.
 
     Raises:
-        FedtideError: the module, the function or what it returns will not do.
+        FedtideError: the module, the function or its result is not usable.
 
-    >>> own(Python("collections:Counter", {"a": 2}), "data.partition", ("most_common",))
+    >>> build_part(Python("collections:Counter", {"a": 2}), "data.partition", ("most_common",))
     Counter({'a': 2})
     """
     if not isinstance(part, Python):
@@ -152,7 +152,7 @@ def name_of(code: Any, called: str) -> str:
     ('collections:Counter', 'three')
     """
     module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", called)
-    if module not in (None, "__main__") and _found(module, name) is code:
+    if module not in (None, "__main__") and _lookup(module, name) is code:
         return f"{module}:{name}"
     session = _session()
     name_there = next((name for name, thing in vars(session).items() if thing is code), None)
@@ -165,8 +165,8 @@ def name_of(code: Any, called: str) -> str:
     return f"{session.__name__}:{name_there}"
 
 
-def _found(module: str, name: str) -> Any:
-    """Return what has this name in a module that was imported; None without it."""
+def _lookup(module: str, name: str) -> Any:
+    """Return the object of this name in an imported module; None without it."""
     code: Any = sys.modules.get(module)
     for part in name.split("."):
         code = getattr(code, part, None)

@@ -13,7 +13,7 @@ import torch
 from fedtide.core.base import Algorithm, Answer, Scores, State, with_weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, all_finite
-from fedtide.core.weights import placed
+from fedtide.core.weights import add_update
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.client import Clients, is_finite
@@ -105,7 +105,7 @@ class Host:
                 return Replayed(None, f"an answer to '{replay.ask.question}' has no update; {WRITE_UPDATE}")
             slot = None if replay.ask.slot is None else int(replay.ask.slot[0])
             try:
-                state = with_weights(state, placed(state.weights, answer.update, slot))
+                state = with_weights(state, add_update(state.weights, answer.update, slot))
             except LookupError as error:
                 return Replayed(None, str(error))
         judged = replay.scoring.ask

@@ -23,8 +23,8 @@ class RandomCrop:
     Args:
         padding: width of the padding on each side.
         size: height and width of the window; None keeps the size of the image.
-        fill: the padding: "edge" repeats the nearest pixel, a tuple gives one number per channel in the model's scale
-            (with `data.transforms` that normalize, black is (0 - mean) / std), None means 0.
+        fill: the padding. "edge" repeats the nearest pixel; a tuple gives one number per channel, in the model's scale;
+            None means 0. With `data.transforms` that normalize, black is (0 - mean) / std.
 
     >>> x = torch.ones(2, 1, 3, 3)
     >>> RandomCrop(padding=1)(x, torch.Generator().manual_seed(0)).shape

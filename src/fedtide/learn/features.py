@@ -20,7 +20,7 @@ from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
 from fedtide.learn.branched_task import join_models, logits_and_features, width, with_branches
 from fedtide.learn.device import to_cpu
 from fedtide.learn.task import Task
-from fedtide.learn.weights_file import weights_of
+from fedtide.learn.weights_file import load_weights
 
 __all__ = [
     "PCA",
@@ -76,7 +76,7 @@ class FrozenInputs:
     def extractor(self, task: Task, key: str) -> Extract:
         """Return the feature extractor of a task; `key` is where it stands, for errors."""
         begin = task.init_random(Rng(self.seed).at("frozen features"))
-        model = begin if self.weights is None else weights_of(Path(self.weights), begin, f"{key}.weights")
+        model = begin if self.weights is None else load_weights(Path(self.weights), begin, f"{key}.weights")
         inputs = _inputs_of(task, self.layer, key)
 
         def extract(first: Weights, x: Tensor) -> Tensor:
@@ -196,9 +196,9 @@ def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
     values = x.double().numpy()
     center = values.mean(0)
     _, _, rows = np.linalg.svd(values - center, full_matrices=False)
-    kept = rows[:wide]
-    size = np.abs(kept)
+    chosen = rows[:wide]
+    size = np.abs(chosen)
     telling = (size >= size.max(1, keepdims=True) / 2).argmax(1)
-    kept = kept * np.sign(kept[np.arange(len(kept)), telling])[:, None]
-    mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (center, kept.T))
+    chosen = chosen * np.sign(chosen[np.arange(len(chosen)), telling])[:, None]
+    mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (center, chosen.T))
     return mean, components

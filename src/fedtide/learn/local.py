@@ -40,8 +40,8 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 class LocalOptimizer:
     """SGD, Adam or AdamW, with fresh state, for one client or for several that are stacked.
 
-    The steps are those of `torch.optim` with its default settings, bit for bit. Its classes import the compiler of
-    torch, which takes a process two seconds, and each of their steps takes longer than that of a small model.
+    The steps are those of `torch.optim` with its default settings, bit for bit. The classes of `torch.optim` import the
+    compiler of torch, which takes two seconds, and their steps take longer than those of a small model.
 
     Args:
         local: optimizer, momentum, weight decay.
@@ -273,7 +273,7 @@ class LocalTrainer:
         yield fitted
 
     def terms(self, term: Term | None) -> list[Term]:
-        """Return what is added to each gradient: a method's own term, and FedProx's pull."""
+        """Return the terms of each gradient: the method's own term, and FedProx's pull."""
         pull: list[Term] = [Proximal(self.proximal)] if self.proximal else []
         return pull if term is None else [term, *pull]
 
@@ -426,8 +426,8 @@ def training_cost(
 
     Args:
         local: local training, the cost of "train".
-        forward: for each question, the additional passes without gradients over all of a client's samples; the default
-            is none for "train" and one for any other question.
+        forward: for each question, the number of passes without gradients over all of a client's samples. By default
+            none for "train" and one for any other question.
         train: cost of "train" in place of `local`: samples held -> samples trained on (forward and backward).
 
     >>> cost = training_cost(LocalTrainer(epochs=2), {"train": 3})

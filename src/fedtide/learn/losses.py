@@ -1,12 +1,16 @@
 """Losses that clients minimize.
 
-A loss has `prepare(shard) -> (shared, columns)`, called once per client: a value shared by all of its samples (class
-fractions), and a tuple of tensors with an entry for each sample (posteriors, masks). `value(outputs, y, shared,
-columns)` is the mean over a batch, given the batch's part of each column. A loss that is defined per label also has
-`each(outputs, y, shared, eps)` with label smoothing, for methods that weight samples, idle branches, and clients that
-are trained together; one whose gradient is known in closed form has `graded(outputs, y, shared, eps)`, for small
-networks that are. Decisions (best model, posteriors, utilities) use plain cross-entropy, whatever the training loss;
-those of numbers are in `fedtide.learn.target`.
+A loss has four parts, of which the last two are optional:
+
+- `prepare(shard) -> (shared, columns)` is called once per client. It returns a value for all samples (class fractions),
+  and tensors with an entry for each sample (posteriors, masks).
+- `value(outputs, y, shared, columns)` is the mean over a batch, given the batch's part of each column.
+- `each(outputs, y, shared, eps)` is the loss of every label, with label smoothing. Methods that weight samples, idle
+  branches, and clients that are trained together need it; the latter need `stacked(shared)`, too.
+- `graded(outputs, y, shared, eps)` is the loss of every label and its gradient, for small networks.
+
+Decisions (best model, posteriors, utilities) use plain cross-entropy, whatever the training loss; for numbers they use
+the losses of `fedtide.learn.target`.
 """
 
 from __future__ import annotations
@@ -79,7 +83,7 @@ class Loss(Protocol):
     """A loss that clients minimize."""
 
     def prepare(self, shard: Shard) -> tuple[Any, Columns]:
-        """Return what the loss needs of the client's samples: one shared value, and columns with one entry each."""
+        """Return one value for all of the client's samples, and columns with an entry for each sample."""
 
     def value(self, outputs: Any, y: Tensor, shared: Any, columns: Columns) -> Tensor:
         """Return the mean loss of a batch, a differentiable scalar."""
@@ -89,7 +93,7 @@ class Loss(Protocol):
 class StackedLoss(Loss, Protocol):
     """A loss for training several clients at once: the mean of `each` over all labels that count.
 
-    Where `prepare` has columns beside the mask, `shared` is a tuple of what is shared and those columns of the batch.
+    If `prepare` returns columns beside the mask, `shared` is a tuple: the shared value, and these columns of the batch.
     """
 
     def each(self, outputs: Any, y: Tensor, shared: Any, eps: float = 0.0) -> Tensor:
@@ -191,9 +195,9 @@ class Plain:
 
 
 def known_part(loss: Any, name: str) -> Any:
-    """Return what tells a loss in another way, such as `graded`; None if there is none, or it is of another loss.
+    """Return an optional part of a loss, such as `graded`; None without it, or if it belongs to another loss.
 
-    A class that says anew what the `value` is, or the loss of `each` label, has inherited what it does not say.
+    A class that overrides `value` or `each` is another loss than the class that it inherits `graded` from.
 
     >>> class Doubled(CrossEntropy):
     ...     def value(self, outputs, y, shared, columns):
@@ -229,16 +233,16 @@ SAFE_BLEND = 0.3
 class WSM:
     """The re-weighted softmax (WSM): each class is weighted in the softmax by its fraction of the client's samples.
 
-    Equation 15 of Legate's thesis (2022), `-(z_y - log sum_c a_c exp(z_c))` with `a_c` the fraction of class c among
-    the samples that the client trains on, plus `-log(a_y)`, as in the released code: the gradients are the same, the
-    value is never negative, and it equals cross-entropy for a client with equally many samples of each class. With
-    `blend = 0`, the thesis, a class that a client does not hold gets no gradient, so training does not push it out of
-    the model; with plain SGD a client of one class changes only running statistics. Weight decay, a proximal or control
-    term and `blend` reach all classes. By default the gradient is that of the thesis; `safe = true` in a method stands
-    for `blend = 0.3`
-    (docs/never-worse.md).
-    Evaluation and decisions between models use plain cross-entropy; q-FedAvg weights clients by this loss, so with
-    `blend = 0` clients of one class count next to nothing there.
+    Equation 15 of Legate's thesis (2022): `-(z_y - log sum_c a_c exp(z_c))`, with `a_c` the fraction of class c among
+    the samples that the client trains on. As in the released code, `-log(a_y)` is added. The gradients are the same,
+    the value is never negative, and it equals cross-entropy if a client has equally many samples of each class.
+
+    With `blend = 0`, the thesis, a class that a client does not hold gets no gradient: training does not push it out of
+    the model. With plain SGD a client of one class changes only running statistics. Weight decay, a proximal or control
+    term and `blend` reach all classes. `safe = true` in a method stands for `blend = 0.3` (docs/never-worse.md).
+
+    Evaluation and decisions between models use plain cross-entropy. q-FedAvg weights clients by this loss: with
+    `blend = 0` clients of one class count next to nothing.
 
     When to use it: clients hold few of the classes, and few clients participate in a round. It adds no communication.
     The thesis found that at most rates it helps with BatchNorm, or BatchNorm and GroupNorm mixed, and hurts with
@@ -248,7 +252,7 @@ class WSM:
     prepared samples has infinite loss.
 
     Args:
-        blend: the part b of equal fractions in `a_c = (1 - b) n_c / n + b / C` of C classes; 0 is the thesis, 1 is
+        blend: part b of equal fractions in `a_c = (1 - b) n_c / n + b / C`, with C classes. 0 is the thesis, 1 is
             cross-entropy.
         val: also count the client's validation samples, as in the released code. The thesis can be read either way.
 
@@ -344,7 +348,7 @@ LEAST = 1e-12
 
 @dataclass(frozen=True)
 class SentMixture:
-    """What clients receive: K models, and means mu, spreads and shares pi of Gaussians."""
+    """The payload of clients: K models, and means mu, spreads and shares pi of Gaussians."""
 
     models: list[Weights]
     mu: Tensor
@@ -402,7 +406,7 @@ class Blended:
 
     @property
     def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
-        """Return what gives losses (clients, rows), and gradients by logits (clients, rows, K, classes), if any."""
+        """Return a function: losses (clients, rows), gradients by logits (clients, rows, K, classes); or None."""
         graded = known_part(self.base, "graded")
 
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
@@ -419,7 +423,7 @@ class Blended:
         return id(self.base) if is_stacked(self.base) else None
 
     def stacked(self, shared: Sequence[Any]) -> Any:
-        """Return what the base losses of several clients prepare, stacked."""
+        """Stack the prepared values of the base losses of several clients."""
         return self.base.stacked(shared)
 
     def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:

@@ -4,16 +4,17 @@ FedAvgM (`sgd` with momentum): Hsu, Qi, Brown: *Measuring the Effects of Non-Ide
 others: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
 Algorithm 2.
 
-When to use it: rounds are few, gradients are sparse or of very different size from layer to layer (language models),
-or clients' updates are noisy. Each has a server learning rate that has to be tuned.
+When to use it: rounds are few, updates are noisy, or gradients are sparse or of very different size from layer to layer
+(language models). Each optimizer has a server learning rate to tune.
 
 Choices:
-    Adam comes in two kinds that are not the same method at the same numbers: "adam" is the paper's (v starts at eps^2,
-    no bias correction, beta2 = 0.99), "keras-adam" that of the periodic-shift experiments (v starts at 0, bias
-    correction, beta2 = 0.999, eps outside it). Without an update there is no step. Parameters missing from an update
-    and their moments stay unchanged. A step that would overflow (the square of a finite, huge update) is not taken.
-    Running statistics bypass the optimizer and move by their plain mean. All computation uses the parameters' own
-    precision.
+    - Adam has two kinds, which differ at the same numbers. "adam" is the paper's: v starts at eps^2, there is no bias
+      correction, beta2 = 0.99. "keras-adam" is that of the periodic-shift experiments: v starts at 0, with bias
+      correction, beta2 = 0.999, eps outside the correction.
+    - Without an update there is no step. Parameters missing from an update, and their moments, stay unchanged.
+    - A step that would overflow (the square of a finite, huge update) is not taken.
+    - Running statistics bypass the optimizer and move by their plain mean.
+    - All computation uses the parameters' own precision.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Losses of several models, and gradients for several clients, from the fewest passes.
 
-A client compares models before it chooses one. Networks of dense layers, or of convolutions with few channels, are held
-side by side, and one product of matrices passes the samples through a layer of all of them. Loading one after the other
-into a module takes half as long again.
+A client compares models before it chooses one. Networks of dense layers, or of convolutions with few channels, are
+stored side by side: one product of matrices passes the samples through a layer of all models. Loading one model after
+the other into a module takes half as long again.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def layer_gradients(
 ) -> list[dict[str, Tensor]]:
     """Return for each client the gradient of its mean training loss by some parameters, in evaluation mode.
 
-    Where these are a linear layer's, one pass over samples of several clients, back to that layer and no further, has
-    all that each client's gradient is a product of; else clients go one by one. `Task.gradient` says the same to
+    For the parameters of a linear layer, one pass over the samples of several clients, back to that layer, gives the
+    factors of each client's gradient. For other parameters clients go one by one. `Task.gradient` gives the same to
     rounding.
 
     Args:

@@ -26,7 +26,7 @@ from fedtide.learn.scratch import Scratch
 from fedtide.learn.task import Task, joined
 
 CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
-"""What torch raises where several copies of a model cannot be trained at once."""
+"""Errors of torch if several copies of a model cannot be trained at once."""
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 """Modules that draw random numbers in training."""
@@ -51,7 +51,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedPart:
-    """What `fedtide.learn.local.Fitted` is, of one of several clients that were trained at once.
+    """The result of one of several clients that were trained at once, as `fedtide.learn.local.Fitted`.
 
     `delta` is in storage that the next training overwrites.
     """
@@ -70,7 +70,7 @@ class FittedPart:
 
 
 def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[FittedPart]:
-    """Return what came of each client, trained from the weights that it received at a learning rate."""
+    """Return the result of each client, trained from its received weights at a learning rate."""
     losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(to_cpu, fit.delta)
     deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
     parts = zip(losses, steps, deltas, received, fit.features, strict=True)
@@ -111,9 +111,9 @@ def stack_of(task: Task, shape: tuple[int, ...], loss: Loss | None = None) -> Co
 
 
 def why_untrainable(trial: Callable[[], object]) -> str | None:
-    """Return what torch says where several copies of a model cannot be trained at once; None where a trial works.
+    """Return torch's reason why several copies of a model cannot be trained at once; None if a trial works.
 
-    That memory is short is no such reason: it is raised.
+    Lack of memory is no such reason: it is raised.
 
     >>> why_untrainable(lambda: torch.zeros(2) @ torch.zeros(3)) is None
     False
@@ -284,7 +284,8 @@ class _Steps:
         if self.x.is_floating_point():
             self.x = self.x.to(scratch.dtype)
         kept_columns = (
-            [column for column in some if column is not shard.mask] for some, shard in zip(columns, shards, strict=True)
+            [column for column in shard_columns if column is not shard.mask]
+            for shard_columns, shard in zip(columns, shards, strict=True)
         )
         row_columns = [y, *(joined(parts).to(device) for parts in zip(*kept_columns, strict=True))]
         masks = [shard.mask for shard in shards]

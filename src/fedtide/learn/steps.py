@@ -1,9 +1,8 @@
-"""Works in steps: a work that yields what it wants to be computed is done alone, or beside those of other clients.
+"""Works in steps: generators that yield requests, which are computed for one client or for many at once.
 
-A client of IFCA takes the losses of K models and then trains one of them. Written as a generator that yields `Losses`
-and `Train` and is sent what comes of them, it still reads like the listing; called, it is a work like any other, with
-the same bits as a plain function. The stacked fleet starts the works of many clients, puts equal requests together, and
-sends each client its part.
+A client of IFCA takes the losses of K models and then trains one of them. As a generator that yields `Losses` and
+`Train` it reads like the listing. Called, it is a work like any other, with the same bits as a plain function. The
+stacked fleet starts the works of many clients, computes equal requests together, and sends each client its part.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from fedtide.learn.task import Task, joined
 T = TypeVar("T")
 
 Steps = Generator[Any, Any, T]
-"""What yields requests, is sent their results, and returns its own."""
+"""A generator that yields requests, is sent their results, and returns its own result."""
 
 
 class Request(Protocol):
@@ -75,18 +74,18 @@ class Stepwise:
 
 
 def same_weights(weights: Sequence[Weights]) -> Hashable:
-    """Return what is equal for weights that share their storage, as what all clients received does."""
+    """Return a key that is equal for weights that share their storage, such as those that all clients received."""
     return tuple(id(leaf) for leaf in leaves(list(weights)))
 
 
 def _kind(part: Any) -> Hashable:
-    """Return what is equal for losses, or gradient terms, of clients that can be trained together."""
+    """Return a key that is equal for losses, or gradient terms, of clients that can be trained together."""
     alike = getattr(part, "alike", None)
     return None if part is None else (type(part), id(part) if alike is None else alike)
 
 
 def stack_key(task: Task, loss: Loss) -> Hashable:
-    """Return what is equal for trainings that the same stack can do: the model and the loss."""
+    """Return a key that is equal for trainings of the same stack: the model and the loss."""
     return id(task), _kind(loss)
 
 
@@ -126,11 +125,11 @@ class Train:
 
     @property
     def training(self) -> Train:
-        """What a stack trains: the request itself."""
+        """The training of a stack: the request itself."""
         return self
 
     def result(self, fitted: Any) -> Any:
-        """Return what the client is sent of what a stack trained: all."""
+        """Return the client's part of a stack's result: all of it."""
         return fitted
 
     def run_single(self) -> Fitted:

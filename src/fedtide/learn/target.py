@@ -28,19 +28,19 @@ DEVIATION = "standard deviation"
 
 
 class Target(Protocol):
-    """How outputs of a model are read, and compared with the values of rows."""
+    """A kind of label: turns outputs of a model into answers, and compares answers with labels."""
 
     kind: str
-    """What it is called in a configuration."""
+    """Name in a configuration."""
 
     @property
     def width(self) -> int:
-        """Number of outputs of a model for each row; 0 where that is the number of classes."""
+        """Number of outputs of a model for each row; 0 if it is the number of classes."""
         return 0
 
     @property
     def bins(self) -> int:
-        """Number of classes of `Shard.labels`; 0 where that is the number of outputs."""
+        """Number of classes of `Shard.labels`; 0 if it is the number of outputs."""
         return 0
 
     @property
@@ -55,7 +55,7 @@ class Target(Protocol):
 
     @abstractmethod
     def read_outputs(self, outputs: Tensor) -> Tensor:
-        """Return what outputs (..., width) say, in their shape."""
+        """Turn outputs (..., width) into answers of the same shape."""
 
     def each(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the training loss of each row (rows,) from outputs (rows, width)."""
@@ -67,18 +67,18 @@ class Target(Protocol):
 
     @abstractmethod
     def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
-        """Mix what models say, along a dimension, by the logarithms of shares that broadcast to it; None is equally."""
+        """Mix answers of models along a dimension, by logarithms of shares that broadcast to it; None mixes equally."""
 
     def says(self, answers: Tensor) -> Tensor:
-        """Return what is compared with labels: the class, or what was told itself."""
+        """Return the value that is compared with labels: the class, or the answer itself."""
         return answers
 
     @abstractmethod
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
-        """Return how right each row (rows,) is: 1 or 0; of numbers minus its error (see `Scores.credited`)."""
+        """Return the score of each row (rows,): 1 or 0; for numbers minus the error (see `Scores.credited`)."""
 
     def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
-        """Return what is summed over rows beside, by name: (rows,) or (rows, k)."""
+        """Return further values that are summed over rows, by name: (rows,) or (rows, k)."""
         return {}
 
     def best_constant(self, y: Tensor, rows: Tensor) -> float:
@@ -86,7 +86,7 @@ class Target(Protocol):
         return 0.0
 
     def columns(self, answers: Tensor) -> dict[str, Tensor]:
-        """Return what was told (rows, width) as named columns (rows,) for people."""
+        """Return answers (rows, width) as named columns (rows,) for people."""
         return {}
 
 
@@ -182,14 +182,14 @@ CLASSES = Classes()
 class Measured(Target):
     """A target of numbers: one value for each row, whose mean and standard deviation over known rows are known.
 
-    The headline is the skill, 1 - error / error of a constant on the same rows: 0 is no better than always saying the
-    same, 1 is perfect. The constant is the best one over all rows but the source's own test set, whenever they come, so
-    that it is no easy rival where values drift.
+    The headline is the skill, 1 - error / error of a constant on the same rows: 0 is no better than the constant, 1 is
+    perfect. The constant is the best one over all rows except the source's own test set, at any time: it is no easy
+    rival if values drift.
 
     Args:
         center: mean of the known values.
         scale: their standard deviation.
-        constant: what the rival without features says: one number, or one for each quantile.
+        constant: answer of the rival without features: one number, or one for each quantile.
         edges: ascending borders between the bins.
     """
 
@@ -245,7 +245,7 @@ class Measured(Target):
         return self.telling(torch.tensor(self.constant, dtype=torch.float64)).expand(rows, -1)
 
     def telling(self, numbers: Tensor) -> Tensor:
-        """Return what a model tells that says these numbers (..., numbers)."""
+        """Return the answers of a model that predicts these numbers (..., numbers)."""
         return numbers
 
     def skill_of(self, numbers: Tensor, y: Tensor) -> float:

@@ -30,8 +30,8 @@ class Task:
     """A model and its training objective.
 
     Args:
-        build: returns a fresh module with logits (samples, classes), for sequences (samples, steps, classes), of other
-            targets with their outputs (samples, width); any `nn.Module` class or function.
+        build: returns a fresh module with logits (samples, classes); any `nn.Module` class or function. For sequences
+            logits are (samples, steps, classes); for other targets outputs are (samples, width).
         loss: the loss that local training minimizes: a `fedtide.learn.losses.Loss`, or a function of (outputs, labels)
             such as `nn.CrossEntropyLoss(label_smoothing=0.1)`.
         dtype: number type of parameters and activations.
@@ -83,7 +83,7 @@ class Task:
         object.__setattr__(self, "loss", loss)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs: it has a module of its own."""
+        """Return the state of a copy, which has a module of its own."""
         return {name: value for name, value in vars(self).items() if name != "scratch"}
 
     @cached_property
@@ -254,14 +254,14 @@ class Task:
         """Return the gradient of the mean training loss of all samples (or steps that count), and that loss.
 
         More than `ROWS` samples are passed in parts of equal size, so that BatchNorm in training mode never meets a
-        part with a single sample. The gradient of a single part is returned unchanged: multiplying by its size and
-        dividing again would change the last bit of a tenth of all numbers.
+        part with a single sample. The gradient of a single part is returned unchanged, because multiplying and dividing
+        by its size would change the last bit of a tenth of all numbers.
 
         Args:
             weights: where the gradient is taken.
             shard: the samples.
-            train: in training mode, as a client's own steps; else in evaluation mode, without dropout and with fixed
-                running statistics, so that the result is deterministic.
+            train: in training mode, as a client's own steps. Else in evaluation mode, which is deterministic: without
+                dropout, with fixed running statistics.
             names: parameters whose gradient is wanted; None for all.
         """
         self.scratch.load(weights, train=train)
@@ -305,8 +305,8 @@ def parts(rows: int, steps: int = 1) -> Iterator[slice]:
 def concat_passes(outputs: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
     """Concatenate the outputs of several passes, with all `rows` along `dim`.
 
-    Each pass is copied to its place as it comes, so that there is never a second copy of everything: a vocabulary has
-    ten thousand logits at every step.
+    Each pass is copied to its place as it comes. So there is never a second copy of everything, which may be large: a
+    vocabulary has ten thousand logits at every step.
     """
     passes = iter(outputs)
     first, whole, done = next(passes), None, 0
@@ -323,7 +323,7 @@ def concat_passes(outputs: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
 def joined(columns: Sequence[Tensor]) -> Tensor:
     """Concatenate columns; without a copy if they were cut from one tensor in this order.
 
-    Where some are on another device than the CPU, such as rows beside those that a client kept, all go there.
+    If some are on another device than the CPU, such as new rows beside a client's kept rows, all go to that device.
 
     >>> rows = torch.arange(5)
     >>> joined(rows.split([2, 3])) is rows

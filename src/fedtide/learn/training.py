@@ -36,8 +36,8 @@ def client_weight(shard: Shard, weighting: Weighting) -> float:
 class Training:
     """Train the received weights and send the update as a weighted sum; a work.
 
-    A method that uses it for a question thereby declares that the clients of that question may be trained at once
-    (`fedtide.fleets.stacked_engine`), unless they compute losses before training (`forward_passes`).
+    The clients of a question with this work may be trained at once (`fedtide.fleets.stacked_engine`), unless they
+    compute losses before training (`forward_passes`).
 
     Args:
         task: model and loss.
@@ -84,11 +84,11 @@ class Training:
         return {**sum_update(delta, weight, squares=self.squares), "loss": Weighted(loss, rows)}
 
     def sent_bytes(self, received: Weights) -> int:
-        """Return the bytes of what a client sends that trained these weights."""
+        """Return the bytes of the total of a client that trained these weights."""
         return size_in_bytes(self._sent(received, 1.0, 0.0, 1))
 
     def sum_of(self, fit: Fit, shards: Sequence[Shard]) -> Tree:
-        """Return the sum of what clients send that were trained at once."""
+        """Return the sum of the totals of clients that were trained at once."""
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, self.weighting) for shard in shards], dtype=torch.float64)
         total = sum_updates(fit.delta, weight, squares=self.squares)
@@ -99,7 +99,7 @@ class Training:
 
 
 def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any]:
-    """Return what a client sends of its update in sums.
+    """Return the sums that a client sends of its update.
 
     Args:
         delta: new minus old.
@@ -113,7 +113,7 @@ def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any
 
 
 def sum_updates(deltas: Weights, weight: Tensor, *, squares: bool) -> dict[str, Any]:
-    """Return the sum of what several clients send of their updates, as of `sum_update`.
+    """Return the sum of several clients' `sum_update`.
 
     Args:
         deltas: new minus old (clients, ...).

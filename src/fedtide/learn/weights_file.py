@@ -26,7 +26,7 @@ def file_of(path: Path) -> Path:
     return newest_state(path / "checkpoints") if path.is_dir() else path
 
 
-def weights_of(path: Path, like: Weights, key: str) -> Weights:
+def load_weights(path: Path, like: Weights, key: str) -> Weights:
     """Load weights from a file and check them against those of the network.
 
     Args:
@@ -38,7 +38,7 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
         FedtideError: the file is missing or damaged, belongs to another network, or holds several models.
     """
     with within(key):
-        weights = _held(path)
+        weights = _read_tensors(path)
     wanted = {**like.params, **like.buffers}
     for name, value in wanted.items():
         value_found = weights.get(name)
@@ -54,7 +54,7 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
     )
 
 
-def _held(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     file = file_of(path)
     try:
         if file.name != STATE:

@@ -104,7 +104,7 @@ class LeafCNN:
     conv 5x5 -> 32, ReLU, max pool 2, conv 5x5 -> 64, ReLU, max pool 2, dense 2048, ReLU, head.
 
     Args:
-        padding: "same" keeps the image size in a convolution, as in LEAF; "valid" does not, as in the code of FedEM and
+        padding: "same" keeps the image size in a convolution, as in LEAF. "valid" does not, as in the code of FedEM and
             of adaptive expert models.
         dropout: probability of dropping units of the dense layer.
 
@@ -175,8 +175,8 @@ class CifarCNN:
         channels: output channels of the two convolutions.
         dense: width of each dense layer.
         dropout: probabilities of dropping whole maps before the second pool, and units after each dense layer.
-        response: use local response normalization over four neighboring maps after the first pool and before the
-            second, as that code has it for IFCA's network. (IFCA's own pads, pools 3 x 3 and normalizes over nine.)
+        response: use local response normalization over four neighboring maps, after the first pool and before the
+            second. That code has it for IFCA's network. (IFCA's own code pads, pools 3 x 3 and normalizes over nine.)
 
     >>> sum(p.numel() for p in CifarCNN().build((3, 32, 32), 10).parameters())
     878538
@@ -372,14 +372,14 @@ WIDTHS = (64, 128, 256, 512)
 class ResNet18:
     """ResNet-18: a stem, four stages of two residual blocks (64, 128, 256, 512 channels), mean over the image, head.
 
-    "pre-activation" is the network of the periodic-shift paper for CIFAR: stem 7x7 with stride 2 and max pool 3x3 with
-    stride 2, stages without strides, norm and ReLU before each convolution, GroupNorm without scale and offset. Initial
-    weights are He normal, and N(0, 0.01^2) in the head, as in the authors' code.
+    "pre-activation" is the network of the periodic-shift paper for CIFAR. It has a stem 7x7 with stride 2, a max pool
+    3x3 with stride 2, and stages without strides. Norm and ReLU come before each convolution; GroupNorm has no scale
+    and offset. Initial weights are He normal, and N(0, 0.01^2) in the head, as in the authors' code.
 
-    "cifar" is the network of the thesis on the re-weighted softmax, which uses norm = "mixed" except in section 3.7:
-    stem 3x3, stages 2 to 4 halve the image, convolutions have biases, and the last pool covers 3x3 of the remaining
-    4x4. The listing prints BatchNorm2d(64) in every stage; here it has the channels of its stage. Images of 17x17 to
-    32x32.
+    "cifar" is the network of the thesis on the re-weighted softmax, which uses norm = "mixed" except in section 3.7. It
+    has a stem 3x3, stages 2 to 4 halve the image, and convolutions have biases. The last pool covers 3x3 of the
+    remaining 4x4. The listing prints BatchNorm2d(64) in every stage; here it has the channels of its stage. Images are
+    of 17x17 to 32x32.
 
     "imagenet" is the standard network: the stem of "pre-activation", the stages of "cifar", no biases.
 

@@ -34,14 +34,14 @@ from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
 from fedtide.fields.shapes import fields_of, ranges
 from fedtide.fields.types import WEIGHTS, IsFile
-from fedtide.fields.user_code import call, called_itself, imported, own
+from fedtide.fields.user_code import build_part, call, called_itself, imported
 from fedtide.fleets.devices import Clock
 from fedtide.fleets.local_engine import Host
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
-from fedtide.learn.weights_file import weights_of
+from fedtide.learn.weights_file import load_weights
 from fedtide.models.init import initialize
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
@@ -154,7 +154,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     bfloat = experiment.precision == "bf16"
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
     key = f"method '{method.name}'.loss"
-    loss = called_itself(method.loss, key) or own(method.loss, key, ())
+    loss = called_itself(method.loss, key) or build_part(method.loss, key, ())
     if not (callable(loss) or hasattr(loss, "prepare")):
         raise refused(f"{key}.function", loss, "a loss, or a function of outputs and labels")
     init: Any = getattr(experiment.model, "init", "torch")
@@ -165,7 +165,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if method.init_from is None:
         return task
     path = Path(place_of_weights(method, experiment.data))
-    return replace(task, begin=weights_of(path, task.init(Rng(0)), f"method '{method.name}'.init_from"))
+    return replace(task, begin=load_weights(path, task.init(Rng(0)), f"method '{method.name}'.init_from"))
 
 
 def place_of_weights(method: Method, data: Data) -> str:
@@ -326,7 +326,7 @@ def cohort_of(method: Method) -> Any:
     """Return the cohort of a method, made by the user's function if it is their own; None if it has none."""
     cohort = method.settings().get("cohort")
     needs = [name for name in vars(Picking) if not name.startswith("_")]
-    return own(cohort, f"method '{method.name}'.cohort", needs)
+    return build_part(cohort, f"method '{method.name}'.cohort", needs)
 
 
 def cohort_size(method: Method, registered: int) -> int:

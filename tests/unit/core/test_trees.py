@@ -26,7 +26,7 @@ from fedtide.core.trees import (
     same,
     size_in_bytes,
 )
-from fedtide.core.weights import add, placed
+from fedtide.core.weights import add, add_update
 from helpers.examples import examples
 
 law = examples(60)
@@ -270,19 +270,19 @@ AFTER = weights(1.25, 5.5)
 
 
 def test_an_update_of_one_model_is_added_to_it():
-    assert same(placed(HERE, STEP), AFTER)
+    assert same(add_update(HERE, STEP), AFTER)
 
 
 def test_the_numbers_stay_in_the_type_of_the_weights():
     double = Weights({"a": torch.full((2,), 0.25, dtype=torch.float64)}, {})
-    made = placed(HERE, double)
+    made = add_update(HERE, double)
     assert made.params["a"].dtype == torch.float32
     assert same(made.buffers, HERE.buffers)
 
 
 def test_parameters_that_an_update_does_not_name_stay():
     held = weights(1.0, 5.0, b=3.0)
-    assert same(placed(held, STEP), weights(1.25, 5.5, b=3.0))
+    assert same(add_update(held, STEP), weights(1.25, 5.5, b=3.0))
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_parameters_that_an_update_does_not_name_stay():
 def test_an_update_goes_into_the_slots_that_it_was_made_for(update, slot, expected):
     held = (HERE, HERE)
     before = detached([held, update])
-    assert same(placed(held, update, slot), expected)
+    assert same(add_update(held, update, slot), expected)
     assert same(before, [held, update])
 
 
 def test_a_single_model_in_a_tuple_stays_one():
-    assert same(placed((HERE,), STEP), (AFTER,))
-    assert same(placed((HERE,), {0: STEP}), (AFTER,))
-    assert same(placed(HERE, {0: STEP}), AFTER)
+    assert same(add_update((HERE,), STEP), (AFTER,))
+    assert same(add_update((HERE,), {0: STEP}), (AFTER,))
+    assert same(add_update(HERE, {0: STEP}), AFTER)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_single_model_in_a_tuple_stays_one():
 )
 def test_an_update_for_nobody_knows_whom_is_refused(held, update, slot):
     with pytest.raises(LookupError, match=r"does not say which of [12] models it belongs to"):
-        placed(held, update, slot)
+        add_update(held, update, slot)
 
 
 @pytest.mark.parametrize(
@@ -334,4 +334,4 @@ def test_an_update_for_nobody_knows_whom_is_refused(held, update, slot):
 )
 def test_an_update_of_something_else_is_refused_in_words(update, words):
     with pytest.raises(LookupError, match=words):
-        placed(HERE, update)
+        add_update(HERE, update)

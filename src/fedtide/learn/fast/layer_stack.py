@@ -1,4 +1,4 @@
-"""Copies of a small network that are trained, or judged, side by side: one for each of several clients."""
+"""Copies of a small network that are trained or evaluated side by side: one for each of several clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stack_trees(values: Sequence[Any], tree_of: Callable[[Any], Tree]) -> Any:
 
 
 class LayerStack:
-    """Several copies of a network of known layers; what `fedtide.learn.stack.train_stacked` trains.
+    """Several copies of a network of known layers; `fedtide.learn.stack.train_stacked` trains them.
 
     Args:
         scratch: the module of the model.
@@ -61,7 +61,7 @@ class LayerStack:
         self.planned = room.grown  # how often storage had been taken anew
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return parameters as they are held, but for the clients."""
+        """Return one client's parameters in the layout of the stack."""
         return [part for parts in self._by_layer(params) for part in parts]
 
     def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -69,17 +69,17 @@ class LayerStack:
         return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
 
     def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
-        """Return what each client begins with (clients, ...), by layers, as it is held."""
+        """Return the initial parameters of each client (clients, ...), by layers, in the layout of the stack."""
         names = self.scratch.names
         return stack_trees(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
 
     def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
+        """Copy initial parameters; return the copies, and nothing else that a forward pass reads."""
         pairs = zip(self.products, starts, strict=True)
         return [loaded for layer, parts in pairs for loaded in layer.load(parts, self.room)], []
 
     def read(self, starts: Sequence[list[Tensor]]) -> None:
-        """Take what copies begin with as it is, for passes that train nothing."""
+        """Use initial parameters without a copy, for passes that train nothing."""
         self.plans = {}
         for layer, parts in zip(self.products, starts, strict=True):
             layer.weights = parts
@@ -106,8 +106,8 @@ class LayerStack:
         Args:
             x: the rows.
             purpose: what the passes are for.
-            judge: reads the outputs, in storage that the next pass overwrites, and writes the gradient by them to
-                `plan.dy`. What it returns is returned; after None there is no pass back.
+            judge: reads the outputs, in storage that the next pass overwrites, and writes the gradient by the outputs
+                to `plan.dy`. Its result is returned; after None there is no pass back.
         """
         plan = self.fit(x, purpose)
         plan.rows.now, self.busy = turned(self.layers, x), True
@@ -125,7 +125,7 @@ class LayerStack:
         return self.run(x, "outputs", lambda plan: plan.made[-1])
 
     def features(self, params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
-        """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
+        """Return the features (clients, rows, d) of a branched task: inputs or outputs of its last layer."""
         shared = feature_of(self.scratch) == "shared"
         return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
 
@@ -166,7 +166,7 @@ class LayerStack:
         return Weights({name: named[name] for name in like.params}, {})
 
     def named(self, stored: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of all layers (clients, ...) by their names, from what is held."""
+        """Return the parameters of all layers (clients, ...) by their names."""
         left = iter(stored)
         named: dict[str, Tensor] = {}
         for layer in self.products:

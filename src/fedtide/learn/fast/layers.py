@@ -1,10 +1,10 @@
 """Layers of small networks as products of matrices, of several copies at once, with rows innermost in pictures.
 
 Libraries for convolutions are made for many channels, and waste most of a processor on one, six or eight. Here pictures
-are (clients, channels, height, width, rows), so that lines are copied in runs of `width * rows` numbers, a pool is
-three maxima, and a convolution is a product for each row of its kernel, whose sum is the next layer's input. Vectors
-are (clients, rows, width), as products of few rows with a large matrix are fastest so. A plain step of SGD is added to
-the weights by the product that makes the gradient, which then exists nowhere.
+are (clients, channels, height, width, rows): lines are copied in runs of `width * rows` numbers. A pool is three
+maxima. A convolution is a product for each row of its kernel; their sum is the next layer's input. Vectors are
+(clients, rows, width), because products of few rows with a large matrix are fastest so. A plain step of SGD is added to
+the weights by the product that makes the gradient; the gradient then exists nowhere.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ class Linear(Product):
 class Conv2d(Product):
     """A convolution on (clients, channels, height, width, rows): a product for each row of the kernel, and their sum.
 
-    Each column of a kernel meets the lines of a picture shifted sideways. Of these there is one copy, as the next row
-    of the kernel meets what lies a line further on; where the kernel moves down by several lines at a time, there are
-    so many copies of a part of the lines. Weights are matrices (channels * columns, outputs), one for each row of the
-    kernel; before the first is the bias, which meets ones.
+    Each column of a kernel meets the lines of a picture shifted sideways. One copy of these lines is enough: the next
+    row of the kernel meets the next line. If the kernel moves down by several lines at a time, there are as many
+    copies of a part of the lines. Weights are matrices (channels * columns, outputs), one for each row of the kernel;
+    before the first is the bias, which meets ones.
     """
 
     cropped = False  # to even sides: a pool follows that leaves out the rest
@@ -241,7 +241,7 @@ class Conv2d(Product):
             stored[i % down][:, self.ones if i and i % down == 0 else 0 :, pixels] for i, pixels in enumerate(below)
         ]
         y = plan.room.take((self, "y"), clients, outputs, high * line)
-        first, *others = (each.transpose(1, 2) for each in self._now(clients))
+        first, *others = (part.transpose(1, 2) for part in self._now(clients))
         plan.do(torch.bmm, first, self.meets[0], out=y)
         for matrix, met in zip(others, self.meets[1:], strict=True):
             plan.do(y.baddbmm_, matrix, met)
@@ -431,7 +431,7 @@ def known_layers(scratch: Scratch, shape: tuple[int, ...], room: Room, *, within
     layers: list[Layer] = []
     row_shape = shape
     for name, layer in _in_order(module, within):
-        step = _known(name, layer, layers, shape)
+        step = _layer_for(name, layer, layers, shape)
         if step is None or (branch_count(layers) is not None and not isinstance(step, Mean)):
             return None
         if isinstance(step, Flatten) and len(shape) == 1:
@@ -490,8 +490,8 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
         yield from _in_order(layer, f"{name}.{inner}" if name else inner)
 
 
-def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...]) -> Layer | None:
-    """Return what does the steps of a layer on rows of a shape, after those before it, if it is known and they fit."""
+def _layer_for(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...]) -> Layer | None:
+    """Return the layer of this file for a module on rows of a shape, after those before it; None without one."""
     first, branches = not any(isinstance(size, Product) for size in before), None
     if type(layer) is Branches and {type(copy) for copy in layer.copies} == {nn.Linear}:
         branches, layer = layer, layer.copies[0]

@@ -85,7 +85,7 @@ class ModulePasses:
         plan, value = judged
         if plan is not self.last:
             named = self.stack.named(plan.gradient)
-            parts = {self._of(name, k): each[k] for name, each in named.items() for k in range(len(each))}
+            parts = {self._of(name, k): leaf[k] for name, leaf in named.items() for k in range(len(leaf))}
             self.last, self.gradient = plan, [parts[name] for name in self.names]
         return value, self.gradient
 
@@ -135,14 +135,14 @@ class ModulePasses:
             FedtideError: the loss gives other weights to the module, whose passes are not over.
         """
         logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan, x)
-        before = [each._version for each in self.params]
-        read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
-        copies = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
+        before = [leaf._version for leaf in self.params]
+        read = [leaf.detach().requires_grad_() for leaf in (logits, features) if leaf is not None]
+        copies = [leaf.clone(memory_format=torch.contiguous_format) for leaf in read]  # a loss may write there
         value = loss.value(copies[0] if features is None else tuple(copies), y, shared, columns)
-        if [each._version for each in self.params] != before:
+        if [leaf._version for leaf in self.params] != before:
             raise FedtideError("loss: your loss uses the Task that is being trained; give it a second Task")
         by_logits, *others = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
-        if any(each is not None for each in others):
+        if any(leaf is not None for leaf in others):
             return None
         dy.zero_() if by_logits is None else dy.copy_(by_logits)
         return value.detach()  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Plans: what a small network does with rows of one shape, as operations that are found once and done again and again.
+"""Plans: the operations of a small network on rows of one shape, found once and run again and again.
 
-To find them takes Python about as long as they take: their storage stays where it is, so tensors that read or write a
-part of it are made once, too.
+Finding the operations takes Python about as long as running them. Their storage stays in place, so tensors that read or
+write a part of it are made once, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Room:
         return sum(tensor.nbytes for tensor in self._held.values())
 
     def take(self, name: object, *shape: int) -> Tensor:
-        """Return storage of a shape; what was there under this name is lost."""
+        """Return storage of a shape; the old content of this name is lost."""
         tensor = self._held.get(name)
         if tensor is None or tensor.numel() < math.prod(shape):
             with torch.inference_mode(False):  # where it is grown says nothing of where it is written
@@ -77,11 +77,11 @@ class Layer(Protocol):
 
 
 Purpose = Literal["outputs", "gradient", "descent"]
-"""What a plan is for: outputs alone, gradients, or steps of plain SGD in their place."""
+"""Purpose of a plan: outputs alone, gradients, or steps of plain SGD in their place."""
 
 
 class Plan:
-    """What a network does with rows of one shape: operations on storage that stays where it is.
+    """The operations of a network on rows of one shape, on storage that stays in place.
 
     Args:
         layers: which have their weights.
@@ -122,7 +122,7 @@ class Plan:
                 back = before
 
     def last_input(self) -> Tensor:
-        """Return what the last layer read in the last pass."""
+        """Return the input of the last layer in the last pass."""
         value = [self.rows, *self.made][-2]
         return value.now if value is self.rows else value  # type: ignore[no-any-return]
 
@@ -141,7 +141,7 @@ class Plan:
             )
 
     def hold(self, x: Any, name: object) -> Tensor:
-        """Return what a layer reads, in storage: rows are copied there, once if all clients have the same."""
+        """Return the input of a layer in storage: rows are copied, once if all clients have the same."""
         if not isinstance(x, Input):
             return x  # type: ignore[no-any-return]
         into = self.room.take(name, copies_of(x), *x.shape[1:])
@@ -149,7 +149,7 @@ class Plan:
         return into.expand(x.shape)
 
     def copy(self, into: Tensor, x: Any) -> None:
-        """Note that what a layer reads is copied; of rows that all clients have, those of one."""
+        """Note a copy of a layer's input; of rows that all clients have, the copy of one."""
         if isinstance(x, Input):
             self.do(lambda now: into.copy_(now[: len(into)]), x)
         else:
