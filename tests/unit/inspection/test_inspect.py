@@ -21,6 +21,7 @@ from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.files import bare
+from fedtide.data.sources.guesses import GUESSED
 from fedtide.inspection.answers import _features
 from fedtide.inspection.finding_pictures import _write_names
 from fedtide.inspection.findings import PAGE, STUDY, inspect_table
@@ -61,7 +62,7 @@ def test_columns_are_guessed_by_name_and_type_and_may_be_left_out(tmp_path):
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith(
-        "label: score (2 classes, guessed, as no column is called so); client: station_id (20 "
+        f"label: score (2 classes{GUESSED}); client: station_id (20 values); time: when (20"
     )
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
     said = read(table(tmp_path / "a.csv"), Roles(without="wind,No")).said
