@@ -19,8 +19,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.runs import parallel
 from fedtide.tuning.tune import LiveTuning
 from helpers.shell import done, refused
-from helpers.studies import A
-from helpers.tunings import PROX, RATE, tunable
+from helpers.studies import PROX, RATE, A, tunable
 
 
 @pytest.fixture(autouse=True)

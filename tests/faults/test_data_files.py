@@ -24,7 +24,7 @@ from fedtide.data.shift.availability import read_timetable
 from fedtide.data.shift.what.change_points import read_concepts
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, NPZ, GasSensors, Images, Manifest, Series, Text
 from fedtide.fleets.devices import latencies, speeds
-from helpers.idx_files import idx_bytes
+from helpers.image_files import idx_bytes
 from helpers.texts import TINY
 
 from .conftest import BATCH, limited

@@ -27,9 +27,8 @@ from fedtide.config import Experiment, Local, to_toml
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
 from helpers.shell import Command, contents, done
-from helpers.studies import SCAFFOLD, A
+from helpers.studies import SCAFFOLD, A, tunable
 from helpers.toys import toy
-from helpers.tunings import tunable
 
 from .conftest import limited
 

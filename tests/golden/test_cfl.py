@@ -12,7 +12,7 @@ from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from helpers.cfl_released import cfl_released
-from helpers.picked import By
+from helpers.handmade import By
 from helpers.quadratics import TASK, at, fleet_of, models, played, population
 
 HALF = LocalTrainer(lr=0.5, batch_size=0)

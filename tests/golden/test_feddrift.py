@@ -24,8 +24,7 @@ from fedtide.algorithms.feddrift import (
 from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.server import SGD
-from helpers.concepts import TASK, TURN, A, B, X, concepts
-from helpers.stages import begun, rounds
+from helpers.stages import TASK, TURN, A, B, X, begun, concepts, rounds
 
 
 def played(*stages: str, **options):

@@ -33,8 +33,7 @@ from fedtide.data.shift.what import ClusterDrift
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
-from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
-from helpers.naive_sums import naive_by_sums
+from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_by_sums, naive_fielding
 from helpers.stages import begun
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30

@@ -16,7 +16,7 @@ from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from helpers.picked import By
+from helpers.handmade import By
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)

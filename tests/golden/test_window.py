@@ -8,8 +8,7 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.window import merge_shards, window
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Shard
-from helpers.concepts import TASK, TURN, A, B, X, concepts
-from helpers.stages import holding, rounds
+from helpers.stages import TASK, TURN, A, B, X, concepts, holding, rounds
 
 
 def played(*stages: str, **options):

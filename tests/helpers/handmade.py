@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedtide.core.base import Algorithm, Moment, Prediction
+from fedtide.cohorts import Picking
+from fedtide.core.base import Algorithm, Fleet, Moment, Prediction
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -77,3 +80,18 @@ def fleet(
 def client_of(shard: Any) -> int:
     """Whose rows these are."""
     return int(shard.x[0, 0])
+
+
+# -- a cohort that a test writes down ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class By(Picking):
+    """Clients that a function chooses: (rng, fleet) -> ids."""
+
+    who: Callable[[Rng, Fleet], Tensor]
+    asks: tuple[str, ...] = ()
+    reveals: tuple[str, ...] = ()
+
+    def pick(self, memo, fleet, rng, serve, among=None, m=None):
+        return self.who(rng, fleet)

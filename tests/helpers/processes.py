@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-
-from helpers.federation import until
 
 
 def commands() -> Iterator[tuple[int, str]]:
@@ -40,20 +37,6 @@ def offspring(*first: int) -> dict[int, str]:
     """Return number and command line of the processes that some started, and those started, and so on."""
     found = children(*first)
     return found | offspring(*found) if found else {}
-
-
-def number_in(folder: Path, name: str) -> int:
-    """Return the process that is kept running under a name; wait where it is being started."""
-
-    def look() -> int:
-        try:
-            number = int((folder / f"{name}.pid").read_text())
-            os.kill(number, 0)
-        except (OSError, ValueError):
-            return 0
-        return number
-
-    return int(until(look, 120.0))
 
 
 def used(number: int, what: str = "VmRSS") -> float:

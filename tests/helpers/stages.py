@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtide.core.base import Algorithm, Facts, Moment
 from fedtide.core.memory import MemoryStore
@@ -17,6 +17,8 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.task import Task
 
 Held = Sequence[tuple[Tensor, Tensor]]
 """x and y of each client."""
@@ -53,3 +55,25 @@ def rounds(algorithm: Algorithm, stages: Sequence[Population]) -> Iterator[tuple
         fleet.begin(Moment(number, len(stages), 0.0))
         state, facts = algorithm.round(state, fleet, Rng(0).at(number, "server"))
         yield state, facts, fleet
+
+
+# -- two concepts of two rows, at 1 and -1, whose labels B swaps; a model that turns to either in a round --------------
+
+
+def zero() -> nn.Module:
+    """Both weights 0, whatever the key."""
+    module = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(module.weight)
+    return module
+
+
+TASK = Task(zero, dtype=torch.float64)
+TURN = LocalTrainer(lr=4.0, epochs=10, batch_size=0)
+X = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+A, B = torch.tensor([1, 0]), torch.tensor([0, 1])
+
+
+def concepts(names: str, before: int = 0):
+    """A client for each letter: A, B, or a dot for one without rows."""
+    held = [(X[:0], A[:0]) if name == "." else (X, A if name == "A" else B) for name in names]
+    return holding(held, classes=2, before=before)

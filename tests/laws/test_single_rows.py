@@ -16,8 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from helpers.handmade import fleet, people
-from helpers.picked import By
+from helpers.handmade import By, fleet, people
 
 SETTINGS = {"local": LocalTrainer(lr=0.1, batch_size=4), "cohort": Everyone()}
 

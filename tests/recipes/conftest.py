@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtide.data.partition.skewed import CIFAR_100
-from helpers.idx_files import idx_bytes
+from helpers.image_files import idx_bytes
 
 
 @pytest.fixture

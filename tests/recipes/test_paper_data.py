@@ -17,7 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.learn.branched_task import with_branches
 from fedtide.runs.build import population_of, rows_of, task_of
 from fedtide.runs.preflight import preflight
-from helpers.idx_files import idx_bytes
+from helpers.image_files import idx_bytes
 from helpers.shell import done, refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"

@@ -292,7 +292,7 @@ def one_slot_each(case: Case) -> None:
             hold(inside, f"`serve` gives a slot that is not among the {len(payload)} of its payload")
     *_, scores = judged(run)
     if scores.choice is not None:
-        hold(torch.equal(scores.choice.sum(1), scores.rows), "`predict` does not say of every row which model answered")
+        hold(torch.equal(scores.choice.sum(1), scores.rows), "`predict` does not name the model of every row")
     # Clusters that a state names: members of each cluster, or the cluster of each client.
     belongs = getattr(run.state, "belongs", None)
     if belongs is not None:
@@ -393,7 +393,7 @@ def no_rows(case: Case, rounds: int = 4) -> None:
     emptied = with_rows(host, (train[i][: 0 if i == 3 else None] for i in range(len(train))))
     asked, fleet = case.watched(case.steady, host=emptied, rounds=rounds)
     if any("began" in ask.named for ask in fleet.asks):
-        raise NotApplicable("who is at work, and has not been asked after yet, is part of its state")
+        raise NotApplicable("clients at work that are not asked yet are part of its state")
     if not any(3 in ask.clients for ask in fleet.asks):
         raise NotApplicable("it does not ask the client without rows")
     left_out, _ = case.watched(case.steady, host=emptied, change=others, rounds=rounds)

@@ -110,7 +110,7 @@ def _released(experiment: Experiment, rounds: int, draw: Draw) -> tuple[Played, 
 
     def look(question: str, reply: Reply) -> None:
         nonlocal asked
-        hold(len(sums) > asked or not leaves(reply.total), f"a sum of '{question}' is read that was not released")
+        hold(len(sums) > asked or not leaves(reply.total), f"the sum of '{question}' is read before it is released")
         asked = len(sums)
 
     return played(experiment, host=host, fleet=watch, rounds=rounds), sums

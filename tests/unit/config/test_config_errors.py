@@ -282,19 +282,11 @@ def test_a_long_value_is_shown_in_short():
 
 # -- combinations ------------------------------------------------------------------------------------------------------
 
-IMPOSSIBLE = [
-    (
-        {"local": {"optimizer": "adam", "momentum": 0.9}},
-        "method 'A'.local: momentum belongs to optimizer = 'sgd', not to 'adam'",
-    ),
-    ({"local": {"batch_size": -1}}, "method 'A'.local.batch_size: found -1, allowed: 0 or more"),
-]
 
-
-@pytest.mark.parametrize(("options", "line"), IMPOSSIBLE)
-def test_settings_that_exclude_each_other_are_one_clear_line(options, line):
-    raw = {"method": [{"name": "A", "algorithm": "fedavg", **options}]}
-    assert said(raw).startswith(f"study.toml: {line}")
+def test_settings_that_exclude_each_other_are_one_clear_line():
+    method = {"name": "A", "algorithm": "fedavg", "local": {"optimizer": "adam", "momentum": 0.9}}
+    line = "study.toml: method 'A'.local: momentum belongs to optimizer = 'sgd', not to 'adam'"
+    assert said({"method": [method]}).startswith(line)
 
 
 @pytest.mark.parametrize(("first", "second", "folder"), [
@@ -342,14 +334,17 @@ def test_an_override_that_cannot_be_is_one_clear_line(assignment, line):
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_there_is_one_clear_line(tmp_path):
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path):
+    path = tmp_path / "study.toml"
     with pytest.raises(FedtideError, match=r"study.toml: no such file$"):
-        read(tmp_path / "study.toml")
-
-
-def test_a_folder_is_no_experiment(tmp_path):
-    with pytest.raises(FedtideError, match=str(tmp_path)):
+        read(path)
+    with pytest.raises(FedtideError, match=f"{tmp_path}: is a folder"):
         read(tmp_path)
+    for content in (b"rounds = 3 # \xff\xfe\n", b'rounds = 0\n[[method]]\nalgorithm = "fedavg"\n'):
+        path.write_bytes(content)
+        with pytest.raises(FedtideError, match=rf"^{path}: ") as error:
+            read(path)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("text", "where"), [
@@ -368,51 +363,11 @@ def test_bad_toml_is_one_line_that_names_the_line(tmp_path, text, where):
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_text_is_one_clear_line(tmp_path):
-    path = tmp_path / "study.toml"
-    path.write_bytes(b"rounds = 3 # \xff\xfe\n")
-    with pytest.raises(FedtideError, match=r"study.toml: ") as error:
-        read(path)
-    assert "\n" not in str(error.value)
-
-
-def test_errors_in_a_file_name_the_file(tmp_path):
-    path = tmp_path / "study.toml"
-    path.write_text('rounds = 0\n[[method]]\nalgorithm = "fedavg"\n')
-    with pytest.raises(FedtideError, match=rf"^{path}: rounds: found 0, allowed: 1 or more$"):
-        read(path)
-
-
 # -- anything at all ---------------------------------------------------------------------------------------------------
 
-ODD = st.sampled_from(
-    [
-        True,
-        0,
-        3,
-        -1,
-        2.5,
-        float("nan"),
-        float("inf"),
-        "",
-        "x",
-        "a:b",
-        "iid",
-        [],
-        [1],
-        ["x"],
-        [[]],
-        [{}],
-        {},
-        {"kind": "x"},
-        {"kind": 3},
-        {"kind": []},
-        {"x": {"y": 1}},
-        {"kind": "always"},
-        {"name": {}},
-        10**400,
-    ],
-)
+WORDS = [True, 0, 3, -1, 2.5, float("nan"), float("inf"), 10**400, "", "x", "a:b", "iid"]
+TABLES = [{}, {"kind": "x"}, {"kind": 3}, {"kind": []}, {"x": {"y": 1}}, {"kind": "always"}, {"name": {}}]
+ODD = st.sampled_from([*WORDS, [], [1], ["x"], [[]], [{}], *TABLES])
 
 
 def paths(node: Any, above: tuple = ()) -> list[tuple]:

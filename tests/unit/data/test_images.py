@@ -23,8 +23,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
 from fedtide.data.sources import Images, Manifest, images
 from fedtide.runs.digest import digest_of
-from helpers.idx_files import idx_bytes
-from helpers.images import count_decoded
+from helpers.image_files import count_decoded, idx_bytes
 
 Pixels = dict[str, np.ndarray]
 

@@ -26,7 +26,7 @@ from fedtide.data.partition import Natural
 from fedtide.data.sources import CIFAR, IDX, LEAF, Domains
 from fedtide.data.sources.published import PUBLISHED, TYPES, read_idx
 from helpers.examples import examples
-from helpers.idx_files import idx_bytes
+from helpers.image_files import idx_bytes
 from helpers.toys import played
 
 

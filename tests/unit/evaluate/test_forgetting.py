@@ -30,8 +30,7 @@ from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.runs.simulate import simulate
 from helpers.fednova import fednova
-from helpers.handmade import people
-from helpers.picked import By
+from helpers.handmade import By, people
 
 NAN = math.nan
 

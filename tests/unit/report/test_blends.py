@@ -33,7 +33,7 @@ from fedtide.report.study import summarize
 from fedtide.report.summary import Summary
 from fedtide.report.topics import is_number
 from helpers.blended import BLEND, FLAT, SPLITTING
-from helpers.mixtures import shown, texts
+from helpers.pages import shown, texts
 from helpers.records import change_lines, record_like, run_of_lines
 from helpers.studies import A, finished, study
 from helpers.toys import TOY

@@ -26,7 +26,7 @@ from fedtide.report.clusters import (
     purity,
 )
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
-from helpers.mixtures import MIXTURE, STEADY, shown, texts
+from helpers.pages import MIXTURE, STEADY, shown, texts
 from helpers.records import run_of_lines
 from helpers.studies import A, finished, study
 

@@ -26,8 +26,7 @@ from fedtide.report.drift import (
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
-from helpers.mixtures import shown, texts
-from helpers.pages import Page
+from helpers.pages import Page, shown, texts
 from helpers.records import change_lines, record_like, run_of_lines
 from helpers.studies import A, finished, study
 

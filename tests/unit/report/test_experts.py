@@ -15,7 +15,7 @@ from fedtide.report.page import write_report
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import MethodSummary, Study, Summary
-from helpers.mixtures import MIXTURE, STEADY, shown, texts
+from helpers.pages import MIXTURE, STEADY, shown, texts
 from helpers.records import change_lines
 from helpers.studies import A, finished, lines_of, study
 

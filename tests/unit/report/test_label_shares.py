@@ -16,7 +16,7 @@ from fedtide.report.clients import label_shares
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from helpers import studies
-from helpers.mixtures import texts
+from helpers.pages import texts
 from helpers.studies import A, study
 
 

@@ -13,7 +13,7 @@ from fedtide.report import local_forgetting as local
 from fedtide.report.run_records import ExperimentRecord, read_experiment
 from fedtide.report.study import summarize
 from helpers import studies
-from helpers.mixtures import texts
+from helpers.pages import texts
 from helpers.studies import MOMENTUM, STEADY, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}

@@ -15,7 +15,7 @@ from fedtide.report.study import summarize
 from fedtide.report.turns import Transfer, Turn, groups_over_rounds, measure, transfer_table, turns
 from helpers import studies
 from helpers.examples import examples
-from helpers.mixtures import texts
+from helpers.pages import texts
 from helpers.studies import STEADY, A, study
 
 NAN = math.nan

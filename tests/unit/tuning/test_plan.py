@@ -9,8 +9,7 @@ import pytest
 from fedtide.config import Range, from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.tuning.plan import at_edge, base_of, ends, stages, with_values
-from helpers.studies import A
-from helpers.tunings import PROX, RATE, RATES, tunable, tuning
+from helpers.studies import PROX, RATE, RATES, A, tunable, tuning
 
 STEADY = {**A, "name": "b.2"}
 

@@ -11,7 +11,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.tuning.plan import stages
 from fedtide.tuning.search import asked
 from fedtide.tuning.trials import Curve, Trial
-from helpers.tunings import RATE, tuning
+from helpers.studies import RATE, tuning
 
 EVERYTHING = {
     "method.local.lr": RATE,

@@ -19,8 +19,7 @@ from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.trials import READY, TRIALS, load, read_tuning
 from fedtide.tuning.tune import LiveTuning, execute
-from helpers.studies import A
-from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
+from helpers.studies import PROX, RATE, RATES, A, made, result_of, tuning
 
 MU = {"low": 0.01, "high": 1.0, "log": True}
 STAGES = {

@@ -10,8 +10,7 @@ from fedtide.tuning.pages import best_table, budget_table, range_of, tuning_head
 from fedtide.tuning.plan import digest_of_tuning, stages
 from fedtide.tuning.trials import Curve, Trial, read_tuning
 from helpers.pages import Page
-from helpers.studies import A
-from helpers.tunings import PROX, RATE, made, tuning
+from helpers.studies import PROX, RATE, A, made, tuning
 
 RANGES = {
     "method.local.lr": RATE,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from fedtide.data.sources import images
 from fedtide.data.sources.published import TYPES
 
 CODES = {np.dtype(name): code for code, name in TYPES.items()}
@@ -14,3 +16,20 @@ def idx_bytes(array: np.ndarray) -> bytes:
     stored = array.astype(array.dtype.newbyteorder(">"))
     sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
     return bytes([0, 0, CODES[stored.dtype], array.ndim]) + sizes + stored.tobytes()
+
+
+# -- counts of the pictures that are decoded ---------------------------------------------------------------------------
+
+
+def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A list to which each picture that is decoded from now on adds an entry."""
+    count: list[bool] = []
+    decode = images.decode
+
+    def counted(*args):
+        for pixels in decode(*args):
+            count.append(True)
+            yield pixels
+
+    monkeypatch.setattr(images, "decode", counted)
+    return count
