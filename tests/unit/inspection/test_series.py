@@ -12,7 +12,7 @@ import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.inspection.table import read
 from fedtide.runs.build import rows_of
-from fedtide.tuning.entrants import _entered
+from fedtide.tuning.entrants import _candidates
 
 DAY = 86400
 
@@ -67,7 +67,7 @@ def test_large_series_bound_the_training_of_each_alone(tmp_path, monkeypatch):
     path = found.write(tmp_path / "made").parent / "study.toml"
     solver = tomllib.loads(path.read_text())["method"][1]["solver"]
     assert solver == {"lr": 0.001, "optimizer": "adamw", "local_steps": 1000}
-    entered, candidates = _entered(found, path)
+    entered, candidates = _candidates(found, path)
     entries = [each.entry for each in candidates]
     assert entries[:2] == ["FedAvg, lr 0.005", "FedAvg, lr 0.02"]
     assert entries[-2:] == ["Each alone, lr 0.0005", "Each alone, lr 0.002"]
