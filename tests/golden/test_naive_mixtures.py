@@ -1,8 +1,9 @@
-"""pFedEM and FedGMM against naive numpy in float64: models, Gaussians and blends over 12 rounds to 1e-8."""
+"""pFedEM, FedGMM and FedEM with whole models against naive numpy in float64: models and blends to 1e-8."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -16,7 +17,15 @@ from fedtide.core.rng import Rng
 from fedtide.learn.features import principal
 from fedtide.runs.build import host_of
 from helpers.branchnet import as_numpy, close, shard_of
-from helpers.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round
+from helpers.naive_em import (
+    Rows,
+    diagonal_log_density,
+    fedem_round,
+    fedgmm_round,
+    floored,
+    full_log_density,
+    pfedem_round,
+)
 from helpers.toys import played, toy
 
 ROUNDS = 12
@@ -51,9 +60,9 @@ def run_of(algorithm, options, model, memory):
     return run, {"center": center, "components": components}
 
 
-def clients_of(population, t):
+def clients_of(population, t, rounds=ROUNDS):
     """Who takes part in a round, with their rows; each model starts the generator of the shuffles anew."""
-    moment = Moment(t, ROUNDS, float(t))
+    moment = Moment(t, rounds, float(t))
     return {
         client: Rows(*shard_of(population, client, moment), shuffled(Rng(0).at(t, client, "train", "shuffle")))
         for client in population.arrivals(4, moment).tolist()
@@ -207,3 +216,53 @@ def test_naive_predictions_of_fedgmm_agree():
             found.told[s].exp().numpy(), sum(weights[k] * probabilities(models[k], row) for k in range(2)), f"row {s}"
         )
         close(found.density[s].exp().numpy(), joint.sum(), f"density of row {s}")
+
+
+# -- FedEM as published, with K whole models ---------------------------------------------------------------------------
+
+
+def copies_of(weights) -> list[dict[str, np.ndarray]]:
+    """The three models in the weights of a network that is repeated as a whole."""
+    models: list[dict[str, np.ndarray]] = [{} for _ in range(3)]
+    for name, value in as_numpy(weights.params).items():
+        k, own = re.fullmatch(r"model\.copies\.(\d)\.(.*)", name).groups()
+        models[int(k)][own] = value.astype(np.float64)
+    return models
+
+
+CASES = {
+    "softmax regression": ("linear", {"batch_size": 4, "epochs": 2}),
+    "all rows at once": ("linear", {"batch_size": 0, "epochs": 3}),
+    "local_steps": ("linear", {"batch_size": 3, "local_steps": 7}),
+    "one hidden layer": ({"kind": "mlp", "hidden": [5]}, {"batch_size": 4, "epochs": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
+    model, local = CASES[case]
+    options = {"components": 3, "component_layer": "*", "local": {"lr": 0.1, **local}, "server": {"kind": "sgd"}}
+    data = {
+        "source": {"kind": "gaussians", "samples": 160, "dims": 4, "classes": 3, "domains": 3},
+        "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_samples": 5},
+    }
+    memory, shift = MemoryStore(None), {"who": {"kind": "periodic", "period": 7}}
+    run = played(toy("fedem", options, rounds=20, precision="fp64", data=data, model=model, shift=shift), memory=memory)
+    models, blends, cohorts = copies_of(run.steps[0].received.weights), {}, []
+    for t, step in enumerate(run.steps):
+        clients = clients_of(run.host.population, t, 20)
+        cohorts.append(list(clients))
+        models, blends, _ = fedem_round(models, blends, clients, lr=0.1, **local)
+        for k, (ours, theirs) in enumerate(zip(copies_of(step.state.weights), models, strict=True)):
+            assert ours.keys() == theirs.keys()
+            for name, value in ours.items():
+                close(value, theirs[name], f"{name} of model {k} after round {t}")
+    for client in range(9):
+        kept = memory.read(client, (20, 0))
+        assert (kept is None) == (client not in blends)
+        if kept is not None:
+            close(kept["pi"], blends[client], f"blend of client {client}")
+    assert len({len(rows.y) for rows in clients.values()}) > 1
+    assert all(len(cohort) == 4 for cohort in cohorts)
+    assert len({tuple(sorted(cohort)) for cohort in cohorts}) > 5
+    assert len({int(pi.argmax()) for pi in blends.values()}) > 1
