@@ -28,7 +28,7 @@ close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and
 Choices:
     - paper: centers are recomputed after each move (line 3). The order is that of clients' numbers (ours).
     - paper: drift is handled before each round (appendix C). Algorithm 1 has R rounds between.
-    - paper: `drift_baseline = "last-event"` measures movements in this drift event alone; "last-clustering" since then.
+    - paper: `drift_baseline = "last-event"` measures movements in this drift event alone.
     - paper: clients have equal weights within a cluster. With `q` clusters aggregate as in q-FedAvg.
     - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those that arrive.
     - ours: a cluster smaller than its share trains whole. The rest of M / K goes to the largest clusters.

@@ -185,9 +185,9 @@ def nearest(x: Tensor, centers: Tensor) -> Tensor:
     return torch.cdist(x.double(), centers.double()).argmin(1)
 
 
-def _clustered(centers_seen: Tensor, counts: Tensor, branches: int) -> Tensor:
+def _clustered(reports: Tensor, counts: Tensor, branches: int) -> Tensor:
     """Run the server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
-    x, n = centers_seen.double().numpy(), counts.double().numpy()
+    x, n = reports.double().numpy(), counts.double().numpy()
     if len(x) < branches:  # hardly any client answered: one mode for all, and centers too far away to be nearest
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()

@@ -126,8 +126,8 @@ class KMeans:
         best = 0
         if len(ks) > 1 or self.min_silhouette > -1:
             drawn = draw_some(torch.arange(len(fitted)), self.silhouette_samples, rng.at("silhouette"))
-            means_of = silhouettes(fitted[drawn], labels[:, drawn], kind).mean(1).tolist()
-            scores = dict(zip(ks, means_of, strict=True))
+            mean_silhouettes = silhouettes(fitted[drawn], labels[:, drawn], kind).mean(1).tolist()
+            scores = dict(zip(ks, mean_silhouettes, strict=True))
             best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
         if scores and max(scores.values()) < self.min_silhouette:
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), scores, kind, self.center)
@@ -190,8 +190,8 @@ def _finished(
     number = torch.empty_like(first)
     number[order] = torch.arange(len(order))
     label = number[label]
-    means_of = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
-    return Clustering(label, means_of, kind, scores, len(order))
+    chosen = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
+    return Clustering(label, chosen, kind, scores, len(order))
 
 
 # -- the fits ---------------------------------------------------------------------------------------------------------

@@ -162,11 +162,11 @@ def lengths(x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance) 
     """
     if isinstance(kind, Joint):
         parts = zip(kind.columns, kind.kinds, kind.scales, strict=True)
-        lengths_of = [
+        part_lengths = [
             lengths(x[:, columns], rows, y[:, columns], others, one) / (scale**0.5 if one == "sq-l2" else scale)
             for columns, one, scale in parts
         ]
-        return torch.stack(lengths_of).sum(0)
+        return torch.stack(part_lengths).sum(0)
     far = pairs(x, rows, y, others, kind)
     return far.sqrt() if kind in ("sq-l2", "cosine") else far
 

@@ -266,8 +266,8 @@ class Combined(Representing):
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
-        represents = [part.of(task, inside) for part, inside in self._keyed()]
-        return lambda model, shard: torch.cat([represent(model, shard) for represent in represents])
+        functions = [part.of(task, inside) for part, inside in self._keyed()]
+        return lambda model, shard: torch.cat([represent(model, shard) for represent in functions])
 
     def draw_order(self, task: Task, rng: Rng) -> Tensor | None:
         """Draw the fixed order in which a client reports its numbers; parts stay in place."""

@@ -87,8 +87,8 @@ def train_clusters(
     state, reply = ask_to_train(cohort, fleet, state, clients, models, reveal=reveal, **bounds)
     if reply.total is None:
         return state, reply, {}
-    sums_of_slots = reply.total if totals is None else [totals(total) for total in reply.total]
-    sums = [None if total is None else total["delta"] for total in sums_of_slots]
+    changed = reply.total if totals is None else [totals(total) for total in reply.total]
+    sums = [None if total is None else total["delta"] for total in changed]
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
     facts: dict[str, Any] = {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
     return step_models(state, server, sums), reply, facts

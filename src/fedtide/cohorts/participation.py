@@ -147,9 +147,9 @@ def loss_question(algorithm: Algorithm, target: Target) -> Work:
         if not len(shard.labels):
             return None
         adapted = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
-        own_memory = memory if adapted is None or adapted.memory is None else adapted.memory
+        next_memory = memory if adapted is None or adapted.memory is None else adapted.memory
         owner = torch.zeros(len(shard), dtype=torch.int64)
-        losses = target.losses(algorithm.predict(payload, [own_memory], shard.x, owner).told, shard.y).double()
+        losses = target.losses(algorithm.predict(payload, [next_memory], shard.x, owner).told, shard.y).double()
         losses = losses if shard.mask is None else losses[shard.mask]
         return Answer({}, {"loss": losses.mean().reshape(1)})
 

@@ -100,8 +100,8 @@ class BranchLoss:
         """Stack the prepared values of several clients' base losses, with the branch of each client (clients,)."""
         prepared, _, choices = zip(*shared, strict=True)
         base: Any = self.base
-        stacked_base = base.stacked(prepared)
-        return (stacked_base, torch.tensor(choices)) if isinstance(self.choice, int) else stacked_base
+        losses = base.stacked(prepared)
+        return (losses, torch.tensor(choices)) if isinstance(self.choice, int) else losses
 
     def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:
         """Return the loss of every label, in the shape of `y`, of one of several clients."""
@@ -195,15 +195,15 @@ def blend_branches(
                 log_probs = task.target.read_outputs(logits[:, rows].double())
                 for name, shares in ways.items():
                     share = shares[done : done + len(blended)][rows].clamp(min=1e-12).log().T
-                    parts_of = task.target.mixed(log_probs, share.reshape(*share.shape, *[1] * (blended.dim() - 1)))
+                    outputs = task.target.mixed(log_probs, share.reshape(*share.shape, *[1] * (blended.dim() - 1)))
                     if name:
-                        labels[name].append(task.target.says(parts_of))
+                        labels[name].append(task.target.says(outputs))
                     else:
-                        blended[rows] = parts_of
+                        blended[rows] = outputs
             done += len(blended)
             yield blended
 
-    return concat_passes(mixed(), len(x)), {name: torch.cat(parts_of) for name, parts_of in labels.items()}
+    return concat_passes(mixed(), len(x)), {name: torch.cat(outputs) for name, outputs in labels.items()}
 
 
 def branch_losses(logits: Tensor, shard: Shard, target: Target = CLASSES) -> Tensor:

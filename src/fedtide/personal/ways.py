@@ -166,7 +166,7 @@ def names_of(ways: Sequence[Any]) -> list[str]:
         settings = {key: value for key, value in changed(way).items() if isinstance(value, bool | int | float | str)}
         telling = [f"{key} {str(value).lower()}" for key, value in settings.items() if key != "kind"]
         name = " ".join([way.kind, *telling]) if kinds.count(way.kind) > 1 else str(way.kind)
-        again = sum(name_before == name or name_before.startswith(f"{name} #") for name_before in out)
+        again = sum(earlier == name or earlier.startswith(f"{name} #") for earlier in out)
         out.append(f"{name} #{again + 1}" if again else name)
     return out
 
@@ -195,13 +195,13 @@ def predict_personal(
     for place, memory in enumerate(memories):
         rows = (owner == place).nonzero().flatten()
         if memory is None:
-            part_of = Choice().predict(nets, models, {"model": usual}, x[rows])
+            prediction = Choice().predict(nets, models, {"model": usual}, x[rows])
             if personal.own_expert:  # without a local expert, all weight is on one of the others
                 choice = torch.full((len(rows),), usual + 1)
-                part_of = Prediction(part_of.told, choice, F.one_hot(choice, len(models) + 1).double())
+                prediction = Prediction(prediction.told, choice, F.one_hot(choice, len(models) + 1).double())
         else:
-            part_of = personal.predict(nets, models, memory, x[rows])
-        parts.append(part_of)
+            prediction = personal.predict(nets, models, memory, x[rows])
+        parts.append(prediction)
         places.append(rows)
     order = torch.cat(places).argsort()
     log_probs = torch.cat([part.told.double() for part in parts])[order]

@@ -146,8 +146,8 @@ class Anchored:
         def weigh(payload: Received, memory: Memory, answer: Answer, shard: Shard) -> Weighted | None:
             """Weigh the anchor on a client's validation samples, beside what the method would have predicted."""
             as_served, val = algorithm.as_served, shard.val
-            own_memory = memory if answer.memory is None else answer.memory
-            served = (payload.method, own_memory) if as_served is None else as_served(payload.method, memory, answer)
+            next_memory = memory if answer.memory is None else answer.memory
+            served = (payload.method, next_memory) if as_served is None else as_served(payload.method, memory, answer)
             if served is None or val is None or not len(val):
                 return None
             method = algorithm.predict(served[0], [served[1]], val.x, torch.zeros(len(val), dtype=torch.int64)).told

@@ -140,8 +140,8 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         check(None)
 
     def adapt(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        own_memory = way.fit(nets, received(payload).models, shard, moment, rng)
-        return None if own_memory is None else Answer({}, memory=own_memory)
+        next_memory = way.fit(nets, received(payload).models, shard, moment, rng)
+        return None if next_memory is None else Answer({}, memory=next_memory)
 
     def predict(payload: Payload, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         got = received(payload)

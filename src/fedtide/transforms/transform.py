@@ -140,8 +140,8 @@ def made_with(algorithm: Algorithm, *names: str) -> tuple[Any, ...]:
         FedtideError: its function does not take one of them.
     """
     if missing := [name for name in names if name not in algorithm.options]:
-        names_missing = ", ".join(missing)
-        raise FedtideError(f"transforms: the function of '{algorithm.name}' must take {names_missing}")
+        words = ", ".join(missing)
+        raise FedtideError(f"transforms: the function of '{algorithm.name}' must take {words}")
     return tuple(algorithm.options[name] for name in names)
 
 
