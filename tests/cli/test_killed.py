@@ -99,31 +99,6 @@ def test_killed_at_any_moment_and_gone_on_with(shell, tmp_path, monkeypatch, met
     assert not list((tmp_path / "x").rglob("writing-*"))
 
 
-@pytest.mark.thorough  # the recipe of a million is played, and fewer clients are killed above
-def test_a_crowd_of_a_million_that_is_killed_goes_on(shell, tmp_path, monkeypatch):
-    """Generated clients, judged by a sample: resumed bit for bit, and nothing written grows with who is registered."""
-    data = {
-        "source": {"kind": "generated", "clients": 1_000_000, "samples": 10, "dims": 4, "classes": 3},
-        "partition": {"kind": "natural"}, "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
-    }  # fmt: skip
-    few = {**A, "cohort": 50}
-    changes = {"data": data, "shift": {"who": "always"}, "eval_clients": 40, "checkpoint_every": 1}
-    written(tmp_path / "study.toml", few, rounds=12, eval_every=4, **changes)
-    monkeypatch.chdir(tmp_path)
-    whole = undisturbed(tmp_path)
-    process = shell.start("run", tmp_path / "study.toml", "--out", "x", cwd=tmp_path)
-    until(lambda: recorded(tmp_path / "x" / "a" / "0") >= 3)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert recorded(tmp_path / "x" / "a" / "0") < 12
-    assert done("resume", tmp_path / "x", "--workers", 1) == 0
-    assert kept(tmp_path / "x") == kept(whole)
-    assert (tmp_path / "x" / "report.html").stat().st_size > 10_000
-    run = whole / "a" / "0"
-    assert len((run / "clients.csv").read_text().splitlines()) == 1 + 3 * 2 * 40  # three times test and validation rows
-    assert sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) < 200_000
-
-
 def test_killed_between_any_two_writes_of_a_checkpoint(tmp_path, monkeypatch):
     """The same, exhaustively: the process ends right before or after each thing that a checkpoint does."""
     written(tmp_path / "study.toml", REMEMBERING, rounds=4, checkpoint_every=1, model=LARGE)

@@ -128,16 +128,6 @@ def test_from_python_with_rows_in_memory(here):
     assert found.study.is_file()
 
 
-def test_a_budget_in_python_may_be_a_number_of_seconds(here):
-    with open(baskets(), newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = {name: [row[name] for row in rows] for name in ("shop", "basket", "label")}
-    for wrong in (0, -5, float("nan")):
-        with pytest.raises(ft.FedtideError, match=f"^--budget: found {wrong}, allowed: 1s to 366d$"):
-            ft.recommend(columns, budget=wrong)
-    assert ft.recommend(columns, "shops", budget=600, workers=1, quiet=True).made.budget == 600.0
-
-
 @pytest.mark.parametrize(
     ("changes", "arguments", "said"),
     [

@@ -16,7 +16,7 @@ import pytest
 
 from fedtide.config import options_model
 from fedtide.core import checkpoint, codec
-from fedtide.core.atomic import replacing, sha256
+from fedtide.core.atomic import sha256
 from fedtide.core.record import whole
 from helpers.shell import contents, done, written
 from helpers.studies import A
@@ -133,19 +133,6 @@ def test_a_link_is_refused_before_anything_is_written(run, capsys, command):
     assert "config.toml.17.writing: is a link" in said(capsys, command[0], run, *command[1:])
     assert (run.parent / "victim").read_text() == "precious"
     assert contents(run) == before
-
-
-def test_a_temporary_name_cannot_be_known_before(tmp_path, monkeypatch):
-    """A link at the old one, with the number of the process, is not followed."""
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / f"page.html.{os.getpid()}.writing").symlink_to(tmp_path / "victim")
-    names = []
-    for _ in range(2):
-        with replacing(tmp_path / "page.html") as temporary:
-            names.append(temporary.name)
-            temporary.write_text("<!doctype html>")
-    assert (tmp_path / "victim").read_text() == "precious"
-    assert len(set(names)) == 2
 
 
 def test_a_record_with_another_name_elsewhere_is_not_played(run, capsys):

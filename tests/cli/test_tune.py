@@ -15,7 +15,6 @@ from rich.console import Console
 
 import fedtide
 from fedtide.config import read
-from fedtide.core.errors import FedtideError
 from fedtide.runs import parallel
 from fedtide.tuning.tune import LiveTuning
 from helpers.shell import done, refused
@@ -119,16 +118,6 @@ def test_from_python(here, monkeypatch):
     assert "<td" in finished._repr_html_()
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
     assert finished.frame()["number"] == list(range(len(finished.stages[0][0].trials)))
-
-
-def test_from_python_with_a_budget_as_on_the_command_line(here):
-    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.lr": RATE}}]
-    finished = fedtide.tune(tunable(rounds=2, tune={"stage": stage}), "x", trials=2, seeds="3,4", workers=1)
-    ((tuned,),) = finished.stages
-    assert [[curve.seed for curve in trial.curves] for trial in tuned.trials] == [[3, 4]] * 2
-    with pytest.raises(FedtideError, match=r"^experiment: tune.trials: found 0, allowed: 1 or more"):
-        fedtide.tune(tunable(rounds=2), "y", trials=0)
-    assert not Path("y").exists()
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def recommend(
     """
     from fedtide.api.jobs import Request, TournamentJob, columns, finished
 
-    roles = columns(label, client, time, features, zone, without)
+    roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
     request = Request(out, scale, sets, None, workers)
     return finished(TournamentJob.create(data, request, budget, roles), Output(quiet))
 
@@ -204,7 +204,7 @@ def resume(
     """
     from fedtide.api.jobs import finished, of
 
-    return finished(of(run_folder, workers).resumed(seeds, output=Output(quiet)), Output(quiet))
+    return finished(of(run_folder, workers).resumed(Output(quiet), seeds=seeds), Output(quiet))
 
 
 @hinted
@@ -370,7 +370,7 @@ def inspect(
     from fedtide.inspection.table import read as read_table
     from fedtide.tuning.entrants import inspect_study
 
-    roles = columns(label, client, time, features, zone, without)
+    roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
     study = data[0] if isinstance(data, list) and len(data) == 1 else data
     if is_study(study):
         check_no_columns(roles)

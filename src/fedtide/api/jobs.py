@@ -11,6 +11,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from rich.console import Console
+from torch import nn
+
+from fedtide.api import Name, Seeds, Sets
 from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
 from fedtide.config.overrides import flat, seed_list
 from fedtide.config.settings import check_installed
@@ -23,25 +27,31 @@ from fedtide.draw.tables import Library, frame
 from fedtide.evaluate.judge import views
 from fedtide.fields.types import seconds_of
 from fedtide.fields.user_code import session_code
-from fedtide.report.terminal import console, say
+from fedtide.inspection.findings import inspect_table
+from fedtide.inspection.preview import Preview
+from fedtide.inspection.preview_page import Shown
+from fedtide.inspection.table import read as read_table
+from fedtide.report import notebook
+from fedtide.report import study as study_rows
+from fedtide.report.page import report_of, write_report
+from fedtide.report.study import Study, Summary, read_finished
+from fedtide.report.terminal import console, print_results, print_table, say
+from fedtide.report.topics import check_measures
 from fedtide.runs import auto, folder
 from fedtide.runs.build import as_json, cohort_size, population_of
 from fedtide.runs.digest import Verdict, verify_runs
+from fedtide.runs.display import InNotebook, Live
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
+from fedtide.runs.export import Model, predict_file
 from fedtide.runs.job import Job, Output, Result, Scale, experiment_file
 from fedtide.runs.preflight import Preflight, check_room, preflight
 from fedtide.runs.privacy import check_needed
-from fedtide.tuning import plan, search, tournament, trials, tune
+from fedtide.runs.trained import Trained
+from fedtide.tracking.feed import Tracking
+from fedtide.tuning import entrants, pages, plan, rungs, search, tournament, trials, tune
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from torch import nn
-
-    from fedtide.api import Name, Seeds, Sets, Spelled
-    from fedtide.inspection.preview_page import Shown
-    from fedtide.report.summary import Study, Summary
-    from fedtide.runs.export import Model
-    from fedtide.runs.trained import Trained
+    from fedtide.api import Spelled
 
 R = TypeVar("R", bound=Result)
 
@@ -135,17 +145,10 @@ def is_study(data: Any) -> bool:
     return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
 
 
-def columns(
-    label: Name | None,
-    client: Name | None,
-    time: Sequence[Name] | Name | None,
-    features: Sequence[Name] | Name | None,
-    zone: str | None,
-    without: Sequence[Name] | Name | None,
-) -> Roles:
-    """Return the roles of columns as the command line has them."""
-    label, client, time, features, without = map(spelled_columns, (label, client, time, features, without))
-    return Roles(label, client, time, features, zone, without=without)
+def columns(*, zone: str | None, **names: Sequence[Name] | Name | None) -> Roles:
+    """Return the roles of columns, label, client, time, features and without, as the command line has them."""
+    roles: dict[str, Any] = {role: spelled_columns(name) for role, name in names.items()}
+    return Roles(zone=zone, **roles)
 
 
 def check_no_columns(roles: Roles) -> None:
@@ -174,9 +177,6 @@ def processes_for(settings: Experiment, workers: int | None) -> int | None:
 
 def preview(settings: Experiment, where: str, rounds: int | None, clients_per_round: int | None) -> Shown:
     """Return the previews of an experiment's first point and seed, one for each shift of its methods."""
-    from fedtide.inspection.preview import Preview
-    from fedtide.inspection.preview_page import Shown
-
     first = points(settings, where)[0].experiment
     by_shift = dict[str, list[Method]]()
     for method in first.method:
@@ -196,7 +196,7 @@ def preview(settings: Experiment, where: str, rounds: int | None, clients_per_ro
 
 @dataclass(frozen=True, repr=False)
 class Finished:
-    """A finished experiment: its run folder, its report, and its results (a `fedtide.report.summary.Study`).
+    """A finished experiment: its run folder, its report, and its results (a `fedtide.report.study.Study`).
 
     Data frames are of pandas, or of polars if only that is installed or it is asked for (`library="polars"`). Their
     columns are the names of the records; of a sweep there are also the point and the swept values.
@@ -216,9 +216,7 @@ class Finished:
         return f"Finished({', '.join([repr(str(self.folder)), *shown])})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import render_study
-
-        return render_study(self.study, self.report)
+        return notebook.render_study(self.study, self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each method and seed, and a column for each measure."""
@@ -241,14 +239,10 @@ class Finished:
         return self._frame("clusters", library)
 
     def _frame(self, kind: str, library: Library | None) -> Any:
-        from fedtide.report import study  # draws, which worker processes do not need
-
-        return frame(list(getattr(study, kind)(self.study)), library)
+        return frame(list(getattr(study_rows, kind)(self.study)), library)
 
     def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
         """Return the trained models of a method (see `ft.trained`)."""
-        from fedtide.runs.trained import Trained
-
         return Trained.read(self.folder, method, seed)
 
     @property
@@ -267,13 +261,11 @@ class Finished:
 
     @property
     def summaries(self) -> list[Summary]:
-        """The `fedtide.report.summary.Summary` of each point of its sweep; one if there is none."""
+        """The `fedtide.report.study.Summary` of each point of its sweep; one if there is none."""
         return list(self.study.summaries)
 
     def print(self, screen: Console) -> None:
         """Print the table, the alarms and the claims."""
-        from fedtide.report.terminal import print_results
-
         print_results(self.study, screen)
 
     def as_json(self) -> dict[str, Any]:
@@ -305,10 +297,7 @@ class FinishedTuning:
         return f"FinishedTuning({', '.join([repr(str(self.folder)), *shown])})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import render_table
-        from fedtide.tuning.pages import best_table
-
-        return render_table(repr(self), best_table(self.stages, self.score), self.report)
+        return notebook.render_table(repr(self), pages.best_table(self.stages, self.score), self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each trial: its values, and its accuracy on validation rows."""
@@ -323,10 +312,7 @@ class FinishedTuning:
 
     def print(self, screen: Console) -> None:
         """Print the best values."""
-        from fedtide.report.terminal import print_table
-        from fedtide.tuning.pages import best_table
-
-        print_table(best_table(self.stages, self.score), screen)
+        print_table(pages.best_table(self.stages, self.score), screen)
         say(f"tuned: {self.tuned}", screen)
 
     def as_json(self) -> dict[str, Any]:
@@ -358,10 +344,7 @@ class Recommendation:
         return f"Recommendation({str(self.folder)!r}, {first} leads{rest})"
 
     def _repr_html_(self) -> str:
-        from fedtide.report.notebook import render_table
-        from fedtide.tuning.pages import standings_table
-
-        return render_table(repr(self), standings_table(self.made), self.report)
+        return notebook.render_table(repr(self), pages.standings_table(self.made), self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each entry, rung and seed: its accuracy on validation rows."""
@@ -375,11 +358,8 @@ class Recommendation:
 
     def print(self, screen: Console) -> None:
         """Print how the entries stand."""
-        from fedtide.report.terminal import print_table
-        from fedtide.tuning.pages import earlier, standings_headline, standings_table
-
-        print_table(standings_table(self.made), screen)
-        for line in filter(None, (earlier(self.made).strip(), standings_headline(self.made))):
+        print_table(pages.standings_table(self.made), screen)
+        for line in filter(None, (pages.earlier(self.made).strip(), pages.standings_headline(self.made))):
             say(line, screen)
         say(f"study: {self.study}", screen)
 
@@ -430,11 +410,7 @@ class RunJob:
         return folder.load(self.root, self.sets)
 
     def resumed(
-        self,
-        seeds: Seeds | None = None,
-        fleet: str | None = None,
-        address: str | None = None,
-        output: Output = Output(),
+        self, output: Output, *, seeds: Seeds | None = None, fleet: str | None = None, address: str | None = None
     ) -> RunJob:
         """Return the job with more seeds, which its config.toml then asks for, or on another fleet."""
         if fleet is not None and self.settings.fleet.kind == "stacked":
@@ -449,9 +425,6 @@ class RunJob:
 
     def play(self, screen: Console) -> bool:
         """Play the runs that are left."""
-        from fedtide.runs.display import InNotebook, Live
-        from fedtide.tracking.feed import Tracking
-
         display: RunsDisplay = InNotebook() if screen.is_jupyter and not screen.quiet else Live(screen)
         if self.settings.track is not None:
             display = Tracking(self.settings, self.root, display, partial(say, screen=screen))
@@ -460,9 +433,6 @@ class RunJob:
 
     def result(self) -> Finished:
         """Read the finished runs."""
-        from fedtide.report.page import report_of
-        from fedtide.report.study import read_finished
-
         return Finished(self.root, report_of(self.root), read_finished(self.root))
 
     def write_page(self, out: Path | None = None) -> Path:
@@ -478,7 +448,7 @@ class RunJob:
         return f"{self.root}: {left} of {again}" if left else ""
 
     def summary(self) -> dict[str, Any]:
-        """Return what `fedtide report` wrote of it."""
+        """Return the summary that `fedtide report` wrote."""
         return _summary(self.root)
 
     def verify(self) -> Iterator[Verdict]:
@@ -495,15 +465,9 @@ class _AsBegun:
     kind: ClassVar[str]
     single: ClassVar[bool] = True
 
-    def resumed(
-        self,
-        seeds: Seeds | None = None,
-        fleet: str | None = None,
-        address: str | None = None,
-        output: Output = Output(),
-    ) -> Any:
+    def resumed(self, output: Output, **options: Any) -> Any:
         """Return the job; raise for an option that would change it."""
-        for name, value in (("seeds", seeds), ("fleet", fleet), ("address", address)):
+        for name, value in options.items():
             if value is not None:
                 raise FedtideError(f"--{name}: {self.root} is a {self.kind}, which goes on as it began")
         return self
@@ -579,9 +543,7 @@ class TuningJob(_AsBegun):
 
     def write_page(self, out: Path | None = None) -> Path:
         """Write the page about the trials."""
-        from fedtide.tuning.pages import write_tuning
-
-        return write_tuning(self.root, out)
+        return pages.write_tuning(self.root, out)
 
     def verify(self) -> Iterator[Verdict]:
         """Raise, because there are no runs."""
@@ -610,10 +572,6 @@ class TournamentJob(_AsBegun):
         Raises:
             FedtideError: one line says what to mend.
         """
-        from fedtide.inspection.findings import inspect_table
-        from fedtide.inspection.table import read as read_table
-        from fedtide.tuning import entrants
-
         began = time.time()
         try:
             seconds = seconds_of(budget)
@@ -645,8 +603,6 @@ class TournamentJob(_AsBegun):
         Raises:
             TooShort: the budget was over before two methods could be compared; the folder is removed.
         """
-        from fedtide.tuning import rungs
-
         for line in tournament.read_tournament(self.root).said:
             say(line, screen)
         workers = processes_for(self.settings, self.workers)
@@ -664,9 +620,7 @@ class TournamentJob(_AsBegun):
 
     def write_page(self, out: Path | None = None) -> Path:
         """Write the page about the rungs."""
-        from fedtide.tuning.pages import write_recommendation
-
-        return write_recommendation(self.root, out)
+        return pages.write_recommendation(self.root, out)
 
     def verify(self) -> Iterator[Verdict]:
         """Check the runs as far as the tournament played them."""
@@ -721,8 +675,6 @@ def write_page(
         pictures: a folder for every picture of run folders.
         tables: a folder for every table of run folders.
     """
-    from fedtide.report.page import write_report
-
     for job in jobs:
         if job.single and len(jobs) > 1:
             raise FedtideError(f"{job.root}: is a {job.kind}, which has a page by itself; allowed: run folders")
@@ -764,8 +716,6 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
 
 def _check(experiment: Experiment, where: str) -> Preflight:
     """Build an experiment once, and raise for anything that would stop it."""
-    from fedtide.report.topics import check_measures  # draws, which worker processes do not need
-
     check_measures(experiment, where)
     if experiment.track is not None:
         check_installed(experiment.track)
@@ -788,7 +738,6 @@ class RunModels:
     def model(self, client: int | None, cluster: int | None) -> tuple[str, Model]:
         """Return a model with the name of its file."""
         from fedtide.runs.export import Model
-        from fedtide.runs.trained import Trained
 
         trained = Trained.read(self.root, self.method, self.seed)
         part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
@@ -796,9 +745,6 @@ class RunModels:
 
     def predict(self, rows: Path, out: Path, client: int | None, cluster: int | None) -> str:
         """Predict the rows of a file and return a line about it."""
-        from fedtide.runs.export import predict_file
-        from fedtide.runs.trained import Trained
-
         trained = Trained.read(self.root, self.method, self.seed)
         count = predict_file(trained, rows, out, client=client, cluster=cluster)
         return f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted"

@@ -54,12 +54,13 @@ Exit status: 0 done; 1 a check failed (law, verify, replay); 2 wrong input,
 and one line says what; 130 stopped by Ctrl-C.
 """
 
+commands, real = Group("Commands", sort_key=0), Group("Real clients", sort_key=1)
 app = App(
     name="fedtide",
     help=HELP,
     help_format="plaintext",
     version=installed,
-    group_commands=Group("Commands", sort_key=0),
+    group_commands=commands,
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=()),  # options that turn off a default are not needed
 )
@@ -67,41 +68,17 @@ app["--help"].group = "About"
 app["--version"].group = "About"
 app.register_install_completion_command(group="About")
 
-DESCRIBED: dict[Callable[..., int], Callable[..., Any]] = {
-    running.run: api.run,
-    running.tune: api.tune,
-    running.recommend: api.recommend,
-    running.resume: api.resume,
-    reports.report: api.write_report,
-    reports.verify: api.verify,
-    reports.track: api.track,
-    inspecting.show: api.show,
-    inspecting.inspect: api.inspect,
-    inspecting.check: api.check,
+COMMANDS = {
+    running: "run init tune recommend resume",
+    reports: "report verify track export predict",
+    inspecting: "show inspect check",
+    listings: "list_recipes algorithms keys models",
+    deployment: "deploy rehearse serve admit invite status join replay",
 }
-"""Commands with the functions that do the same in Python and describe them."""
-OTHERS = (
-    running.init,
-    reports.export,
-    reports.predict,
-    listings.list_recipes,
-    listings.algorithms,
-    listings.keys,
-    listings.models,
-)
-DEPLOYING = (
-    deployment.deploy,
-    deployment.rehearse,
-    deployment.serve,
-    deployment.admit,
-    deployment.invite,
-    deployment.status,
-    deployment.join,
-    deployment.replay,
-)
+"""Commands by module; those of real clients are a group by themselves."""
 
 
-def described(command: Callable[..., int], function: Callable[..., Any]) -> Callable[..., int]:
+def described(command: Callable[..., int], function: Callable[..., Any]) -> None:
     """Give a command the description of a function and of the arguments that both have, before its own words."""
     description, arguments = _docstring(function)
     more, options = _docstring(command)
@@ -109,24 +86,22 @@ def described(command: Callable[..., int], function: Callable[..., Any]) -> Call
     lines = [f"    {name}: {texts[name]}" for name in inspect.signature(command).parameters if name in texts]
     more = more.partition("`.")[2]  # behind "Command of `fedtide.run`."
     command.__doc__ = "\n".join([description + more, "", "Args:", *lines])
-    return command
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return the first paragraph of a docstring, and the text of each argument."""
     text = inspect.getdoc(function) or ""
     arguments = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
-    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", arguments[1] if arguments else "", re.MULTILINE | re.DOTALL)
-    return text.partition("\n\n")[0], {name: " ".join(meaning.split()) for name, meaning in found}
+    pairs = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", arguments[1] if arguments else "", re.MULTILINE | re.DOTALL)
+    return text.partition("\n\n")[0], {name: " ".join(meaning.split()) for name, meaning in pairs}
 
 
-for command, function in DESCRIBED.items():
-    app.command(described(command, function))
-for command in OTHERS:
-    app.command(command, name=command.__name__.removeprefix("list_"))
-group = Group("Real clients", sort_key=1)
-for command in DEPLOYING:
-    app.command(command, group=group)
+for module, names in COMMANDS.items():
+    for command in (getattr(module, name) for name in names.split()):
+        name = command.__name__.removeprefix("list_")
+        if function := getattr(api, "write_report" if name == "report" else name, None):
+            described(command, function)
+        app.command(command, name=name, group=real if module is deployment else commands)
 
 
 def main(arguments: list[str] | None = None) -> None:

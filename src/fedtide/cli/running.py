@@ -92,7 +92,7 @@ def recommend(
     study = next(filter(is_study, data), None)
     if study is not None and len(data) > 1:
         raise refused("recommend", study, "one study, or data")
-    roles = columns(label, client, time, features, zone, without)
+    roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
     request = Request(out, scale, sets, None, workers)
     return _play(TournamentJob.create(study or [Path(path) for path in data], request, budget, roles), output)
 
@@ -115,7 +115,8 @@ def resume(
     """
     from fedtide.api.jobs import of
 
-    return _play(of(run_folder, workers).resumed(seeds, fleet, address, output), output)
+    job = of(run_folder, workers).resumed(output, seeds=seeds, fleet=fleet, address=address)
+    return _play(job, output)
 
 
 def init(study: Path = Path("study.toml"), /) -> int:

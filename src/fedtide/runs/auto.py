@@ -93,24 +93,29 @@ def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choic
     if runs > 1:
         local = Local(workers=fleet.workers, channels_last=fleet.channels_last, device=fleet.device)
         return Choice(_with(experiment, local), workers, f"fleet: local, {runs} runs side by side")
-    told = measured(experiment, workers)
-    alone = told[0]
-    had = min(alone.computing / alone.seconds, *(each.cores for each in told))
+    times = measured(experiment, workers)
+    one_process = times[0]
+    had = min(one_process.computing / one_process.seconds, *(fleet_time.cores for fleet_time in times))
     calm = had >= CALM
-    best = min((each for each in told if calm or each.settings.threads == 1), key=lambda each: each.seconds)
-    if best.seconds > CLEARLY * alone.seconds:
-        best = alone
-    others = "".join(f"; {each.name} {_said(each.seconds)}" for each in told if each is not best)
+    best = min(
+        (fleet_time for fleet_time in times if calm or fleet_time.settings.threads == 1),
+        key=lambda fleet_time: fleet_time.seconds,
+    )
+    if best.seconds > CLEARLY * one_process.seconds:
+        best = one_process
+    others = "".join(
+        f"; {fleet_time.name} {_in_units(fleet_time.seconds)}" for fleet_time in times if fleet_time is not best
+    )
     busy = "" if calm else f"; others use this machine, {1 - had:.0%} of the time was waiting"
-    said = f"fleet: {best.name}, {_said(best.seconds)} a round{others}{busy}"
-    return Choice(_with(experiment, best.settings), None, said)  # how many processes is part of the choice
+    message = f"fleet: {best.name}, {_in_units(best.seconds)} a round{others}{busy}"
+    return Choice(_with(experiment, best.settings), None, message)  # how many processes is part of the choice
 
 
 def _with(experiment: Experiment, fleet: FleetSettings) -> Experiment:
     return experiment.model_copy(update={"fleet": fleet})
 
 
-def _said(seconds: float) -> str:
+def _in_units(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -123,7 +128,7 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
     """
     (run,) = plan(experiment, Path())
     fleet = experiment.fleet
-    alone = Local(channels_last=fleet.channels_last, device=fleet.device)
+    local = Local(channels_last=fleet.channels_last, device=fleet.device)
     several = Workers(workers=fleet.workers, channels_last=fleet.channels_last, device=fleet.device)
     size = processes(_with(experiment, several), workers, 1)
     with ExitStack() as stack:
@@ -145,15 +150,15 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
 
             return once
 
-        told = [Measured(alone, *timed(round_on(LocalEngine(host))))]
-        if size < 2 or told[0].seconds * experiment.rounds < SHORT:
-            return told
+        times = [Measured(local, *timed(round_on(LocalEngine(host))))]
+        if size < 2 or times[0].seconds * experiment.rounds < SHORT:
+            return times
         pool = stack.enter_context(Pool(size, joined=True))
         engine = WorkersEngine(host, pool, spec_of(run.experiment, run.method, run.seed, folder))
-        told.append(Measured(replace(several, workers=size), *timed(round_on(engine))))
+        times.append(Measured(replace(several, workers=size), *timed(round_on(engine))))
         # One thread has a core although another program has the second: only as many threads as there will be tell.
-        told.append(Measured(replace(alone, threads=size), *timed(round_on(LocalEngine(host, size))), shares(size)))
-        return told
+        times.append(Measured(replace(local, threads=size), *timed(round_on(LocalEngine(host, size))), shares(size)))
+        return times
 
 
 def shares(threads: int) -> float:

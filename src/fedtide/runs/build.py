@@ -60,32 +60,32 @@ def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
     Raises:
         FedtideError: there is no such file.
     """
-    found = find(path, Path(directory) if directory else None, key, hint=mark.hint)
-    return path if found == Path(path).expanduser() else str(found.absolute())
+    file = find(path, Path(directory) if directory else None, key, hint=mark.hint)
+    return path if file == Path(path).expanduser() else str(file.absolute())
 
 
-def located(part: Any, directory: str | None, key: str, found: list[str] | None = None) -> Any:
+def located(part: Any, directory: str | None, key: str, places: list[str] | None = None) -> Any:
     """Return a part of a configuration in which each value marked as a file is the file's place.
 
     Args:
         part: an ingredient, which may hold others; any other value is returned as it is.
         directory: the configured data directory, if any.
         key: configuration key of the part, for errors.
-        found: a list to which every place is added.
+        places: a list to which every place is added.
     """
     if isinstance(part, tuple):
-        return tuple(located(each, directory, f"{key}[{n}]", found) for n, each in enumerate(part))
+        return tuple(located(item, directory, f"{key}[{n}]", places) for n, item in enumerate(part))
     values: dict[str, Any] = {}
     kind: Any = type(part)
     for name, mark in _marks(kind).items():
         value, inside = getattr(part, name), f"{key}.{name}"
         values[name] = value
         if mark is None:
-            values[name] = located(value, directory, inside, found)
+            values[name] = located(value, directory, inside, places)
         elif value is not None:
             values[name] = place(value, directory, inside, mark)
-            if found is not None:
-                found.append(values[name])
+            if places is not None:
+                places.append(values[name])
     changed = {name: value for name, value in values.items() if value is not getattr(part, name)}
     return replace(part, **changed) if changed else part
 
@@ -94,7 +94,10 @@ def located(part: Any, directory: str | None, key: str, found: list[str] | None 
 def _marks(kind: type) -> dict[str, IsFile | None]:
     """Return the keys of a table with the mark of those that name files; none for any other type."""
     marks = {name: ranges(hint) for name, hint in fields_of(kind).items()}
-    return {name: next((mark for mark in found if isinstance(mark, IsFile)), None) for name, found in marks.items()}
+    return {
+        name: next((mark for mark in marks_of_key if isinstance(mark, IsFile)), None)
+        for name, marks_of_key in marks.items()
+    }
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -127,8 +130,8 @@ def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
     data = experiment.data.model_dump(mode="json", include={"source", "directory", "target"})
-    own = experiment.data.seed if experiment.data.seed is not None else seed
-    return load_rows(json.dumps(data, sort_keys=True), own if experiment.data.source.drawn else 0)
+    data_seed = experiment.data.seed if experiment.data.seed is not None else seed
+    return load_rows(json.dumps(data, sort_keys=True), data_seed if experiment.data.source.drawn else 0)
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
@@ -188,12 +191,12 @@ def algorithm_of(method: Method, task: Task, directory: str | None = None) -> Al
     if "cohort" in options:
         options["cohort"] = cohort_of(method)
     with _of_method(method):
-        made = call(maker(method.algorithm), key, task, **options)
-    if not isinstance(made, Algorithm):
-        raise FedtideError(f"{key}: '{method.algorithm}' returned {type(made).__name__}, allowed: an Algorithm")
-    made = replace(made, options={"task": task, **options})
+        algorithm = call(maker(method.algorithm), key, task, **options)
+    if not isinstance(algorithm, Algorithm):
+        raise FedtideError(f"{key}: '{method.algorithm}' returned {type(algorithm).__name__}, allowed: an Algorithm")
+    algorithm = replace(algorithm, options={"task": task, **options})
     with _of_method(method):
-        return apply(made, *method.all_transforms)
+        return apply(algorithm, *method.all_transforms)
 
 
 @contextmanager
@@ -202,8 +205,8 @@ def _of_method(method: Method) -> Iterator[None]:
     try:
         yield
     except FedtideError as error:
-        said = str(error)
-        raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
+        line = str(error)
+        raise FedtideError(line if line.startswith("method ") else f"method '{method.name}'.{line}") from error
 
 
 def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
@@ -212,24 +215,28 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
     Raises:
         FedtideError: the module or the function of one cannot be found.
     """
-    made: list[Metric] = []
-    for number, said in enumerate(experiment.metrics):
-        if not isinstance(said, OwnMetric):
-            made += SHIPPED[said.kind]
+    metrics: list[Metric] = []
+    for number, setting in enumerate(experiment.metrics):
+        if not isinstance(setting, OwnMetric):
+            metrics += SHIPPED[setting.kind]
             continue
         key = f"metrics[{number}]"
-        function = imported(said.function, f"{key}.function")
-        made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit, needs=said.needs or ""))
-    return (*metrics_for(TARGET_WORDS[experiment.data.target.kind]), *made)
+        function = imported(setting.function, f"{key}.function")
+        metrics.append(
+            Metric(
+                setting.key, partial(_valued, function, key, setting.options), setting.unit, needs=setting.needs or ""
+            )
+        )
+    return (*metrics_for(TARGET_WORDS[experiment.data.target.kind]), *metrics)
 
 
 def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:
-    """Return what the person's function makes of the scores of an evaluation."""
-    found = call(function, f"{key}.options", scores, **options)
+    """Return the number that a person's function makes of the scores of an evaluation."""
+    value = call(function, f"{key}.options", scores, **options)
     try:
-        return float(found)
+        return float(value)
     except (RuntimeError, TypeError, ValueError):
-        raise refused(f"{key}.function", found, "a function that returns a number") from None
+        raise refused(f"{key}.function", value, "a function that returns a number") from None
 
 
 @dataclass(frozen=True)
@@ -342,11 +349,11 @@ def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | No
     device: Any = find_device(experiment.fleet.device)
     fleet = replace(experiment.fleet, device=device)
     only: dict[str, Any] = {"method": (method,), "sweep": {}, "baseline": None, "tune": None}
-    alone = experiment.model_copy(update=only | {"fleet": fleet})
+    single = experiment.model_copy(update=only | {"fleet": fleet})
     named = {} if device == CPU else {"device": name_of(device)}
     return named | {
         "make": f"{host_from.__module__}:{host_from.__name__}",
-        "experiment": as_json(alone),
+        "experiment": as_json(single),
         "seed": seed,
         "memory": None if memory is None else str(memory),
     }
@@ -359,9 +366,9 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
         FedtideError: there is another device, which the digest of the run does not name.
     """
     experiment = _experiment(spec["experiment"])
-    wanted, found = spec.get("device", CPU), name_of(find_device(experiment.fleet.device))
-    if found != wanted:
-        raise refused("fleet.device", found, wanted, "this worker's is another one than that of the run")
+    wanted, device = spec.get("device", CPU), name_of(find_device(experiment.fleet.device))
+    if device != wanted:
+        raise refused("fleet.device", device, wanted, "this worker's is another one than that of the run")
     torch.set_num_threads(experiment.fleet.threads)  # they change the last bits
     store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]), name=name)
     return host_of(experiment, experiment.method[0], spec["seed"], store)

@@ -99,21 +99,21 @@ def _written(folder: Path) -> dict[str, Any] | None:
 def _names(written: Any) -> Any:
     if isinstance(written, dict):
         return {key: _names(value) for key, value in sorted(written.items())}
-    return [_names(each) for each in written if isinstance(each, dict)] if isinstance(written, list) else None
+    return [_names(item) for item in written if isinstance(item, dict)] if isinstance(written, list) else None
 
 
-def _lacks(written: Any, known: Any) -> bool:
+def _lacks(written: Any, current: Any) -> bool:
     """Tell whether a configuration lacks keys that are known."""
-    if isinstance(written, dict) and isinstance(known, dict):
-        return any(key not in written or _lacks(written[key], value) for key, value in known.items())
-    if isinstance(written, list) and isinstance(known, list):
-        return any(_lacks(*pair) for pair in zip(written, known, strict=False))
+    if isinstance(written, dict) and isinstance(current, dict):
+        return any(key not in written or _lacks(written[key], value) for key, value in current.items())
+    if isinstance(written, list) and isinstance(current, list):
+        return any(_lacks(*pair) for pair in zip(written, current, strict=False))
     return False
 
 
 def _has_key(value: Any, keys: set[str]) -> bool:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(each, keys) for each in inside)
+    return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(item, keys) for item in inside)
 
 
 def _files(experiment: Experiment, method: Method) -> list[str]:
@@ -121,11 +121,11 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
 
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
-    shift, data, found = experiment.shift_of(method), experiment.data, list[str]()
+    shift, data, paths = experiment.shift_of(method), experiment.data, list[str]()
     for key, value in method.settings().items() if experiment.imports or not is_own(method.algorithm) else ():
-        located(value, data.directory, f"method '{method.name}'.{key}", found)
+        located(value, data.directory, f"method '{method.name}'.{key}", paths)
     if method.init_from is not None:
-        found.append(place_of_weights(method, data))
+        paths.append(place_of_weights(method, data))
     for name, part in (
         ("shift.who", shift.who),
         ("shift.what", shift.what),
@@ -133,8 +133,8 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
         ("devices", experiment.devices),
         ("embedding", experiment.embedding),
     ):
-        located(part, data.directory, name, found)
-    return found
+        located(part, data.directory, name, paths)
+    return paths
 
 
 def _digest(path: str) -> str:
@@ -150,16 +150,16 @@ def _digest(path: str) -> str:
         with open(file, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()[:16]
     except OSError as error:
-        said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FedtideError(f"{file}: {said}; the configuration names it") from None
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FedtideError(f"{file}: {reason}; the configuration names it") from None
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Findings about one run.
 
-    rounds: how many rounds, from the first on, its records have as they were written, as far as a checkpoint says.
-    wrong: the first thing that is not what was written; None if there is none.
+    rounds: number of rounds, from the first on, whose records are unchanged by its checkpoints. wrong: the first file
+    that was changed; None if there is none.
     """
 
     run: Planned

@@ -96,7 +96,7 @@ class Live(RunsDisplay):
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
-    def _overall(self, own: float) -> str:
+    def _overall(self, seconds: float) -> str:
         """Say how many of several runs are done, and how long the others will take at the rate so far.
 
         That is at least as long as this one has left by its own rate, as methods differ.
@@ -104,11 +104,11 @@ class Live(RunsDisplay):
         if len(self._runs) < 2:
             return ""
         done, left = sum(not rounds for rounds in self._left.values()), sum(self._left.values())
-        said = f"; {done} of {len(self._runs)} runs done"
+        message = f"; {done} of {len(self._runs)} runs done"
         if not left or self._since is None or not self._played:
-            return said
+            return message
         in_all = left * (time.monotonic() - self._since) / self._played
-        return f"{said}, {spoken(max(own, in_all))} left in all"
+        return f"{message}, {spoken(max(seconds, in_all))} left in all"
 
     def end(self) -> None:
         """Remove the bars."""
@@ -163,17 +163,17 @@ class InNotebook(RunsDisplay):
             self._done[k].rounds if k in self._done else run.experiment.rounds for k, run in enumerate(self._runs)
         ]
         total, played = sum(rounds), sum(progress.round for progress in self._done.values())
-        said = [f"{ended + self._before} of {len(self._runs) + self._before} runs done"]
+        parts = [f"{ended + self._before} of {len(self._runs) + self._before} runs done"]
         if played and ended < len(self._runs):
-            said.append(f"{spoken((total - played) * (time.monotonic() - self._began) / played)} left")
+            parts.append(f"{spoken((total - played) * (time.monotonic() - self._began) / played)} left")
         for k, progress in self._done.items():
             if progress.round < progress.rounds:
                 run = self._runs[k]
                 got = f", {scored(run.experiment.score, self._accuracy[k])}" if k in self._accuracy else ""
-                said.append(f"{run.title}: round {progress.round}{got}")
+                parts.append(f"{run.title}: round {progress.round}{got}")
         return (
             f'<progress style="width: 20em" max="{total}" value="{played}"></progress> '
-            f'<span style="font-size: 90%">{escape(" · ".join(said))}</span>'
+            f'<span style="font-size: 90%">{escape(" · ".join(parts))}</span>'
         )
 
 

@@ -53,8 +53,8 @@ def execute(
     """Play all runs of a run folder that are not finished.
 
     Several runs go to as many processes, one thread each; a single run uses the processes for its clients. The result
-    does not depend on how many there are. A run that a sweep asks for at several points, as none of its own settings is
-    swept, is played at one of them and copied to the others.
+    does not depend on how many there are. A run that is the same at several points of a
+    sweep is played at one of them and copied to the others.
 
     Args:
         experiment: as in the folder's config.toml.
@@ -132,7 +132,10 @@ def _twins(runs: list[Planned]) -> dict[Path, list[Planned]]:
 
 def _copy(twin: Planned, run: Planned) -> None:
     """Copy a run that is finished to a folder of another point, with the population that it met there."""
-    source, target = (shift_file(each.folder.parent.parent, each.method, each.seed) for each in (twin, run))
+    source, target = (
+        shift_file(run_of_point.folder.parent.parent, run_of_point.method, run_of_point.seed)
+        for run_of_point in (twin, run)
+    )
     if source.exists() and not target.exists():
         target.parent.mkdir(exist_ok=True)
         with replacing(target) as temporary:
@@ -143,8 +146,8 @@ def _copy(twin: Planned, run: Planned) -> None:
 
 def _call(run: Planned) -> RunCall:
     root = run.folder.parent.parent
-    known = str(root) if (root / "config.toml").is_file() else None
-    return RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder), known)
+    folder = str(root) if (root / "config.toml").is_file() else None
+    return RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder), folder)
 
 
 def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, None]:

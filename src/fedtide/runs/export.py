@@ -48,12 +48,12 @@ def predict_file(
 ) -> int:
     """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
 
-    Of other targets what the model tells is written: a number in the units of the data, quantiles, or labels. Where the
-    run is of series, so is the file, and its times are forecast, and those after its end.
+    Of other targets the outputs are written: a number in the units of the data, quantiles, or labels. A run of series
+    forecasts the times of a file of series, and the times after its end.
 
     Args:
         trained: the run.
-        path: the file, with the features of the run's rows; a label is not looked at.
+        path: the file, with the features of the run's rows; a label is ignored.
         out: the file that is written; it must not exist.
         client: as this client; None for a new one.
         cluster: with this network of the server's state alone.
@@ -62,39 +62,39 @@ def predict_file(
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
     check_free(out)
-    target, source = trained.host.population.target, trained.run.experiment.data.source
-    if isinstance(source, Series):
-        return _forecast(trained, source, path, out, client, cluster)
+    data, target = trained.run.experiment.data, trained.host.population.target
+
+    def outputs_of(x: Tensor) -> Tensor:
+        if cluster is None:
+            return trained.predict(x, client).told
+        ((weights, _),) = trained.parts(client, cluster)
+        return trained.predict_with(weights, x).told
+
+    if isinstance(data.source, Series):
+        check_there(path)
+        series = data.source.ahead(path, Path(data.directory) if data.directory else None)
+        values = [
+            _in_units(
+                one, target.columns(outputs_of(prepared(torch.from_numpy(one.x), torch.float32, data.transforms)))
+            )
+            for one in series
+        ]
+        names = [one.name for one in series for _ in one.time]
+        times = written(np.concatenate([one.time for one in series]))
+        columns = {name: torch.cat([value[name] for value in values]) for name in values[0]}
+        write_text(out, table_of(columns, {"series": names, "time": times}))
+        return len(names)
     x = seen_rows(trained, path)
-    told = _told(trained, x, client, cluster)
-    write_text(out, table(told, names_of_classes(trained)) if target == CLASSES else table_of(target.columns(told)))
+    outputs = outputs_of(x)
+    classes = target == CLASSES
+    write_text(out, table(outputs, names_of_classes(trained)) if classes else table_of(target.columns(outputs)))
     return len(x)
 
 
-def _told(trained: Trained, x: Tensor, client: int | None, cluster: int | None) -> Tensor:
-    """Return what is predicted of rows as the model sees them."""
-    if cluster is None:
-        return trained.predict(x, client).told
-    ((weights, _),) = trained.parts(client, cluster)
-    return trained.predict_with(weights, x).told
-
-
-def _forecast(trained: Trained, source: Series, path: Path, out: Path, client: int | None, cluster: int | None) -> int:
-    """Forecast the series of a file, each by itself, and write name, time and values in the units of the file."""
-    check_there(path)
-    data, target = trained.run.experiment.data, trained.host.population.target
-    found = source.ahead(path, Path(data.directory) if data.directory else None)
-    said = []
-    for series in found:
-        x = prepared(torch.from_numpy(series.x), torch.float32, data.transforms)
-        columns = target.columns(_told(trained, x, client, cluster))
-        begin = {column: 0.0 if column == DEVIATION else series.center for column in columns}
-        said.append({column: begin[column] + series.spread * of.double() for column, of in columns.items()})
-    names = [series.name for series in found for _ in series.time]
-    times = written(np.concatenate([series.time for series in found]))
-    values = {column: torch.cat([each[column] for each in said]) for column in said[0]}
-    write_text(out, table_of(values, {"series": names, "time": times}))
-    return len(names)
+def _in_units(series: Any, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return forecasts in the units of their series; a deviation has no center."""
+    centers = {name: 0.0 if name == DEVIATION else series.center for name in columns}
+    return {name: centers[name] + series.spread * values.double() for name, values in columns.items()}
 
 
 def seen_rows(trained: Trained, path: Path) -> Tensor:
@@ -110,8 +110,8 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     if path.suffix == ".npz":
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
     people: Any = trained.host.population
-    known = people.trained_on.unique().numpy() if people.rows.time is None else None
-    x = source.encoded(path, Path(data.directory) if data.directory else None, known)
+    fitted_rows = people.trained_on.unique().numpy() if people.rows.time is None else None
+    x = source.encoded(path, Path(data.directory) if data.directory else None, fitted_rows)
     return prepared(torch.from_numpy(x), torch.float32, data.transforms)
 
 
@@ -148,10 +148,10 @@ def _from_npz(path: Path) -> Tensor:
             x = arrays["x"]
         if x.dtype.kind not in "biuf" or x.ndim < 2:
             raise refused(f"{path}: x", f"{x.dtype} {x.shape}", "numbers (rows, ...)")
-        made = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float64))
-    if made.is_floating_point() and not made.isfinite().all():
+        rows = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float64))
+    if rows.is_floating_point() and not rows.isfinite().all():
         raise refused(f"{path}: x", "a number that is not finite", "finite numbers")
-    return made
+    return rows
 
 
 def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
@@ -181,9 +181,9 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
         unscaled = replace(source, scaled=False)
         load = unscaled.load if rows.value is None else unscaled.load_values
         plain: Rows = load(Path(directory) if directory else None, 0)
-        known = known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
-        there = plain.fitted(known).x[known].numpy().astype(np.float64)
-        x = torch.from_numpy(standardize(x.numpy(), there))
+        fitted_rows = known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
+        reference = plain.fitted(fitted_rows).x[fitted_rows].numpy().astype(np.float64)
+        x = torch.from_numpy(standardize(x.numpy(), reference))
     return prepared(x, first.dtype, experiment.data.transforms)
 
 
@@ -200,20 +200,20 @@ def names_of_classes(trained: Trained) -> list[str]:
     return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
 
 
-def table_of(columns: Mapping[str, Tensor], first: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return columns of numbers as CSV, behind those of texts that are given.
+def table_of(columns: Mapping[str, Tensor], texts: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return columns of numbers as CSV, behind columns of texts.
 
     >>> print(table_of({"value": torch.tensor([1.5, 2.0])}), end="")
     value
     1.5
     2
     """
+    numbers = {name: [f"{number:.6g}" for number in column.tolist()] for name, column in columns.items()}
+    cells = {**(texts or {}), **numbers}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    texts = first or {}
-    writer.writerow([*texts, *columns])
-    numbers = ([f"{number:.6g}" for number in column.tolist()] for column in columns.values())
-    writer.writerows(zip(*texts.values(), *numbers, strict=True))
+    writer.writerow(cells)
+    writer.writerows(zip(*cells.values(), strict=True))
     return text.getvalue()
 
 
@@ -224,12 +224,8 @@ def table(logp: Tensor, names: list[str]) -> str:
     class,p no,p yes
     yes,0.25,0.75
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", *(f"p {name}" for name in names)])
-    for chances, best in zip(logp.exp().tolist(), logp.argmax(1).tolist(), strict=True):
-        writer.writerow([names[best], *(f"{chance:.6g}" for chance in chances)])
-    return text.getvalue()
+    chances = dict(zip([f"p {name}" for name in names], logp.exp().T, strict=True))
+    return table_of(chances, {"class": [names[best] for best in logp.argmax(1).tolist()]})
 
 
 Format = Literal["safetensors", "onnx", "torch-export"]
@@ -267,8 +263,8 @@ class Model:
 def export(model: Model, out: Path, format: Format) -> str:
     """Write the network by which rows are predicted to a file, and say what it is.
 
-    A program takes rows as the model sees them, any number of them, and returns their log-probabilities, or the columns
-    of another target (`Target.columns`) in the units of the data. It is written only if it predicts as the run does.
+    A program takes any number of rows as the model sees them. It returns their log-probabilities, or the columns of
+    another target (`Target.columns`) in the units of the data. It is written only if it predicts as the run does.
 
     Args:
         model: what is written.
@@ -294,18 +290,18 @@ def export(model: Model, out: Path, format: Format) -> str:
         return f"weights of {sum(array.numel() for array in arrays.values()):,} numbers in {len(arrays)} arrays"
     program = Predicting(module_of(model.task, parts), model.task.target).eval()
     with torch.no_grad():
-        said = program(rows)
+        expected = program(rows)
     with replacing(out) as file:
         named = file.with_name(file.name + ENDINGS[format])  # exporters look at the ending
         try:
             with _quiet():
-                found = (_torch_export if format == "torch-export" else _onnx)(program, rows, named, about)
-            if not agree(model.task, found, said):
+                outputs = (_torch_export if format == "torch-export" else _onnx)(program, rows, named, about)
+            if not agree(model.task, outputs, expected):
                 raise FedtideError(f"--format: what {format} makes of this model predicts otherwise; allowed: another")
             named.replace(file)
         finally:
             named.unlink(missing_ok=True)
-    returns = listed(columns_of(model.task.target)) or f"{said.shape[-1]} log-probabilities each"
+    returns = listed(columns_of(model.task.target)) or f"{expected.shape[-1]} log-probabilities each"
     return f"program that takes rows {tuple(rows.shape[1:])} and returns {returns}"
 
 
@@ -338,9 +334,9 @@ class Predicting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities (rows, classes), or columns (rows, columns)."""
-        told = self.target.read_outputs(self.network(x))
-        columns = self.target.columns(told)
-        return torch.stack(list(columns.values()), -1) if columns else told
+        outputs = self.target.read_outputs(self.network(x))
+        columns = self.target.columns(outputs)
+        return torch.stack(list(columns.values()), -1) if columns else outputs
 
 
 def columns_of(target: Target) -> list[str]:
@@ -349,7 +345,7 @@ def columns_of(target: Target) -> list[str]:
 
 
 def described(trained: Trained, client: int | None, cluster: int | None) -> dict[str, str]:
-    """Return what a file says of itself."""
+    """Return the description in the file of a model."""
     run = trained.run
     whose = "server" if client is None and cluster is None else f"client {client}" if cluster is None else ""
     return {
@@ -374,8 +370,8 @@ def _labeled(trained: Trained) -> dict[str, str]:
 
 def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:
     """Write a program for `torch.export.load`, and return what it predicts once it is read again."""
-    made = torch.export.export(program, (rows,), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=1)}})
-    torch.export.save(made, file, extra_files=about)
+    exported = torch.export.export(program, (rows,), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=1)}})
+    torch.export.save(exported, file, extra_files=about)
     read: Any = torch.export.load(file).module()
     return torch.cat([read(rows[:1]), read(rows[1:])])
 

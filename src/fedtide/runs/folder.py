@@ -99,14 +99,14 @@ def check_entries(root: Path, *, played: bool = False) -> None:
     for folder, folders, files in os.walk(root):
         for path in (Path(folder, name) for name in (*folders, *files)):
             try:
-                found = path.lstat()
+                entry = path.lstat()
             except FileNotFoundError:  # a run that is being played removed it
                 continue
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(entry.st_mode):
                 raise FedtideError(f"{path}: is a link, allowed: a file or folder of the run folder itself")
-            if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISDIR(entry.st_mode) and not stat.S_ISREG(entry.st_mode):
                 raise FedtideError(f"{path}: is a pipe or a device, allowed: a file or folder")
-            if played and stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            if played and stat.S_ISREG(entry.st_mode) and entry.st_nlink > 1:
                 raise FedtideError(
                     f"{path}: is the same file under another name, too (a hard link), and would change there; allowed: "
                     "a file of the run folder alone"
@@ -115,8 +115,8 @@ def check_entries(root: Path, *, played: bool = False) -> None:
 
 def shift_file(root: Path, method: Method, seed: int) -> Path:
     """Return the file of the population that a method meets: one for all methods without a shift of their own."""
-    own = "" if method.shift is None else f"-{slug(method.name)}"
-    return root / "shift" / f"{seed}{own}.safetensors"
+    suffix = "" if method.shift is None else f"-{slug(method.name)}"
+    return root / "shift" / f"{seed}{suffix}.safetensors"
 
 
 def go_on(root: Path) -> str:
@@ -137,10 +137,12 @@ def create(experiment: Experiment, root: Path, where: str = "experiment", scale:
         FedtideError: there is already something at `root`; it is left as it is.
     """
     at_points = {"": experiment, **{p.folder: p.experiment for p in points(experiment, where)}}
-    made(root, {str(Path(folder, "config.toml")): to_toml(at_point) for folder, at_point in at_points.items()}, scale)
+    make_folder(
+        root, {str(Path(folder, "config.toml")): to_toml(at_point) for folder, at_point in at_points.items()}, scale
+    )
 
 
-def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None:
+def make_folder(root: Path, files: Mapping[str, str], scale: str | None = None) -> None:
     """Make a new folder with these files and its environment, all at once.
 
     Raises:
@@ -149,10 +151,10 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
     free(root)
     code = code_of(files.values())
     about = environment() | ({"code": code} if code else {}) | ({"scale": scale} if scale else {})
-    told = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
+    texts = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
     try:
         with making(root) as temporary:
-            for name, text in told.items():
+            for name, text in texts.items():
                 with naming(root / name):
                     (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                     (temporary / name).write_text(text, encoding="utf-8")
@@ -268,8 +270,8 @@ def _git(file: Path, *arguments: str) -> str:
 def changed_code(root: Path) -> Iterator[str]:
     """Yield the files of code that are not what they were when a run folder was made."""
     try:
-        known = json.loads((root / "environment.json").read_text(encoding="utf-8")).get("code", {})
-        for module in known.values():
+        modules = json.loads((root / "environment.json").read_text(encoding="utf-8")).get("code", {})
+        for module in modules.values():
             file = Path(module["file"])
             if not file.is_file() or sha256(file) != module["sha256"]:
                 yield str(file)

@@ -71,7 +71,7 @@ class Job(Protocol):
         """The experiment in the folder's config.toml."""
 
     def resumed(
-        self, seeds: Any = None, fleet: str | None = None, address: str | None = None, output: Output = Output()
+        self, output: Output, *, seeds: Any = None, fleet: str | None = None, address: str | None = None
     ) -> Job:
         """Return the job with more seeds or on another fleet.
 
@@ -96,7 +96,7 @@ class Job(Protocol):
         """Return a line about what is not finished, "" if everything is."""
 
     def summary(self) -> dict[str, Any]:
-        """Return what `--json` says of its page."""
+        """Return the values for `--json` beside its page."""
 
     def verify(self) -> Iterator[Verdict]:
         """Check that the runs in the folder are unchanged, and yield a verdict for each."""

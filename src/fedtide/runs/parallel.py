@@ -42,9 +42,9 @@ class Stop:
 
     def tell(self) -> None:
         """Say on the terminal what is waited for."""
-        known = [] if self.pool is None else self.pool.processes
+        pids = [] if self.pool is None else self.pool.processes
         here = self.pool is not None and not self.pool.multi_node
-        names = [f"{pid} (stopped)" if here and _is_stopped(pid) else str(pid) for pid in known]
+        names = [f"{pid} (stopped)" if here and _is_stopped(pid) else str(pid) for pid in pids]
         who = f"process {' and '.join(names)}" if names else "this process"
         print(f"fedtide: waiting for {who} to end the round; Ctrl-C again stops at once", file=sys.stderr)
 
@@ -121,32 +121,32 @@ def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, s
         yield from pool.run("fedtide.runs.parallel:play_in_worker", arguments)
         return
     for number, call in enumerate(calls):
-        for said, final in _told(player(call, lambda: stop.asked)):
-            yield Message(number, said, final)
+        for value, final in _messages(player(call, lambda: stop.asked)):
+            yield Message(number, value, final)
         if stop.asked:
             return
 
 
-def _told(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
+def _messages(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
     """Yield what a player yields, and last, marked as final, what it returns."""
     while True:
         try:
-            said = next(playing)
+            value = next(playing)
         except StopIteration as end:
             yield end.value, True
             return
-        yield said, False
+        yield value, False
 
 
 def play_in_worker(arguments: Tree, channel: Channel) -> Tree:
     """Play one call in a worker process; None where a person stopped before it began."""
     if channel.stopping():
         return None
-    said = None
-    for said, final in _told(own_function(arguments["player"])(arguments["call"], channel.stopping)):
+    value = None
+    for value, final in _messages(own_function(arguments["player"])(arguments["call"], channel.stopping)):
         if not final:
-            channel.send(said)
-    return said
+            channel.send(value)
+    return value
 
 
 @contextmanager

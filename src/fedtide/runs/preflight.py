@@ -96,18 +96,18 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         _check_clock(point, where)
         if point.precision == "bf16":
             check_gain(find_device(point.fleet.device))
-        alone: dict[str, str] = {}
+        unstacked_here: dict[str, str] = {}
         for method in point.method:
             built = _build(point, method, tried)
             _check_bounds(built, sums)
             needs += _needs(built)
             if point.fleet.kind == "stacked" and (why := why_alone(built.host)):
-                alone[method.name] = why
-        if len(alone) == len(point.method):
+                unstacked_here[method.name] = why
+        if len(unstacked_here) == len(point.method):
             first = point.method[0].name
-            because = f"it cannot train that, because {alone[first]}"
+            because = f"it cannot train that, because {unstacked_here[first]}"
             raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", because)
-        unstacked |= alone
+        unstacked |= unstacked_here
         for method in point.method if point.data.seed is None else ():
             # The rows of every seed: those that cannot be dealt would stop the runs hours later.
             shift = point.shift_of(method)
@@ -174,17 +174,17 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     return built
 
 
-def _check_bounds(built: build.Built, known: dict[str, tuple[Form, ...]]) -> None:
+def _check_bounds(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> None:
     """Raise if a value that a method sums has no bound, or a wrong one; add its sums to those known."""
     experiment, method, host = built.experiment, built.method, built.host
     wire = experiment.wire
     if wire is None or wire.privacy is None:
         return
     key = build.as_json(experiment.model_copy(update={"wire": None, "title": "", "method": (method,)}))
-    if key not in known:
-        known[key] = sums_of(method, host)
+    if key not in forms:
+        forms[key] = sums_of(method, host)
     with within(f"method '{method.name}'"):
-        for form in known[key]:
+        for form in forms[key]:
             check_form(form, wire.privacy.clip)
         plan_of(wire.privacy, experiment, method, host).epsilon(1.0, wire.privacy.delta)
 

@@ -27,11 +27,11 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     """Return the releases that a run may make."""
     rounds, shift, people = experiment.rounds, experiment.shift_of(method), host.population
     cohort, questions = cohort_of(method), len(host.algorithm.works)
-    given = privacy.distance is not None or privacy.times is not None
+    fixed = privacy.distance is not None or privacy.times is not None
     # A client that is drawn uniformly from all, anew in each round, gains by not being known.
     always = shift.who.kind == "always" and people.availability is None and people.there(Moment(0, rounds)) is None
     uniform = isinstance(cohort, Uniform) and always
-    if not given and privacy.noise == "plain" and uniform:
+    if not fixed and privacy.noise == "plain" and uniform:
         drawn = min(cohort.asked(), people.registered)
         return Plan(rounds, rounds, releases=questions, sampling=Sampling(drawn, people.registered))
     return plan_without_sampling(privacy, rounds, questions, shift.period)

@@ -84,7 +84,7 @@ class Run:
         `judge_of` builds the fleet, of real clients for example, and what it is judged on. With `until` it ends, saved,
         once so many rounds are played.
         """
-        # The server's own sums, too, have as many threads here as in a process beside others.
+        # The server's own sums, too, have as many threads here as in one of several processes.
         with run_lock(self.folder), threads(self.experiment.fleet.threads):
             judge = judge_of(self)
             truth = judge.fleet.truth
@@ -97,16 +97,18 @@ class Run:
             elif until is not None and resumed.start.round >= until:
                 return
             shift = None if truth is None else self._save_shift(truth)
-            marks = None if resumed is None else resumed.marks
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.rounds)) is not None
-            forgetting = self.experiment.forgetting is not None
             record = Record(
-                self.folder, marks, forgetting=forgetting, asks=truth is None, truth=regrouped, beside=shift
+                self.folder,
+                None if resumed is None else resumed.marks,
+                forgetting=self.experiment.forgetting is not None,
+                asks=truth is None,
+                truth=regrouped,
+                beside=shift,
             )
-            known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
                 start = None if resumed is None else resumed.start
-                yield from self._rounds(judge, record, config, keys, start, known, stop, until)
+                yield from self._rounds(judge, record, (config, keys), start, stop, until)
             except (FedtideError, OSError):
                 if self.folder.is_dir():
                     raise
@@ -115,20 +117,20 @@ class Run:
                 record.close()
 
     def _save_shift(self, population: Population) -> Path:
-        """Write what was drawn for the population, once for all methods that meet it; return the file."""
+        """Write the drawn population, once for all methods that meet it; return the file."""
+        experiment = self.experiment
         path = shift_file(self.folder.parent.parent, self.method, self.seed)
-        others = (
-            [] if getattr(self.experiment.data.source, "drawn", False) else sorted(path.parent.glob("*.safetensors"))
-        )
-        for known in [path] if path.is_file() else others[:1]:  # rows that are not drawn are the same for every seed
-            check(population, known)
+        drawn = getattr(experiment.data.source, "drawn", False)
+        others = [] if drawn else sorted(path.parent.glob("*.safetensors"))
+        for file in [path] if path.is_file() else others[:1]:  # rows that are not drawn are the same for every seed
+            check(population, file)
         if not path.is_file():
-            largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
-            save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady(population))
+            largest = max(cohort_size(method, population.registered) for method in experiment.method)
+            save(population, path, rounds=experiment.rounds, cohort=largest, seconds=self._steady(population))
         return path
 
     def _steady(self, population: Population) -> float | None:
-        """Seconds that every round takes; None where the shift reads them and devices or a trace decide."""
+        """Return the seconds that every round takes; None if the shift reads them and devices or a trace decide."""
         shift = self.experiment.shift_of(self.method)
         if shift.clock == "seconds" and population.availability is not None:
             return None  # a round lasts until a client is there
@@ -138,51 +140,50 @@ class Run:
         self,
         judge: Judge,
         record: Record,
-        config: str,
-        keys: str,
+        digests: tuple[str, str],
         start: Start | None,
-        known: list[float | None],
         stop: Callable[[], bool],
         until: int | None,
     ) -> Iterator[Progress]:
-        """Play the rounds from `start` on; `known` are the accuracies of the evaluations before."""
-        rounds = self.experiment.rounds
-        probe = probe_of(self.experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
-        every = self.experiment.eval_every
+        """Play the rounds from `start` on and record them; save after the rounds at which a checkpoint is due."""
+        experiment = self.experiment
+        rounds, every, target = experiment.rounds, experiment.checkpoint_every, experiment.stop_at
+        earlier = accuracies(read_rounds(self.folder)) if target is not None else []
+        probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
-        target = self.experiment.stop_at
-        records = run_rounds(
-            judge, rounds=rounds, seed=self.seed, every=every, start=start, probe=probe, stop_at=target, known=known
-        )
-        for done, told in enumerate(records, start=1):
-            number = told.step.moment.round
-            record.append("rounds.jsonl", told.line)
-            record.clients(told.clients)
+        played = run_rounds(
+            judge, rounds=rounds, seed=self.seed, every=experiment.eval_every, start=start, probe=probe,
+            stop_at=target, earlier=earlier,
+        )  # fmt: skip
+        for count, result in enumerate(played, start=1):
+            done = result.step.moment.round + 1
+            record.append("rounds.jsonl", result.line)
+            record.clients(result.clients)
             for line in judge.fleet.record_lines():
                 record.append(ASKS, line)
-            if told.forgetting is not None:
-                record.append(FORGETTING, told.forgetting)
+            if result.forgetting is not None:
+                record.append(FORGETTING, result.forgetting)
             now = time.perf_counter()
-            timing = {"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in}
+            timing = {"round": done - 1, "seconds": now - lap - result.judged_in, "evaluation": result.judged_in}
             record.append("timings.jsonl", timing)
-            stopping = stop() or number + 1 == until
-            if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
-                ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
-                folder = self.folder / "checkpoints"
-                with naming(folder):
-                    memory, marks = judge.fleet.memory, record.marks()
-                    where = device_of(self.experiment)
-                    checkpoint.save(folder, ahead, memory, config=config, marks=marks, keys=keys, device=where)
+            last = done if STOPPED in result.line else rounds
+            stopping = stop() or done == until
+            due = now - saved > SAVE_SECONDS if every is None else done % every == 0
+            if done == last or stopping or due:
+                self._save(judge, record, digests, result.step)
                 saved = time.perf_counter()
-            last = number + 1 if STOPPED in told.line else rounds
-            yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))
+            yield Progress(done, last, result.accuracy, count / (time.perf_counter() - began))
             if stopping:
                 return
             lap = time.perf_counter()
 
-    def _due(self, number: int, since: float) -> bool:
-        every = self.experiment.checkpoint_every
-        return since > SAVE_SECONDS if every is None else (number + 1) % every == 0
+    def _save(self, judge: Judge, record: Record, digests: tuple[str, str], step: Step) -> None:
+        """Write a checkpoint after a round."""
+        folder, moment = self.folder / "checkpoints", step.moment
+        ahead = Start(step.state, moment.round + 1, step.seconds, moment.seconds)
+        memory, device, (config, keys) = judge.fleet.memory, device_of(self.experiment), digests
+        with naming(folder):
+            checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), keys=keys, device=device)
 
 
 @dataclass(frozen=True)
@@ -209,21 +210,21 @@ def judge_of(
 
     `ledger` is the file of what was released, where sums are private.
     """
-    method_built = built(experiment, method, seed, memory)
-    host = method_built.host
+    parts = built(experiment, method, seed, memory)
+    host = parts.host
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
-        # Beside a method that can be stacked others may stand that cannot: `preflight` wants one.
+        # Some methods of an experiment may not be stacked: `preflight` wants one that is.
         if why_alone(host) is None:
             engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
-        there = None if pool.multi_node else memory.directory
-        engine = WorkersEngine(host, pool, spec_of(experiment, method, seed, there), experiment.fleet.threads)
+        directory = None if pool.multi_node else memory.directory
+        engine = WorkersEngine(host, pool, spec_of(experiment, method, seed, directory), experiment.fleet.threads)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     wire = server_wire(experiment, method, host, simulated_noise(seed), ledger)
-    fleet = SimulatedFleet.of(host, engine, method_built.clock, probed, wire)
+    fleet = SimulatedFleet.of(host, engine, parts.clock, probed, wire)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
-    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), method_built.embedded)
+    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), parts.embedded)
 
 
 def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: Grouping) -> Probe | None:
@@ -271,7 +272,7 @@ def run_rounds(
     start: Start | None = None,
     probe: Probe | None = None,
     stop_at: StopAt | None = None,
-    known: Sequence[float | None] = (),
+    earlier: Sequence[float | None] = (),
 ) -> Iterator[RoundRecord]:
     """Play rounds as `evaluated` does and say about each what the record keeps.
 
@@ -285,10 +286,10 @@ def run_rounds(
         start: where to go on; None begins.
         probe: measures forgetting in the rounds that the fleet keeps for it.
         stop_at: when to end before all rounds are played; None never does.
-        known: accuracies of the evaluations before `start`, which count for that.
+        earlier: accuracies of the evaluations before `start`, which count for that.
     """
-    told = list(known)
-    if reached(stop_at, told):
+    accuracies_so_far = list(earlier)
+    if reached(stop_at, accuracies_so_far):
         return
     fleet, spent = judge.fleet, Cost()
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
@@ -310,23 +311,23 @@ def run_rounds(
                     entries[view.name] = other.line(view, scores)
                     clients += other.rows(number, replace(view, name=view_of(view.name, name)), scores, slot)
             accuracy = headline(line)
-            told.append(accuracy)
-        stopped = reached(stop_at, told)
+            accuracies_so_far.append(accuracy)
+        stopped = reached(stop_at, accuracies_so_far)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()
-        forgotten = None if probe is None or number not in probe.fleet.replayable else probe.line(step)
-        yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
+        forgetting = None if probe is None or number not in probe.fleet.replayable else probe.line(step)
+        yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgetting)
         if stopped:
             return
 
 
-def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
+def reached(stop_at: StopAt | None, accuracies: Sequence[float | None]) -> bool:
     """Tell whether the last evaluations are all good enough.
 
     >>> half = StopAt(accuracy=0.5, evaluations=2)
     >>> [reached(half, known) for known in ([0.6], [0.6, 0.4, 0.5], [0.4, 0.5, 0.6], [0.6, None])]
     [False, False, True, False]
     """
-    if stop_at is None or len(known) < stop_at.evaluations:
+    if stop_at is None or len(accuracies) < stop_at.evaluations:
         return False
-    return all(value is not None and value >= stop_at.accuracy for value in known[-stop_at.evaluations :])
+    return all(value is not None and value >= stop_at.accuracy for value in accuracies[-stop_at.evaluations :])

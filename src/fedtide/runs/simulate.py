@@ -88,7 +88,7 @@ def population(
     >>> population(table({"a": [1.5, 2.0] * 9, "user": ["ann"] * 9 + ["bob"] * 9, "label": [0, 1] * 9}, quiet=True))
     Population(2 clients, 18 rows of shape (1,), 2 classes)
     """
-    given = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
+    options = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
     columns = {"y": y, "client": client, "domain": domain, "time": time, "held_out": held_out}
     if isinstance(x, Rows):
         for name in (name for name, column in columns.items() if column is not None):
@@ -103,8 +103,8 @@ def population(
     else:
         setting = as_written("population", PopulationOptions, {"target": target})["target"]
         rows = with_target(from_arrays("arrays", x, **columns, measured=setting != CLASSES), setting)
-    given.pop("target")
-    return build(rows, **as_written("population", PopulationOptions, given | {"transforms": tuple(transforms)}))
+    options.pop("target")
+    return build(rows, **as_written("population", PopulationOptions, options | {"transforms": tuple(transforms)}))
 
 
 class PopulationOptions(Data):
@@ -217,12 +217,12 @@ def simulate(
     >>> result.model(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """
-    given = {key: value for key, value in locals().items() if key in SimulationOptions.model_fields}
+    options = {key: value for key, value in locals().items() if key in SimulationOptions.model_fields}
     if not isinstance(algorithm, Algorithm):
         raise refused("simulate.algorithm", algorithm, "an Algorithm, such as ft.algorithms.fedavg(task)")
     if not isinstance(population, Population):
         raise refused("simulate.population", population, "a Population, made by ft.population")
-    read = SimulationOptions(**as_written("simulate", SimulationOptions, given))
+    read = SimulationOptions(**as_written("simulate", SimulationOptions, options))
     devices, forgetting = read.devices, read.forgetting
     population.check(rounds)
     if algorithm.check is not None:
@@ -240,17 +240,17 @@ def simulate(
         algorithm, fleet, views(population), metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics)
     )
     probe = probe_of(forgetting, fleet, seed, "client")
-    told = None
+    record = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=read.stop_at):
-        lines.append(told.line)
-        if told.forgetting is not None:
-            forgotten.append(told.forgetting)
-        if told.accuracy is not None:
-            at.append(told.step.moment.round + 1)
-            accuracy.append(told.accuracy)
-    assert told is not None
-    step, trained = told.step, None
+    for record in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=read.stop_at):
+        lines.append(record.line)
+        if record.forgetting is not None:
+            forgotten.append(record.forgetting)
+        if record.accuracy is not None:
+            at.append(record.step.moment.round + 1)
+            accuracy.append(record.accuracy)
+    assert record is not None
+    step, trained = record.step, None
     if algorithm.task is not None:
         trained = Models(title=algorithm.name, host=host, task=algorithm.task, state=step.state, moment=step.moment)
     return Result(step.state, lines, at, accuracy, forgotten, trained)

@@ -1,4 +1,4 @@
-"""What a run has trained: the models of its newest checkpoint, and what they predict, for anyone or for one client."""
+"""Trained models of a run, from its newest checkpoint, and their predictions for a new client or for one client."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Models:
-    """What was trained: models, and what they predict.
+    """Trained models and their predictions.
 
     Args:
         title: name for people.
@@ -88,7 +88,7 @@ class Models:
                 they decide together or not as `decide_per` says.
             client: for this client, with what it keeps, and adapted on its own rows; None for a new one.
         """
-        received, memory = self._held(client)
+        received, memory = self._receive(client)
         grouping = self.decide_per
         units, first = decision_units(
             torch.zeros(len(x), dtype=torch.int64), None, "batch" if grouping == "oracle" else grouping
@@ -99,8 +99,8 @@ class Models:
         """Predict rows with one network."""
         return self.task.predict(weights, [], x, torch.zeros(len(x), dtype=torch.int64))
 
-    def _held(self, client: int | None) -> tuple[Payload, Memory]:
-        """Return what a client receives to predict with, and what it keeps then."""
+    def _receive(self, client: int | None) -> tuple[Payload, Memory]:
+        """Return the message that a client receives to predict with, and its memory then."""
         population, algorithm = self.host.population, self.host.algorithm
         everyone = population.registered + len(population.held_out_clients)
         if self.real:
@@ -137,11 +137,11 @@ class Models:
             if not 0 <= cluster < many:
                 raise refused("--cluster", cluster, f"0 to {many - 1}" if many else "none: the server has no network")
             return [(self.networks[cluster], 1.0)]
-        received, memory = self._held(client)
+        received, memory = self._receive(client)
         rows = self.rows()
-        said = self.host.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
-        if (found := mixed(self.task, self.like, rows, received, memory, said)) is not None:
-            return found
+        prediction = self.host.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
+        if (parts := mixed(self.task, self.like, rows, received, memory, prediction)) is not None:
+            return parts
         hint = f"--cluster 0 to {many - 1} for one of its networks, or fedtide predict" if many else "fedtide predict"
         raise FedtideError(
             f"{self.title}: which of its networks predicts, or how much each counts, depends on the row; allowed: "
@@ -151,9 +151,9 @@ class Models:
     def rows(self, most: int = ROWS) -> Tensor:
         """Return rows of clients and made-up ones, as the model sees them, at most so many of either."""
         population = self.host.population
-        some, _ = population.pool(population.clients[:most], self.moment, "train")
-        made = made_up(*population.few(), rows=most).x
-        return self.task.inputs(torch.cat([to_cpu(some.x[:most]), made.to(some.x.dtype)]))
+        shard, _ = population.pool(population.clients[:most], self.moment, "train")
+        invented = made_up(*population.few(), rows=most).x
+        return self.task.inputs(torch.cat([to_cpu(shard.x[:most]), invented.to(shard.x.dtype)]))
 
     def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.
@@ -166,7 +166,7 @@ class Models:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Trained(Models):
-    """What a run has trained, from its newest checkpoint; `run` says which run it is."""
+    """Trained models of a run, from its newest checkpoint."""
 
     run: Planned
 
@@ -224,7 +224,7 @@ class Mixture(nn.Module):
 
 
 def mixed(
-    task: Task, like: Weights, rows: Tensor, received: Payload, memory: Memory, said: Prediction
+    task: Task, like: Weights, rows: Tensor, received: Payload, memory: Memory, prediction: Prediction
 ) -> list[tuple[Weights, float]] | None:
     """Return the networks, with the share of each, that predict as a method does; None where that depends on the row.
 
@@ -234,15 +234,15 @@ def mixed(
         rows: as the model sees them.
         received: what a client receives to predict with.
         memory: what it keeps.
-        said: what the method predicts, each row by itself.
+        prediction: what the method predicts, each row by itself.
     """
     # What a client keeps is more its own than what everybody receives.
     shared = networks_in(received, like)
-    tries = [[(found, 1.0)] for found in (*networks_in(memory, like), *shared)]
-    if task.target == CLASSES and said.weights is not None and len(shared) == said.weights.shape[1]:
-        tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
-    told = ((parts, task.target.read_outputs(module_of(task, parts)(rows))) for parts in tries)
-    return next((parts for parts, each in told if agree(task, each, said.told)), None)
+    tries = [[(network, 1.0)] for network in (*networks_in(memory, like), *shared)]
+    if task.target == CLASSES and prediction.weights is not None and len(shared) == prediction.weights.shape[1]:
+        tries.append(list(zip(shared, prediction.weights.double().mean(0).tolist(), strict=True)))
+    candidates = ((parts, task.target.read_outputs(module_of(task, parts)(rows))) for parts in tries)
+    return next((parts for parts, outputs in candidates if agree(task, outputs, prediction.told)), None)
 
 
 def agree(task: Task, ours: Tensor, theirs: Tensor) -> bool:
@@ -270,14 +270,14 @@ def _run_of(root: Path, method: str | None, seed: int | None) -> Planned:
     names = list(dict.fromkeys(run.method.name for run in runs))
     if method is None and len(names) > 1:
         raise FedtideError(f"--method: found none, allowed: {', '.join(names)}")
-    found = [run for run in runs if method in (None, run.method.name, slug(run.method.name))]
-    found = found or [run for run in runs if method == run.method.bare]
-    if not found or len({run.method.name for run in found}) > 1:
+    matches = [run for run in runs if method in (None, run.method.name, slug(run.method.name))]
+    matches = matches or [run for run in runs if method == run.method.bare]
+    if not matches or len({run.method.name for run in matches}) > 1:
         raise FedtideError(f"--method: found '{method}', {nearest(str(method), names)}")
-    seeds = [run.seed for run in found]
+    seeds = [run.seed for run in matches]
     if seed is not None and seed not in seeds:
         raise refused("--seed", seed, ", ".join(map(str, seeds)))
-    return found[0 if seed is None else seeds.index(seed)]
+    return matches[0 if seed is None else seeds.index(seed)]
 
 
 def networks_in(tree: Tree, like: Weights) -> list[Weights]:
@@ -287,7 +287,7 @@ def networks_in(tree: Tree, like: Weights) -> list[Weights]:
 
 def _networks(tree: Tree, like: Weights) -> Iterator[Weights]:
     if isinstance(tree, Weights):
-        yield from (found for found in unbranched(tree) if _alike(found, like))
+        yield from (network for network in unbranched(tree) if _alike(network, like))
     elif is_node(tree):
         for _, child in children(tree):
             yield from _networks(child, like)

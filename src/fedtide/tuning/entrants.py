@@ -176,7 +176,7 @@ def begin_with_study(
     candidates = [Candidate(method.name, method.name, why) for method, why in nominated(findings, study.method)]
     lines = [answer.line for answer in findings or ()]
     line = first_line(budget, candidates, lines, time.time() - began)
-    folder.made(root, {"config.toml": to_toml(study), LADDER: line}, scale)
+    folder.make_folder(root, {"config.toml": to_toml(study), LADDER: line}, scale)
 
 
 def _check_left(name: str, budget: float, began: float) -> None:

@@ -1,8 +1,8 @@
 """Rungs of a tournament: how many rounds a budget pays for, who goes on, and who cannot be told apart.
 
-Methods climb together: all that are entered play half of the rounds, the better half of them all rounds. A method that
-is dropped sooner may be the one that wins: those that learn slowly, or do something else in the first rounds, cross the
-others late. Where the budget does not pay for that, fewer are entered, then all play fewer rounds, and none is dropped.
+Methods climb together: all that are entered play half of the rounds, the better half of them all rounds. They are not
+dropped sooner, because methods that learn slowly at first may win in the end. If the budget does not pay for that,
+fewer are entered; then all play fewer rounds, and none is dropped.
 """
 
 from __future__ import annotations
@@ -88,7 +88,12 @@ def needed(costs: Sequence[Sequence[Cost]], ladder: Ladder) -> float:
     entered = costs[: ladder.entries]
     first, *higher = ladder.rungs
     seconds = ladder.seeds * sum(cost.of(first) for variants in entered for cost in variants)
-    mean = Cost(*(fmean(fmean(getattr(c, part) for c in each) for each in entered) for part in ("setup", "round")))
+    mean = Cost(
+        *(
+            fmean(fmean(getattr(c, part) for c in costs_of_method) for costs_of_method in entered)
+            for part in ("setup", "round")
+        )
+    )
     below, alive = first, len(entered)
     for rung in higher:
         alive = min(half(alive), alive)
@@ -163,9 +168,9 @@ def climbing(values: Mapping[str, BySeed], method: Mapping[str, str], count: int
         count: how many go on.
     """
     best: dict[str, str] = {}
-    for entry, found in values.items():
+    for entry, by_seed in values.items():
         other = best.get(method[entry])
-        if mean(found) > -math.inf and (other is None or mean(found) > mean(values[other])):
+        if mean(by_seed) > -math.inf and (other is None or mean(by_seed) > mean(values[other])):
             best[method[entry]] = entry
     order = sorted(best.values(), key=lambda entry: -mean(values[entry]))[:count]
     return [entry for entry in values if entry in order]
@@ -184,18 +189,18 @@ class Standing:
 def standings(values: Mapping[str, BySeed]) -> list[Standing]:
     """Return how entries stand, the best first.
 
-    The entry of the highest mean leads; another one is behind where the 95 % interval of the paired difference over
-    seeds (Student's t) lies below 0, else the two cannot be told apart; with fewer than three seeds they never can.
+    The entry of the highest mean leads. Another one is behind if the 95 % interval of the paired difference over seeds
+    (Student's t) lies below 0. Else the two cannot be told apart, as always with fewer than three seeds.
     """
     order = sorted((entry for entry in values if mean(values[entry]) > -math.inf), key=lambda e: -mean(values[e]))
     if not order:
         return []
     leader, out = values[order[0]], []
     for entry in order:
-        own = values[entry]
-        difference = Measure.of([own[seed] - leader[seed] for seed in own if seed in leader])
+        by_seed = values[entry]
+        difference = Measure.of([by_seed[seed] - leader[seed] for seed in by_seed if seed in leader])
         verdict: Verdict = "leads" if entry == order[0] else "cannot be told apart"
         if entry != order[0] and len(difference.values) >= ENOUGH and difference.side() < 0:
             verdict = "behind"
-        out.append(Standing(entry, Measure.of(list(own.values())), difference, verdict))
+        out.append(Standing(entry, Measure.of(list(by_seed.values())), difference, verdict))
     return out

@@ -84,8 +84,8 @@ def digest_of_tuning(experiment: Experiment) -> str:
     """Return a short digest of everything that trials depend on; trials with another digest are refused."""
     base = from_dict(base_of(experiment), where="the configuration")
     runs = [digest_of(base, method, seed) for method in base.method for seed in seeds_of(experiment)]
-    told = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    content = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_budget(
@@ -120,15 +120,15 @@ def names_of(experiment: Experiment) -> dict[str, str]:
     return {name: full for name, full in zip(written, shown, strict=True) if written.count(name) == 1} | shown
 
 
-def _searches(stage: TuneStage, tune: Tune, known: Mapping[str, str], where: str) -> list[Search]:
-    names = list(dict.fromkeys(known.values()))
+def _searches(stage: TuneStage, tune: Tune, methods: Mapping[str, str], where: str) -> list[Search]:
+    names = list(dict.fromkeys(methods.values()))
     at = f"{where}: tune.stage '{stage.name}'" if stage.name else f"{where}: tune"
-    among = [known.get(name, name) for name in stage.methods or ()]
+    among = [methods.get(name, name) for name in stage.methods or ()]
     for name in among:
         if name not in names:
             raise unknown(f"{at}.methods", name, names)
     allowed = names if stage.methods is None else list(dict.fromkeys(among))
-    about = {key: _about(key, known, f"{at}.ranges.{key}") for key in stage.ranges}
+    about = {key: _about(key, methods, f"{at}.ranges.{key}") for key in stage.ranges}
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
             raise unknown(f"{at}.ranges.{key}", method, allowed)
@@ -142,7 +142,7 @@ def _searches(stage: TuneStage, tune: Tune, known: Mapping[str, str], where: str
         for key, (method, rest) in about.items():
             if method in (None, name):
                 label, range_ = f"{at}.ranges.{key}", stage.ranges[key]
-                also = tuple(_elsewhere(other, known, label) for other in range_.also)
+                also = tuple(_elsewhere(other, methods, label) for other in range_.also)
                 if also and method is None and len(reached) > 1:
                     raise FedtideError(f"{label}.also: allowed with a range about one method, 'method.<name>.<key>'")
                 parameters.append(Parameter(key, ("method", name, *rest), also, range_, label))
@@ -153,7 +153,7 @@ def _searches(stage: TuneStage, tune: Tune, known: Mapping[str, str], where: str
     return out
 
 
-def _about(key: str, known: Mapping[str, str], label: str) -> tuple[str | None, Place]:
+def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None, Place]:
     """Return the method that a key refers to (None for all) and the key within it."""
     first, *path = key.split(".")
     if first != "method" or not path or "" in path:
@@ -161,21 +161,23 @@ def _about(key: str, known: Mapping[str, str], label: str) -> tuple[str | None, 
             f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': all methods of a comparison "
             "share the rest"
         )
-    names = list(dict.fromkeys(known.values()))
+    names = list(dict.fromkeys(methods.values()))
     which, rest = located(path, names)
     if which is None and not path[0].isdigit():  # a name as it is written in the file, without its form
-        place, rest = located(path, list(known))
-        which = None if place is None else names.index(known[list(known)[place]])
+        place, rest = located(path, list(methods))
+        which = None if place is None else names.index(methods[list(methods)[place]])
     if not rest or rest[0] in FIXED:
-        found = "".join(rest[:1])
-        raise refused(label, found, f"a key of the method other than {', '.join(FIXED)}")
+        first_key = "".join(rest[:1])
+        raise refused(label, first_key, f"a key of the method other than {', '.join(FIXED)}")
     return None if which is None else names[which], tuple(rest)
 
 
-def _elsewhere(key: str, known: Mapping[str, str], label: str) -> Place:
-    method, rest = _about(key, known, f"{label}.also: found '{key}'")
+def _elsewhere(key: str, methods: Mapping[str, str], label: str) -> Place:
+    method, rest = _about(key, methods, f"{label}.also: found '{key}'")
     if method is None:
-        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(dict.fromkeys(known.values()))}")
+        raise refused(
+            f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(dict.fromkeys(methods.values()))}"
+        )
     return ("method", method, *rest)
 
 
@@ -207,9 +209,9 @@ def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[st
             for value in parameter.range.edges():
                 pairs = [(place, value) for place in (parameter.place, *parameter.also)]
                 name = f"{parameter.where} = {value}"
-                made = from_dict(with_values(experiment, pairs), where=name)
-                methods = tuple(method for method in made.method if method.name == search.method)
-                yield name, made.model_copy(update={"method": methods})
+                at_end = from_dict(with_values(experiment, pairs), where=name)
+                methods = tuple(method for method in at_end.method if method.name == search.method)
+                yield name, at_end.model_copy(update={"method": methods})
 
 
 def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:

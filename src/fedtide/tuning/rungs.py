@@ -357,8 +357,8 @@ def climb_rungs(play: Play, record: Tournament) -> Tournament:
         values = play.values(alive, seeds, rounds)
         count = len({method[entry] for entry in alive})
         last = number >= len(record.rungs) - 1 or not whole
-        kept = climbing(values, method, count if last else half(count))
-        record = play.write_rung(record, rounds, seeds, values, kept, failed=failed, ended="" if whole else OVER)
+        survivors = climbing(values, method, count if last else half(count))
+        record = play.write_rung(record, rounds, seeds, values, survivors, failed=failed, ended="" if whole else OVER)
     return record
 
 

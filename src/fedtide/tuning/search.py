@@ -50,7 +50,7 @@ def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> li
         else:
             sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=tune.startup_trials, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.add_trials([_known(search, trial, space) for trial in before])
+        study.add_trials([_as_optuna(search, trial, space) for trial in before])
         return [_values(search, study.ask(space).params) for _ in range(count)]
 
 
@@ -71,17 +71,17 @@ def _values(search: Search, params: dict[str, Any]) -> dict[str, Any]:
     return {p.key: _value(p.range, params[p.key]) for p in search.parameters}
 
 
-def _value(range_: Range, found: Any) -> Any:
+def _value(range_: Range, value: Any) -> Any:
     if range_.choices is not None:
-        return range_.choices[found]
+        return range_.choices[value]
     if range_.whole:
-        return int(found)
+        return int(value)
     assert range_.low is not None
     assert range_.high is not None
-    return min(max(float(f"{found:.{DIGITS}g}"), range_.low), range_.high)
+    return min(max(float(f"{value:.{DIGITS}g}"), range_.low), range_.high)
 
 
-def _known(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
+def _as_optuna(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
     """Return a trial that was played, as an Optuna trial."""
     optuna = imported_optuna()
     lists = {p.key: p.range.choices for p in search.parameters}

@@ -22,7 +22,7 @@ from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.evaluate.metrics import mean_of_last
-from fedtide.runs.folder import check_entries, made
+from fedtide.runs.folder import check_entries, make_folder
 from fedtide.tuning.plan import Place, Search, digest_of_tuning, stages, with_values
 
 KNOWN = 4
@@ -48,7 +48,7 @@ class Curve:
     def then(self, done: int, scores: Scores, *, dated: bool) -> Curve:
         """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
         rows = float(scores.rows.sum()) if dated else None
-        weight = [each for each in (scores.reference, rows) if each is not None][:1]
+        weight = [number for number in (scores.reference, rows) if number is not None][:1]
         return Curve(self.seed, (*self.rounds, done), (*self.accuracy, scores.accuracy), (*self.weights, *weight))
 
 
@@ -125,8 +125,8 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
         return {}
     out: Bounds = {}
     for at_seed in zip(*(trial.curves for trial in finished), strict=True):
-        found = zip(at_seed[0].rounds, zip(*(curve.accuracy for curve in at_seed), strict=True), strict=True)
-        out[at_seed[0].seed] = {done: median(each) for done, each in found if done > WARM_UP * rounds}
+        by_round = zip(at_seed[0].rounds, zip(*(curve.accuracy for curve in at_seed), strict=True), strict=True)
+        out[at_seed[0].seed] = {done: median(values) for done, values in by_round if done > WARM_UP * rounds}
     return out
 
 
@@ -153,7 +153,7 @@ def create(experiment: Experiment, root: Path) -> None:
     Raises:
         FedtideError: something exists at `root`; it is left as it is.
     """
-    made(root, {"config.toml": to_toml(experiment), TRIALS: ""})
+    make_folder(root, {"config.toml": to_toml(experiment), TRIALS: ""})
 
 
 def is_tuning(root: Path) -> bool:
@@ -213,10 +213,10 @@ def append_trial(root: Path, trial: Trial) -> None:
     flush(root / TRIALS)
 
 
-def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place, object]]) -> Path:
+def write_ready(root: Path, experiment: Experiment, best: Sequence[tuple[Place, object]]) -> Path:
     """Write the experiment with the best values, without search and sweep, ready for `fedtide run`."""
     path = root / READY
-    values = {key: value for key, value in with_values(experiment, found).items() if key != "sweep"}
+    values = {key: value for key, value in with_values(experiment, best).items() if key != "sweep"}
     ready = from_dict(values, where=str(path))
     write_text(path, f"{COMMENT}{brief(ready)}\n")
     return path
@@ -241,17 +241,17 @@ def read_tuning(root: Path) -> tuple[Experiment, list[list[Tuned]]]:
         raise FedtideError(f"{root}: not a tune folder (no {TRIALS} and config.toml in it)")
     experiment = load(root, imports=False)
     planned = stages(experiment, str(root / "config.toml"))
-    known = not any(is_own(method.algorithm) for method in experiment.method)
-    trials = read_trials(root, planned, digest_of_tuning(experiment) if known else None)
+    shipped = not any(is_own(method.algorithm) for method in experiment.method)
+    trials = read_trials(root, planned, digest_of_tuning(experiment) if shipped else None)
     return experiment, [[_tuned(trials, search) for search in stage] for stage in planned]
 
 
 def _tuned(trials: Sequence[Trial], search: Search) -> Tuned:
-    own = of_search(trials, search)
-    return Tuned(search, own, best_of(own))
+    of_method = of_search(trials, search)
+    return Tuned(search, of_method, best_of(of_method))
 
 
 def of_search(trials: Sequence[Trial], search: Search) -> list[Trial]:
     """Return the trials of a method in a stage, in order."""
-    own = [trial for trial in trials if (trial.stage, trial.method) == (search.stage, search.method)]
-    return sorted(own, key=lambda trial: trial.number)
+    of_method = [trial for trial in trials if (trial.stage, trial.method) == (search.stage, search.method)]
+    return sorted(of_method, key=lambda trial: trial.number)

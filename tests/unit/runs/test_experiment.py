@@ -14,7 +14,6 @@ from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder, parallel
 from fedtide.runs.experiment import RunsDisplay, execute
-from fedtide.runs.parallel import Stop
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
@@ -175,32 +174,6 @@ def test_ctrl_c_finishes_the_round_saves_and_ends(tmp_path, whole, at, number):
     assert record_of(root) == whole
 
 
-def test_ctrl_c_reaches_the_worker_processes(tmp_path, whole, borrowed):
-    root = tmp_path / "run"
-    folder.create(FOUR, root)
-    assert not execute(FOUR, root, workers=2, display=Watching(interrupt(2)))
-    left = [run for run in folder.plan(FOUR, root) if not run.finished]
-    assert left
-    for run in left:
-        written = lines_of(run.folder) if (run.folder / "rounds.jsonl").exists() else []
-        saved = sorted(path.name for path in (run.folder / "checkpoints").glob("*"))
-        assert saved == ([f"{len(written):08d}"] if written else [])
-    assert execute(FOUR, root, workers=2)
-    assert record_of(root) == whole
-
-
-def test_ctrl_c_reaches_a_run_whose_clients_are_in_other_processes(tmp_path, borrowed):
-    one = study(SCAFFOLD)
-    folder.create(one, tmp_path / "run")
-    display = Watching(interrupt(2))
-    assert not execute(one, tmp_path / "run", workers=2, display=display)
-    assert display.seen == [(0, 1), (0, 2), (0, 3)]
-    assert execute(one, tmp_path / "run", workers=2)
-    whole_run = run_of(one, tmp_path / "whole")
-    list(whole_run.play())
-    assert record_of(tmp_path / "run" / "scaffold" / "0") == record_of(whole_run.folder)
-
-
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     def twice(run, progress):
         signal.raise_signal(signal.SIGINT)
@@ -221,14 +194,6 @@ def test_in_another_thread_signals_are_left_to_whoever_owns_them(tmp_path):
     assert done == [True]
 
 
-def test_a_stop_is_asked_for_once_and_seen_by_other_processes(tmp_path):
-    stop = Stop(flag=tmp_path / "stop")
-    stop.ask()
-    stop.ask()
-    assert stop.asked
-    assert (tmp_path / "stop").exists()
-
-
 def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monkeypatch):
     class Slow:
         """Somebody presses Ctrl-C before the pool is there."""
@@ -247,13 +212,6 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
     with parallel.started(study(), 2, 2, tmp_path) as (_, stop):
         assert stop.asked
         assert (tmp_path / parallel.STOP).exists()
-
-
-def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):
-    display = Watching()
-    with pytest.raises(FedtideError, match="the well is dry"):
-        execute(study({**A, "algorithm": "helpers.deadly:failing"}), tmp_path / "run", workers=1, display=display)
-    assert display.ended == 1
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -373,11 +331,3 @@ def test_a_replay_that_is_too_short_or_too_small_is_told_before_it_begins(tmp_pa
     values["data"] = {"source": {"kind": "gaussians", "samples": 9}, "partition": {"kind": "saved", "path": saved}}
     with pytest.raises(FedtideError, match="deals 128 rows of gaussians, gaussians has 18"):
         preflight(from_dict(values))
-
-
-def test_a_damaged_replay_is_one_clear_line(tmp_path):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(b"nothing of the kind")
-    for change in ({"shift": {"who": {"kind": "replay", "path": str(path)}}}, {"data": {"partition": f"saved:{path}"}}):
-        with pytest.raises(FedtideError, match=r"x.safetensors: damaged"):
-            preflight(study(**change))

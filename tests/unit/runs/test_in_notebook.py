@@ -35,11 +35,3 @@ def test_a_bar_of_all_rounds_says_what_is_played(monkeypatch):
     bar.end()
     assert 'value="8"' in shown[-1]
     assert shown[-1].endswith("3 of 3 runs done</span>")
-
-
-def test_where_all_is_finished_there_is_no_bar(monkeypatch):
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=None))
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=None))
-    bar = InNotebook()
-    bar.begin([], finished=3)
-    bar.end()

@@ -184,22 +184,6 @@ def test_drop_outs_are_asked_and_do_not_answer(tmp_path):
     assert all(line["up"] == line["answered"] * 196 for line in lines)
 
 
-def test_one_group_is_not_told_apart(tmp_path):
-    run = run_of(study(STEADY, data={"groups": {"by": "none"}}, shift={"who": "always"}), tmp_path)
-    list(run.play())
-    assert not {"groups", "expected"} & set(lines_of(run.folder)[0])
-
-
-def test_the_seed_is_that_of_everything(tmp_path):
-    experiment = study(seeds=[0, 1])
-    records = []
-    for seed, part in ((0, "a"), (0, "b"), (1, "c")):
-        run = run_of(experiment, tmp_path / part, seed)
-        list(run.play())
-        records.append(left_in(run.folder)["rounds.jsonl"])
-    assert records[0] == records[1] != records[2]
-
-
 def test_methods_meet_the_same_participants(tmp_path):
     experiment = study(A, MOMENTUM, {**A, "name": "prox", "algorithm": "fedprox"})
     met = []
@@ -268,12 +252,6 @@ def test_dying_after_any_round_and_going_on_gives_the_same_bytes(tmp_path, whole
     first = next(iter(run.play())).round
     assert first == (at // every * every if every else 0) + 1
     list(run.play())
-    unchanged(run, whole["scaffold"])
-
-
-def test_stopping_again_and_again_gives_the_same_bytes(tmp_path, whole):
-    run = run_of(study(SCAFFOLD), tmp_path)
-    assert [[p.round for p in run.play(lambda: True)] for _ in range(6)] == [[1], [2], [3], [4], [5], [6]]
     unchanged(run, whole["scaffold"])
 
 
@@ -356,22 +334,7 @@ def test_what_changes_no_number_may_change(tmp_path, change):
     assert [p.round for p in run_of(study(**change), tmp_path).play()] == [2, 3, 4, 5, 6]
 
 
-def test_another_method_in_the_same_file_is_no_change(tmp_path):
-    run = run_of(study(A), tmp_path)
-    next(run.play(lambda: True))
-    assert [p.round for p in run_of(study(A, MOMENTUM), tmp_path).play()] == [2, 3, 4, 5, 6]
-
-
 # -- through the workers engine ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
-def test_workers_leave_the_same_bytes(tmp_path, whole, pool, method):
-    run = run_of(study(method), tmp_path, pool=pool)
-    rounds = iter(range(1, 7))
-    list(run.play(lambda: next(rounds) == 3))
-    list(run.play())
-    unchanged(run, whole[method["name"]])
 
 
 def test_large_memory_goes_with_the_run(tmp_path, monkeypatch):

@@ -68,15 +68,6 @@ def undisturbed(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("at", range(1, 9))
-def test_a_run_that_is_stopped_on_its_way_ends_where_it_would_have(tmp_path, undisturbed, at):
-    """Evaluations before the checkpoint count towards those in a row."""
-    cut = run_of(study(A, **LONG, stop_at=TARGET, seeds=[2]), tmp_path, seed=2)
-    list(cut.play(lambda: len(lines_of(cut.folder)) == at))
-    list(cut.play())
-    assert record_of(tmp_path) == record_of(undisturbed)
-
-
 def test_resuming_a_run_that_has_ended_does_nothing(tmp_path):
     experiment = study(A, MOMENTUM, **LONG, stop_at=TARGET, seeds=[0, 1])
     create(experiment, tmp_path / "run")
@@ -141,14 +132,6 @@ def test_who_never_gets_there_plays_on_and_is_said_not_to(tmp_path):
     assert measures["time_to_target"].values == [4.0, 4.0]  # the end of the run
     assert measures["reached_target"].values == [0.0, 0.0]
     assert "not reached" in page.read_text()
-
-
-def test_without_a_target_nothing_is_said_of_one(tmp_path):
-    create(study(A, rounds=2), tmp_path / "run")
-    execute(study(A, rounds=2), tmp_path / "run", workers=1)
-    write_report([tmp_path / "run"])
-    assert "time_to_target" not in read_study(tmp_path / "run").summaries[0].methods[0].measures
-    assert read_experiment(tmp_path / "run")[0].methods[0].runs[0].target is None
 
 
 def test_a_target_is_part_of_the_digest_and_of_what_is_written():

@@ -52,11 +52,6 @@ def test_workers_and_one_process_agree_on_text(talk, pool):
     assert float(scores[0].rows.sum()) > 0
 
 
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedprox", "fedadam", "q-fedavg"])
-def test_every_algorithm_with_one_model_reads_text(talk, algorithm):
-    assert played(study({**A, "algorithm": algorithm}, **talk)).state.weights.params
-
-
 def test_a_blend_of_two_topics_may_be_held(talk, tmp_path):
     talk["data"] |= {
         "partition": {"kind": "iid", "clients": 4},
@@ -104,14 +99,7 @@ def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path
 @pytest.mark.parametrize(("change", "line"), [
     ({"partition": "dirichlet"}, "data.partition.kind: found 'dirichlet', but it deals by labels"),
     ({"groups": {"by": "labels", "labels": [[1], [2]]}}, "data.groups.by: found 'labels'"),
-    (
-        {"source": {"kind": "text", "path": "a.jsonl", "vocabluary": 3}},
-        "data.source.vocabluary: unknown key; .*did you mean 'vocabulary'",
-    ),
-    ({"source": {"kind": "text"}}, "data.source.path: missing"),
     ({"source": {"kind": "text", "path": 3}}, "data.source.path: found 3, allowed: a list"),
-    ({"source": {"kind": "text", "path": "a.jsonl", "held_out": "p"}}, "held_out: unknown key; .*did you mean 'test'"),
-    ({"source": "text:nothing.jsonl"}, "data.source: no such file or folder: .*nothing.jsonl"),
     ({"source": {"kind": "domains", "names": ["a", "b"], "sources": ["text:a.jsonl", "text:b.jsonl"]}}, "found 'text'"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_text_are_one_line(talk, change, line):

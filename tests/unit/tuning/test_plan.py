@@ -23,45 +23,31 @@ def searched(*methods, **changes):
 # -- ranges ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("range_", "said"),
-    [
-        ({"low": 2, "high": 1}, "found low = 2 and high = 1, allowed: low at most high"),
-        ({"low": 0, "high": 1, "log": True}, "found low = 0 with log = true, allowed: low greater than 0"),
-        ({"low": 0.5, "high": 3, "whole": True}, "found whole = true, allowed with it: whole numbers"),
-        ({"low": 1, "high": 8, "step": 1, "log": True}, "found `step` and log = true, allowed: one of them"),
-        ({"low": 0, "high": 1, "step": 0.3}, "found step = 0.3, allowed: one that leads from 0 to 1"),
-        ({"low": 0}, "found neither, allowed: `low` and `high`, or `choices`"),
-        ({"choices": []}, r"choices: found \[\], allowed: one value"),
-        ({"choices": [1, 2, 1]}, "choices: found 1 twice"),
-        ({"choices": [0, 0]}, "choices: found 0 twice"),
-        ({"choices": [1], "low": 0}, "found `choices` and `low`, allowed: one of them"),
-        ({"lwo": 1}, r"lwo: unknown key; .*did you mean 'low'"),
-        ({"low": float("nan"), "high": 1}, "low: found nan, allowed: a finite number"),
-        ({"low": 0, "high": 1, "step": 0}, "step: found 0, allowed: greater than 0"),
-    ],
-)
+@pytest.mark.parametrize(("range_", "said"), [
+    ({"low": 2, "high": 1}, "found low = 2 and high = 1, allowed: low at most high"),
+    ({"low": 0, "high": 1, "log": True}, "found low = 0 with log = true, allowed: low greater than 0"),
+    ({"low": 0.5, "high": 3, "whole": True}, "found whole = true, allowed with it: whole numbers"),
+    ({"low": 1, "high": 8, "step": 1, "log": True}, "found `step` and log = true, allowed: one of them"),
+    ({"low": 0, "high": 1, "step": 0.3}, "found step = 0.3, allowed: one that leads from 0 to 1"),
+    ({"low": 0}, "found neither, allowed: `low` and `high`, or `choices`"),
+    ({"choices": [1, 2, 1]}, "choices: found 1 twice"),
+    ({"choices": [1], "low": 0}, "found `choices` and `low`, allowed: one of them"),
+    ({"low": float("nan"), "high": 1}, "low: found nan, allowed: a finite number"),
+])  # fmt: skip
 def test_a_range_that_cannot_be(range_, said):
     with pytest.raises(FedtideError, match=rf"^experiment: tune.ranges.method.local.lr[.:] ?{said}"):
         tuning(tune={"ranges": {"method.local.lr": range_}})
 
 
-@pytest.mark.parametrize(
-    ("tune", "said"),
-    [
-        ({"trials": 0}, "tune.trials: found 0, allowed: 1 or more"),
-        ({"parallel_trials": 0}, "tune.parallel_trials: found 0, allowed: 1 or more"),
-        ({"ranges": {}}, "tune: found neither, allowed: a table `ranges` or"),
-        ({"stage": [{"name": "x", "ranges": RATES}], "ranges": RATES}, "tune: found both, allowed"),
-        ({"stage": [{"name": "x", "ranges": RATES}] * 2}, "tune: stage 'x' stands twice"),
-        ({"stage": [{"name": "x", "ranges": {}}]}, "tune.stage 'x'.ranges: "),
-        ({"stage": [{"name": "x", "ranges": {"method.mu": {"high": "1"}}}]}, "tune.stage 'x'.ranges.method.mu.high: "),
-        ({"seeds": []}, r"tune.seeds: found \[\], allowed: one value or more"),
-        ({"seeds": [0, 0]}, "tune.seeds: found 0 twice"),
-        ({"sampler": "grid"}, "tune.sampler: found 'grid', allowed: tpe, random"),
-        ({"trails": 3}, "tune.trails: unknown key; .*did you mean 'trials'"),
-    ],
-)
+@pytest.mark.parametrize(("tune", "said"), [
+    ({"trials": 0}, "tune.trials: found 0, allowed: 1 or more"),
+    ({"ranges": {}}, "tune: found neither, allowed: a table `ranges` or"),
+    ({"stage": [{"name": "x", "ranges": RATES}], "ranges": RATES}, "tune: found both, allowed"),
+    ({"stage": [{"name": "x", "ranges": RATES}] * 2}, "tune: stage 'x' stands twice"),
+    ({"stage": [{"name": "x", "ranges": {"method.mu": {"high": "1"}}}]}, "tune.stage 'x'.ranges.method.mu.high: "),
+    ({"seeds": [0, 0]}, "tune.seeds: found 0 twice"),
+    ({"sampler": "grid"}, "tune.sampler: found 'grid', allowed: tpe, random"),
+])  # fmt: skip
 def test_a_table_that_cannot_be(tune, said):
     with pytest.raises(FedtideError, match=f"^experiment: {said}"):
         tuning(tune=tune)
@@ -123,11 +109,6 @@ def test_what_a_method_meets_is_not_searched(key):
         list(ends(tuning(tune={"ranges": {key: {"choices": ["x"]}}})))
 
 
-def test_a_method_in_whole_that_is_searched_is_refused():
-    with pytest.raises(FedtideError, match="found ''"):
-        stages(tuning(tune={"ranges": {"method.A": RATE}}))
-
-
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
@@ -145,36 +126,17 @@ def staged(**stage):
     return tuning(A, PROX, tune={"stage": [{"name": "s", "ranges": RATES, **stage}]})
 
 
-@pytest.mark.parametrize(
-    ("stage", "said"),
-    [
-        ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B', allowed: A, prox"),
-        (
-            {"methods": ["A"], "ranges": {"method.prox.local.proximal": RATE}},
-            "tune.stage 's'.ranges.method.prox.local.proximal: found 'prox', allowed: A",
-        ),
-        (
-            {"methods": ["A", "prox"], "ranges": {"method.prox.local.proximal": RATE}},
-            "tune.stage 's'.methods: found 'A', allowed: methods that",
-        ),
-        (
-            {"ranges": {"method.local.proximal": RATE, "method.prox.local.proximal": RATE}},
-            "tune.stage 's'.ranges: two ranges are about 'method.prox.local.proximal'",
-        ),
-        (
-            {"ranges": {"method.local.lr": {**RATE, "also": ["method.prox.local.proximal"]}}},
-            "lr.also: allowed with a range about one method",
-        ),
-        (
-            {"ranges": {"method.A.local.lr": {**RATE, "also": ["method.mu"]}}},
-            "also: found 'method.mu', allowed: 'method.<name>.<key>'",
-        ),
-        (
-            {"ranges": {"method.A.local.lr": {**RATE, "also": ["rounds"]}}},
-            "also: found 'rounds': allowed: keys of methods",
-        ),
-    ],
-)
+PULL = {"method.prox.local.proximal": RATE}
+
+
+@pytest.mark.parametrize(("stage", "said"), [
+    ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B', allowed: A, prox"),
+    ({"methods": ["A"], "ranges": PULL}, "ranges.method.prox.local.proximal: found 'prox', allowed: A"),
+    ({"methods": ["A", "prox"], "ranges": PULL}, "tune.stage 's'.methods: found 'A', allowed: methods that"),
+    ({"ranges": {"method.local.proximal": RATE, **PULL}}, "two ranges are about 'method.prox.local.proximal'"),
+    ({"ranges": {"method.local.lr": {**RATE, "also": list(PULL)}}}, "lr.also: allowed with a range about one method"),
+    ({"ranges": {"method.A.local.lr": {**RATE, "also": ["rounds"]}}}, "found 'rounds': allowed: keys of methods"),
+])  # fmt: skip
 def test_a_stage_that_cannot_be(stage, said):
     with pytest.raises(FedtideError) as raised:
         stages(staged(**stage))
@@ -184,48 +146,18 @@ def test_a_stage_that_cannot_be(stage, said):
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ranges", "said"),
-    [
-        (
-            {"method.local.lrr": RATE},
-            "ranges.method.local.lrr = 0.01: method 'A'.local.lrr: unknown key; .*did you mean 'lr'",
-        ),
-        ({"method.nu": RATE}, "ranges.method.nu = 0.01: method 'A'.nu: unknown key"),
-        (
-            {"method.local.lr": {"low": -1, "high": 1}},
-            "lr = -1.0: method 'A'.local.lr: found -1.0, allowed: greater",
-        ),
-        (
-            {"method.local.momentum": {"low": 0, "high": 1}},
-            "momentum = 1.0: method 'A'.local.momentum: found 1.0, allowed: less",
-        ),
-        (
-            {"method.local.epochs": {"low": 1, "high": 3}},
-            "epochs = 1.0: method 'A'.local.epochs: found 1.0, allowed: a whole",
-        ),
-        (
-            {"method.local.optimizer": {"choices": ["sgd", "adm"]}},
-            "optimizer = adm: method 'A'.local.optimizer: found 'adm'",
-        ),
-        (
-            {"method.A.local.lr": {**RATE, "also": ["method.prox.local.lrr"]}},
-            "ranges.method.A.local.lr = 0.01: method 'prox'.local.lrr: unknown key",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("ranges", "said"), [
+    ({"method.nu": RATE}, "ranges.method.nu = 0.01: method 'A'.nu: unknown key"),
+    ({"method.local.lr": {"low": -1, "high": 1}}, "lr = -1.0: method 'A'.local.lr: found -1.0, allowed: greater"),
+    ({"method.local.optimizer": {"choices": ["sgd", "adm"]}}, "optimizer = adm: method 'A'.local.optimizer: found"),
+    ({"method.A.local.lr": {**RATE, "also": ["method.prox.local.lrr"]}},
+     "ranges.method.A.local.lr = 0.01: method 'prox'.local.lrr: unknown key"),
+])  # fmt: skip
 def test_a_key_or_an_end_that_cannot_be_is_found_before_anything_is_played(ranges, said):
     with pytest.raises(
         FedtideError, match=rf"^experiment: tune\.{said}|^experiment: tune\.ranges\.method\.local\.{said}"
     ):
         list(ends(tuning(A, PROX, tune={"ranges": ranges})))
-
-
-def test_what_can_be_passes():
-    epochs = {"method.local.epochs": {"low": 1, "high": 3, "whole": True}}
-    found = [made for _, made in ends(tuning(A, PROX, tune={"ranges": epochs}))]
-    made = [(method.name, method.options["local"]["epochs"]) for each in found for method in each.method]
-    assert made == [("A", 1), ("A", 3), ("prox", 1), ("prox", 3)]
 
 
 def test_a_found_value_goes_to_the_other_keys_too():

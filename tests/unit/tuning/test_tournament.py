@@ -31,7 +31,9 @@ def begun(root: Path, *methods: dict[str, object], budget: float = 600.0) -> Pat
     """The folder of a tournament that is not played yet."""
     made: Experiment = study(*methods, rounds=4, eval_every=1, data={"split": {"val": 0.3}}, seeds=[0, 1])
     candidates = [Candidate(method.name, method.name, "a reason") for method in made.method]
-    folder.made(root, {"config.toml": folder.to_toml(made), tournament.LADDER: first_line(budget, candidates, [], 0.0)})
+    folder.make_folder(
+        root, {"config.toml": folder.to_toml(made), tournament.LADDER: first_line(budget, candidates, [], 0.0)}
+    )
     return root
 
 

@@ -19,7 +19,7 @@ from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.trials import READY, TRIALS, load, read_tuning
 from fedtide.tuning.tune import LiveTuning, execute
-from helpers.studies import PROX, RATE, RATES, A, made, result_of, tuning
+from helpers.studies import PROX, RATE, A, made, result_of, tuning
 
 MU = {"low": 0.01, "high": 1.0, "log": True}
 STAGES = {
@@ -120,20 +120,6 @@ def test_killed_after_any_trial_and_gone_on_with(tmp_path, whole, after):
     assert len(watching.trials) == 16 - after
     assert result_of(root) == result_of(whole)
     assert not list(root.glob("memory-*"))
-
-
-def test_killed_with_two_processes_and_gone_on_with_one(tmp_path, whole, borrowed):
-    root = made(TWO, tmp_path / "tune")
-
-    def then(count):
-        if count == 5:
-            raise Killed
-
-    with pytest.raises(Killed):
-        execute(TWO, root, workers=2, display=Watching(then))
-    assert len(lines(root)) == 5
-    assert execute(load(root), root, workers=1)
-    assert result_of(root) == result_of(whole)
 
 
 def test_stopped_by_hand_and_gone_on_with(tmp_path, whole, monkeypatch):
@@ -298,26 +284,8 @@ def test_a_trial_that_nobody_asked_for_is_refused(tmp_path, changes):
         execute(experiment, root, workers=1)
 
 
-def test_one_process_at_a_time(tmp_path):
-    experiment = tuning(tune={"trials": 2})
-    root = made(experiment, tmp_path / "tune")
-    with tunes.run_lock(root, "config.toml"), pytest.raises(FedtideError, match="another process is playing this run"):
-        execute(experiment, root, workers=1)
-
-
 def test_memory_of_clients_is_gone_after_a_trial(tmp_path):
     experiment = tuning({**A, "algorithm": "scaffold"}, tune={"trials": 2}, model={"kind": "mlp", "hidden": [600]})
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     assert sorted(path.name for path in root.iterdir()) == ["config.toml", "environment.json", TRIALS, READY]
-
-
-def test_plain_ranges_are_one_stage(tmp_path):
-    experiment = tuning(tune={"ranges": RATES, "trials": 2})
-    assert [line["stage"] for line in lines(whole_of(experiment, tmp_path))] == ["", ""]
-
-
-def whole_of(experiment, folder):
-    root = made(experiment, folder / "tune")
-    assert execute(experiment, root, workers=1)
-    return root
