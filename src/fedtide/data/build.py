@@ -50,7 +50,7 @@ def build(
 
     Args:
         rows: the samples.
-        partition: the rule by which rows are dealt within each group; None means natural clients where the rows have
+        partition: the rule by which rows are dealt within each group; None means natural clients if the rows have
             them, else IID.
         groups: the assignment of rows to groups; clients are divided equally between groups, except with `ByGroup`.
         split: the train, validation and test part of each client.
@@ -131,7 +131,7 @@ def _fitted(people: Population) -> Population:
 
 
 def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:
-    """Return rows and split where rows to come are the test, so that none are divided off."""
+    """Return rows and split without a test set, because rows to come are the test."""
     kind = getattr(shift.what, "kind", "")
     but = f"shift.what is '{kind}', which tests on rows as they come"
     if split.test:
@@ -153,7 +153,7 @@ def _check_in_time(shift: Shift, held_out_clients: HeldOutClients) -> None:
     if kind != "static":
         raise refused("data.split.by", "time", "'random'", f"shift.what is '{kind}', which says itself when rows come")
     if held_out_clients.labeled:
-        raise refused("data.held_out_clients.labeled", held_out_clients.labeled, "0 where data.split.by is 'time'")
+        raise refused("data.held_out_clients.labeled", held_out_clients.labeled, "0 if data.split.by is 'time'")
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng, borders: tuple[float, float] | None = None) -> tuple[Rows, Split]:

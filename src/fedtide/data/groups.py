@@ -78,8 +78,8 @@ class Split:
     """Division of a client's own rows into train, validation and test.
 
     Args:
-        val: share of the training rows kept for validation; at least one row where there are ten.
-        test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
+        val: share of the training rows kept for validation; at least one row if there are ten.
+        test: share of all rows kept for testing; None means 0.2, or 0 if the source has a test set of its own.
         by: "random" or "time". With "time" the latest rows of all clients are for testing and the latest before these
             for validation. So no row for training is later than a row for validation or testing. Shares then differ
             between clients and may be 0. Held-out clients are judged on the latest rows, too.
@@ -116,7 +116,7 @@ class Split:
 
 @ingredient
 class HeldOutClients:
-    """Clients that never take part in training, dealt from the source's own test set where it has one.
+    """Clients that never take part in training, dealt from the source's own test set if it has one.
 
     With a skewed partition and `samples`, the labels of all held-out clients are skewed, too. Accuracy then swings with
     the classes in their rows. Without `samples` all rows are dealt, so that all labels are as even as in the source.

@@ -44,10 +44,10 @@ class Population:
         registered: number of clients that can take part in training.
         shift: the change over time: who, what, how.
         seed: the seed of arrivals, mixtures and all other random draws.
-        names: the source's name of each client (writer, user, station), or () where it has none.
+        names: the source's name of each client (writer, user, station), or () if it has none.
         transforms: transforms of the rows that clients receive, in order.
         public: rows that are public without their labels and that no client holds, sorted.
-        device: where the features that clients are given lie.
+        device: device of the features that clients get.
     """
 
     rows: Rows | GeneratedRows
@@ -162,7 +162,7 @@ class Population:
 
     @cached_property
     def availability(self) -> AvailabilityPlan | None:
-        """Plan of the clients' availability over time, whatever rows they hold; None where all are always available."""
+        """Plan of the clients' availability over time, whatever rows they hold; None if all are always available."""
         return self._who.plan(self._view)
 
     # -- availability -------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Population:
         return [(self.group[: self.registered] == k).nonzero().flatten() for k in range(len(self.group_names))]
 
     def there(self, moment: Moment) -> Tensor | None:
-        """Return the mask (registered,) of the clients that hold rows and can take part; None where all do."""
+        """Return the mask (registered,) of the clients that hold rows and can take part; None if all do."""
         return self.plan.there(moment)
 
     def _members_at(self, moment: Moment) -> list[Tensor]:
@@ -197,7 +197,7 @@ class Population:
         return None if self._dated is None else self._dated.clock(number)
 
     def wait(self, moment: Moment) -> float:
-        """Return the seconds until a client is awake, on the clock of seconds; 0 where one is."""
+        """Return the seconds until a client is awake, on the clock of seconds; 0 if one is."""
         if self.availability is None or self.shift.clock != "seconds":
             return 0.0
         return self.availability.wait(moment.seconds)
@@ -369,7 +369,7 @@ class Population:
     def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
         """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.
 
-        It is over those of the judged rows that have such a value; left out where fewer than half have.
+        It is over those of the judged rows that have such a value; left out if fewer than half have.
         """
         if not isinstance(self.target, Measured) or not isinstance(self.rows, Rows) or self.rows.value is None:
             return {}
@@ -398,7 +398,7 @@ class Population:
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU) -> tuple[Tensor, Tensor]:
         """Return x and y of some rows with their meaning at `moment`; `clients` (one, or one per row) hold them.
 
-        On another device than the CPU x is gathered, scaled and turned there, where rows lie on it.
+        On another device than the CPU x is gathered, scaled and turned there, if rows lie on it.
         """
         own_code = getattr(self._how, "kind", "python") == "python"  # which may expect to find x on the CPU
         x, y = self.rows.take(rows, CPU if own_code else device)

@@ -65,17 +65,17 @@ class Rows:
         classes: number of classes, or of bins.
         domain: (rows,) the data set or mode of each row; None means one.
         domain_names: names of the domains.
-        client: (rows,) the natural client of a row (writer, user, station); None where the source has none.
+        client: (rows,) the natural client of a row (writer, user, station); None if the source has none.
         client_names: names of the natural clients, in order.
-        time: (rows,) seconds; None where rows have no time.
-        held_out: (rows,) mask of the source's own test set; None where it has none.
-        padding: the label of steps that do not count, for sequences; None where all steps count.
+        time: (rows,) seconds; None if rows have no time.
+        held_out: (rows,) mask of the source's own test set; None if it has none.
+        padding: the label of steps that do not count, for sequences; None if all steps count.
         unscored: labels that are trained on and left out when predictions are scored (ends, unknown words).
-        label_names: names of the classes, in order; () where labels were numbers.
+        label_names: names of the classes, in order; () if labels were numbers.
         said: which column of a table is what, for people.
-        value: (rows,) numbers, or (rows, labels) of several labels at once; None where rows have classes.
+        value: (rows,) numbers, or (rows, labels) of several labels at once; None if rows have classes.
         target: what rows are labeled with.
-        learned: time until which rows have decided scales, categories or bins that all share; None where none did.
+        learned: time until which rows have decided scales, categories or bins that all share; None if none did.
         fit: how features follow from the rows that decide scales, means and categories. The population chooses these
             rows. None if no rows decide, or the earliest.
 
@@ -158,7 +158,7 @@ class Rows:
 
     @property
     def steps(self) -> int | None:
-        """Number of steps of a sequence; None where a row has one label."""
+        """Number of steps of a sequence; None if a row has one label."""
         return None if self.y.dim() == 1 else self.y.shape[1]
 
     def place(self, row: int) -> str:
@@ -171,7 +171,7 @@ class Rows:
         return f"{self.name}: row {row}{of}"
 
     def take(self, rows: Tensor, device: str = CPU) -> tuple[Tensor, Tensor]:
-        """Return x and y of some rows, by position; x is gathered on a device where all rows fit on it."""
+        """Return x and y of some rows, by position; x is gathered on a device if all rows fit on it."""
         if device not in self._x_by_device:
             self._x_by_device[device] = resident(self.x, device)
         x = self._x_by_device[device]
@@ -188,11 +188,11 @@ class Rows:
 
     @cached_property
     def earlier(self) -> dict[str, Tensor]:
-        """Positions of the rows of the same client a day and a week before each row (rows,); -1 where there is none.
+        """Positions of the rows of the same client a day and a week before each row (rows,); -1 if there is none.
 
         The row nearest to that time, not more than half of the usual time between rows away: clocks are a little off.
 
-        Of the same domain, too, where rows of several domains have the same time. Empty where rows have no time, or two
+        Of the same domain, too, if rows of several domains have the same time. Empty if rows have no time, or two
         rows of a client and a domain have the same.
         """
         if self.time is None:
@@ -217,13 +217,13 @@ class Rows:
         return (y, None) if self.value is None else (torch.index_select(self.value, 0, rows), y)
 
     def mask(self, y: Tensor) -> Tensor | None:
-        """Return the mask (rows, steps) of the steps that count; None where a row has one label."""
+        """Return the mask (rows, steps) of the steps that count; None if a row has one label."""
         if self.steps is None:
             return None
         return torch.ones_like(y, dtype=torch.bool) if self.padding is None else y != self.padding
 
     def scored(self, y: Tensor) -> Tensor | None:
-        """Return the mask of the scored labels, in the shape of `y`; None where all are, with one label per row."""
+        """Return the mask of the scored labels, in the shape of `y`; None if all are, with one label per row."""
         mask = self.mask(y)
         if not self.unscored:
             return mask
@@ -238,7 +238,7 @@ class Rows:
         return replace(self, **picked, fit=fit)
 
     def fitted(self, positions: Tensor) -> Rows:
-        """Return rows whose scales, means and categories are those of the known ones alone, where rows have no time.
+        """Return rows whose scales, means and categories are those of the known ones alone, if rows have no time.
 
         Args:
             positions: positions, in any order; one that comes again counts once. Without any, rows stay as they are.
@@ -359,14 +359,14 @@ def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
     if padding is None:
         return
     if y.dim() == 1:
-        raise refused(f"{name}: padding", padding, "None, as a row has one label")
+        raise refused(f"{name}: padding", padding, "None, because a row has one label")
     empty = (y == padding).all(1)
     if empty.any():
         raise FedtideError(f"{name}: row {int(empty.nonzero()[0])}: every step is padding; leave such rows out")
 
 
 def _check_names(name: str, names: tuple[str, ...]) -> None:
-    """Raise for names that would be obeyed where they are shown, or cannot be seen there."""
+    """Raise for names that a terminal would obey, or that cannot be seen."""
     if HIDDEN.search("".join(names)):
         wrong = next(name_shown for name_shown in names if HIDDEN.search(name_shown))
         raise refused(f"{name}: name of a domain or client", wrong, "names without control characters")

@@ -32,7 +32,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
         path: the file, which is replaced atomically.
         rounds: number of rounds whose arrivals are written.
         cohort: number of arrivals of each round.
-        seconds: seconds per round; None where they are not known in advance and decide the arrivals, which are then not
+        seconds: seconds per round; None if they are not known in advance and decide the arrivals, which are then not
             written.
     """
     moments = [] if seconds is None else [Moment(r, rounds, r * seconds) for r in range(rounds)]

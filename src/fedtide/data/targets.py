@@ -166,7 +166,7 @@ class Counts(Fitting):
         wrong = (values < 0) | (values != values.floor())
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            raise refused(f"{place(row)}: label", float(values[row]), "a whole number from 0, as a count")
+            raise refused(f"{place(row)}: label", float(values[row]), "a whole number from 0, because it is a count")
         center, scale = _mean_and_spread(values, positions)
         _check_counted(center)
         edges = edges_of(values[positions])
@@ -180,7 +180,7 @@ class Labels(Fitting):
     kind: Literal["labels"] = "labels"
 
     def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[LabelsTarget, Tensor]:
-        """Return the target of labels, and the first one of each row; where it has none, their number.
+        """Return the target of labels, and the first one of each row; their number if it has none.
 
         >>> values, rows = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]), torch.arange(3)
         >>> Labels().fitted(values, rows, rows, "row {}".format)[1].tolist()

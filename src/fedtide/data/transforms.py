@@ -36,7 +36,7 @@ class CenterCrop:
         """Return the new shape (channels, height, width) of an image; raise if the image is too small."""
         depth, height, width = shape
         if self.size > min(height, width):
-            allowed = f"at most {min(height, width)}, as images of {name} are {height} x {width}"
+            allowed = f"at most {min(height, width)}, because images of {name} are {height} x {width}"
             raise refused(f"{where}.size", self.size, allowed)
         return depth, self.size, self.size
 
@@ -64,7 +64,7 @@ class Downscale:
         """Return the new shape (channels, height, width) of an image; raise if no pixel is left."""
         depth, height, width = shape
         if self.factor > min(height, width):
-            allowed = f"at most {min(height, width)}, as images of {name} are {height} x {width}"
+            allowed = f"at most {min(height, width)}, because images of {name} are {height} x {width}"
             raise refused(f"{where}.factor", self.factor, allowed)
         return depth, height // self.factor, width // self.factor
 

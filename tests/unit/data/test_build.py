@@ -333,7 +333,7 @@ def test_nobody_trains_on_what_is_later_than_a_row_by_which_a_model_is_judged(pa
     (logged([5, 5, 5]), {},
      "data.split.test: found 0.2, but no row is earlier; allowed: less, or split by 'random'"),
     (logged([0, 1, 2]), {"held_out_clients": HeldOutClients(labeled=0.5)},
-     "data.held_out_clients.labeled: found 0.5, allowed: 0 where data.split.by is 'time'"),
+     "data.held_out_clients.labeled: found 0.5, allowed: 0 if data.split.by is 'time'"),
     (logged([0, 1, 2]), {"shift": Shift(what=Calendar())},
      "data.split.by: found 'time', but shift.what is 'calendar', which says itself when rows come; allowed: 'random'"),
 ])  # fmt: skip

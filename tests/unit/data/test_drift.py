@@ -200,7 +200,7 @@ REFUSED = [
         lambda: people(how=LabelSwaps(), source=replace(rows(), y=torch.zeros(240, dtype=torch.int64), classes=1)),
         "exchanges labels, and there is one label",
     ),
-    (lambda: people(how=LabelSwaps(concepts=5)), "concepts: found 5, allowed: at most 4, as there are 4 labels"),
+    (lambda: people(how=LabelSwaps(concepts=5)), "concepts: found 5, allowed: at most 4, because there are 4 labels"),
     (lambda: people(how=Permutation(permutations=((0, 1, 2, 3),) * 2)), "allowed: one per group, 1"),
     (
         lambda: people(how=Permutation(permutations=((0, 1, 2, 2),))),

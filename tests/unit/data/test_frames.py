@@ -293,7 +293,7 @@ def test_domains_and_cuts():
     ({"a": [1.5, 2], "b": ["x", "y"]}, {"label": "b", "cuts": [1]}, "table: label: found 'b', allowed: a column of"),
     ({"a": [1.5, 2], "b": [0, 1]}, {"label": "b", "missing": "fill"}, "missing: found 'fill', allowed: error, drop"),
     ({"a": [1.5, np.inf], "b": [0, 1]}, {"label": "b", "features": ["a"]}, "table: row 1: a: found inf, allowed: a v"),
-    ({"a": [1.5, np.inf], "b": [0, 1]}, {"label": "b"}, "table: no feature columns left beside b"),
+    ({"a": [1.5, np.inf], "b": [0, 1]}, {"label": "b"}, "table: no feature columns besides b"),
     ({"a": [None, None], "b": [0, 1]}, {"label": "b", "features": ["a"], "missing": "drop"}, "table: something is"),
     ({"a": [], "b": []}, {"label": "b"}, "table: no rows"),
     (7, {}, "table: data: found 'int', allowed: files, a data frame, or a mapping of columns"),

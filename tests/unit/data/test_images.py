@@ -464,7 +464,7 @@ def test_pictures_that_do_not_fit_into_memory_are_one_line(monkeypatch, tmp_path
 
     path = table(tmp_path, "path,label", "x.png,0", "y.png,1")
     monkeypatch.setattr(images.np, "empty", full)
-    line = r"^data.source.size: 2 pictures of 5 x 6 take 0 GiB, more than there is; allowed: a smaller size$"
+    line = r"^data.source.size: 2 pictures of 5 x 6 take 0 GiB, more than the memory; allowed: a smaller size$"
     with pytest.raises(FedtideError, match=line):
         load_table(path)
 

@@ -424,7 +424,7 @@ def test_another_file_is_one_line(tmp_path, content):
         ([1, 2], "no 'users'; allowed: a file of LEAF, with users, num_samples and user_data"),
         ({"users": [], "user_data": {}}, "no 'num_samples'"),
         ({"users": [], "num_samples": [], "user_data": []}, "no 'user_data'"),
-        (leaf({"ann": ANN}, users=["ann", "bob"]), "number of num_samples: found 1, allowed: 2, as there are users"),
+        (leaf({"ann": ANN}, users=["ann", "bob"]), "number of num_samples: found 1, allowed: 2, the number of users"),
         (leaf({"ann": ANN}, users=["bob"]), "user 'bob': no lists x and y in user_data"),
         (leaf({"ann": ANN}, users=[["ann"]]), "users: found ['ann'], allowed: names"),
         (leaf({"ann": {"x": ANN["x"], "y": 1}}, num_samples=[1], users=["ann"]), "user 'ann': no lists x and y"),
@@ -458,7 +458,7 @@ def test_labels_beyond_the_classes_are_named(tmp_path):
 
 def test_a_shape_that_does_not_fit_is_one_line(tmp_path):
     path = write(tmp_path / "all.json", leaf({"ann": ANN}))
-    line = f"data.source.shape: found [1, 28, 28], allowed: 4 numbers, as rows of {path} have"
+    line = f"data.source.shape: found [1, 28, 28], allowed: 4 numbers, as in rows of {path}"
     assert one_line(path, shape=(1, 28, 28)) == line
 
 

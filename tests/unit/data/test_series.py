@@ -102,7 +102,7 @@ def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):
     [
         (["time,a", "0,1", "3600,2"], {}, "s.csv: column 'a': no value has others 1d, 7d before it"),
         (["when,a", "0,1"], {}, "s.csv: no column 'time'"),
-        (["time", "0"], {}, "s.csv: no column left beside time"),
+        (["time", "0"], {}, "s.csv: no column besides time"),
         (["time,a,b", "0,1,NA", "3600,2,"], {}, "s.csv: column 'b': has no number"),
         (["time,a", "0,1", "noon,2"], {}, "s.csv: row 3: time: found 'noon'"),
         (["time,a", "0,1", "3600,x"], {}, "s.csv: row 3: a: found 'x'"),

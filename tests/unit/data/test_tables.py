@@ -243,7 +243,7 @@ WRONG = {
     "misspelt": ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; allowed: a, b, labels; did you mean 'labels'\?"),
     "no-client": ("a,b,label\n1,2,0\n", {"client": "user"}, "no column 'user'; allowed: a, b, label$"),
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
-    "label-only": ("label\n0\n", {}, "no feature columns left beside label"),
+    "label-only": ("label\n0\n", {}, "no feature columns besides label"),
     "header-only": ("a,b,label\n", {}, "no rows below the header"),
     "empty": ("", {}, "is empty, allowed: a header, and rows below it"),
     "semicolons": ("a;b;label\n1;2;0\n", {}, "header: found 'a;b;label', allowed: names divided by commas"),

@@ -59,11 +59,11 @@ class Shift:
 
     @property
     def period(self) -> float | None:
-        """Rounds after which the arrivals repeat; None where they do not."""
+        """Rounds after which the arrivals repeat; None if they do not."""
         return self.rhythm(1).get("period")
 
     def cycle(self, rounds: int) -> float | None:
-        """Return the rounds after which the rows of a client repeat, in a run of `rounds`; None where they do not."""
+        """Return the rounds after which the rows of a client repeat, in a run of `rounds`; None if they do not."""
         return self.what.rhythm(rounds).get("cycle")
 
     @property

@@ -241,7 +241,7 @@ class LabelSwaps(Reading):
         pairs = classes // 2
         most = 1 + math.factorial(classes) // (2**pairs * math.factorial(pairs))
         if self.concepts is not None and self.concepts > most:
-            raise refused("shift.how.concepts", self.concepts, f"at most {most}, as there are {classes} labels")
+            raise refused("shift.how.concepts", self.concepts, f"at most {most}, because there are {classes} labels")
 
     def plan(self, view: PopulationView) -> RowTransform:
         """Build the transform of a population's rows."""

@@ -34,7 +34,7 @@ class NPZ(Loading):
 
     Args:
         path: the file, below the data directory or absolute.
-        names: names of the arrays in the file where they differ from these, e.g. `{x = "arr_0"}`.
+        names: names of the arrays in the file if they differ from these, e.g. `{x = "arr_0"}`.
         scaled: standardize each feature by its mean and standard deviation over the training rows. If rows have a time,
             the earliest tenth of the rows outside the file's test set decides, because later rows are not known.
     """
@@ -86,7 +86,9 @@ class Python(user_code.Python, Loading):
         result = user_code.call(self.find("data.source"), "data.source.options", **self.options)
         if isinstance(result, Rows):
             if measured and result.value is None:
-                raise refused(self.name, "Rows without `value`", "Rows with `value`, as data.target is not 'classes'")
+                raise refused(
+                    self.name, "Rows without `value`", "Rows with `value`, because data.target is not 'classes'"
+                )
             return result
         if isinstance(result, Mapping):
             for key in result:

@@ -135,7 +135,7 @@ def _header(path: Path) -> Row:
     if repeated:
         raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
     if len(names) == 1 and re.search(r"[;\t|]", names[0]):
-        raise refused(f"{path}: header", names[0], "names divided by commas, as all cells are")
+        raise refused(f"{path}: header", names[0], "names divided by commas, like all cells")
     return number, names
 
 
@@ -284,7 +284,7 @@ def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
     """Read the columns of files with the same header, one below the other; those of numbers as numbers.
 
     Raises:
-        FedtideError: most of the names are numbers with a point, as where there is no header, or a file is damaged.
+        FedtideError: most of the names are numbers with a point, as if there were no header, or a file is damaged.
     """
     header = read_names(paths[0])
     if 2 * sum("." in name and is_number(name) for name in header) > len(header):
@@ -338,7 +338,7 @@ def _not_a_number(where: str, name: str, column: Any, row: int) -> NotANumber:
 
 
 def numbers_of(cells: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return cells (a list or an arrow array of texts) as numbers, NaN where there is none, and the mask of wrong ones.
+    """Return cells (a list or an arrow array of texts) as numbers, NaN if there is none, and the mask of wrong ones.
 
     A cell is wrong if nothing is missing in it and it is no finite number.
 
@@ -394,7 +394,7 @@ def _western(cell: Any) -> bool:
 
 
 class Column:
-    """A column, as numbers and as texts, and where it lacks something."""
+    """A column, as numbers and as texts, with the mask of missing cells."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -418,7 +418,7 @@ class Column:
 
     @cached_property
     def numbers(self) -> np.ndarray | None:
-        """Cells as numbers, NaN or infinite where missing; None if one is a text or a date."""
+        """Cells as numbers, NaN or infinite if missing; None if one is a text or a date."""
         if self.values.dtype.kind in "biuf":
             return self.values.astype(np.float64)
         cells = self.values[~self.missing]
@@ -547,7 +547,7 @@ def columns_of(frame: Any, where: str) -> dict[str, Column]:
 
 
 def _of_index(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the index of a pandas frame as a column where it is of dates: it is the time of the rows."""
+    """Return the index of a pandas frame as a column if it holds dates, which are the times of the rows."""
     index = getattr(frame, "index", None)
     if getattr(getattr(index, "dtype", None), "kind", "") != "M":
         return {}

@@ -90,7 +90,7 @@ def table(
     roles = Roles(label, client, time, features, domain=domain, option="")
     assigned = assign(name, columns, roles, categories=True)
     if not assigned.features:
-        raise FedtideError(f"{name}: no feature columns left beside {assigned.label}")
+        raise FedtideError(f"{name}: no feature columns besides {assigned.label}")
     keep = _keep(name, columns, assigned, missing)
     taken = [column for column in (assigned.client, assigned.domain) if column]
     texts = {column: columns[column].texts[keep].tolist() for column in taken}
@@ -159,7 +159,7 @@ def _target(target: Any, column: Column, rows: int, cuts: Sequence[float]) -> Se
     """Return the named target, or the one that fits the values of the label."""
     if target is not None:
         if cuts and target != "classes":
-            raise refused("table: cuts", list(cuts), "none with a target, as they make classes")
+            raise refused("table: cuts", list(cuts), "none with a target, because cuts make classes")
         return _Target(target).target
     return Number() if not cuts and column.numbers is not None and _is_measure(column, rows) else CLASSES
 
@@ -177,7 +177,7 @@ def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequen
             return column.numbers[keep].astype(np.float32)
     if cuts:
         if column.numbers is None:
-            raise refused(f"{name}: label", label, "a column of numbers, as it is to be cut into classes")
+            raise refused(f"{name}: label", label, "a column of numbers, because cuts make classes of numbers")
         return np.searchsorted(np.asarray(cuts, np.float64), column.numbers[keep], side="right")
     if column.numbers is None:
         return column.texts[keep].tolist()
@@ -249,7 +249,7 @@ def stack(data: Any, *, features: str | None = None, label: str | None = None, c
 
 
 def _keys(name: str, keys: list[str], features: str | None, label: str | None, client: str | None) -> tuple[str, ...]:
-    """Return the keys of features and label, and of the client where there is one."""
+    """Return the keys of features and label, and of the client if there is one."""
     for key in (features, label, client):
         if key and key not in keys:
             raise refused(f"{name}: item 0", key, f"one of {', '.join(keys)}")

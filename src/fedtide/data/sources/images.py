@@ -307,7 +307,7 @@ def _allocate(rows: int, shape: tuple[int, ...]) -> np.ndarray:
         return np.empty((rows, *shape), np.uint8)
     except (MemoryError, ValueError):
         size = rows * int(np.prod(shape)) / 2**30
-        line = f"{rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than there is"
+        line = f"{rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than the memory"
         raise FedtideError(f"data.source.size: {line}; allowed: a smaller size") from None
 
 

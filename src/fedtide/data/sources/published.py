@@ -297,7 +297,7 @@ class LEAF(Loading):
         if self.shape is None:
             return x
         if math.prod(self.shape) != x.shape[1]:
-            raise refused("data.source.shape", list(self.shape), f"{x.shape[1]} numbers, as rows of {path} have")
+            raise refused("data.source.shape", list(self.shape), f"{x.shape[1]} numbers, as in rows of {path}")
         return x.reshape(len(x), *self.shape)
 
 
@@ -325,7 +325,7 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             raise FedtideError(f"{file}: no '{key}'; allowed: a file of LEAF, with users, num_samples and user_data")
     users, sizes, data = content["users"], content["num_samples"], content["user_data"]
     if len(users) != len(sizes):
-        raise refused(f"{file}: number of num_samples", len(sizes), f"{len(users)}, as there are users")
+        raise refused(f"{file}: number of num_samples", len(sizes), f"{len(users)}, the number of users")
     for user, size in zip(users, sizes, strict=True):
         if not isinstance(user, str):
             raise refused(f"{file}: users", user, "names")

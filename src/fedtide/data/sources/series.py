@@ -124,7 +124,7 @@ class Series(Loading):
             time = np.concatenate([series.time, series.after(min(lags))])
             whole, x = series.on(center, spread).before(time, lags)
             if not whole.any():
-                but = f"no time has values {', '.join(self.lags)} before it, as the run's rows have"
+                but = f"no time has values {', '.join(self.lags)} before it, which the run's rows have"
                 raise FedtideError(f"{path}: column '{series.name}': {but}")
             forecasts.append(Ahead(series.name, time[whole], self._features(x, time[whole]), center, spread))
         return forecasts
@@ -139,7 +139,7 @@ class Series(Loading):
         places(path, header, [self.time])
         names = [column for column in header if column != self.time]
         if not names:
-            raise FedtideError(f"{path}: no column left beside {self.time}")
+            raise FedtideError(f"{path}: no column besides {self.time}")
         cells = read_cells(path, names, [self.time], "mean", [self.time])
         time, _ = all_seconds(cells.texts[self.time], cells.where)
         for name, values in zip(names, cells.numbers.T, strict=True):

@@ -19,7 +19,7 @@ from fedtide.fields.types import ClassCount, Count, NonNegative, Positive, Whole
 
 @ingredient
 class Gaussians(Loading):
-    """Gaussian blobs, one per class in each of several groups, where a label has another place in each group.
+    """Gaussian blobs, one per class in each of several groups; a label has another place in each group.
 
     If `data.target` is a number or a count, each row has a count that follows from its features, by another function in
     each domain.

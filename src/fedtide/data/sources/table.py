@@ -81,7 +81,7 @@ class Encoder:
             if not categories[column]:
                 raise FedtideError(f"{name}: {column}: no category in the {len(rows)} rows known when training begins")
             if (count := len(categories[column])) > MOST_CATEGORIES:
-                allowed = f"{MOST_CATEGORIES} at most, as each becomes a feature"
+                allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
                 raise refused(f"{name}: {column}", f"{count} categories", allowed)
         encoder = Encoder(tuple(names), means, categories)
         if not scaled:
@@ -136,7 +136,7 @@ TIME = explained("a column, a date and an hour, the columns of a date, or { ever
 class Columns:
     """Columns of a table by what they are for, each with an entry for each row.
 
-    names: names of the features. numbers: (rows, columns) features that are numbers, NaN where one is missing. texts:
+    names: names of the features. numbers: (rows, columns) features that are numbers, NaN if one is missing. texts:
     features that are categories. unit: unit of times that are numbers, "" for dates. timed: columns of the time.
     """
 
@@ -197,7 +197,7 @@ class CSV(Loading):
 
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.
-        label: column of the label: numbers from 0, or names; or any numbers, where `data.target` says so. Of several
+        label: column of the label: numbers from 0, or names; or any numbers, if `data.target` says so. Of several
             labels at once the columns of 0 and 1.
         cuts: ascending thresholds for a numeric label; its class is the number of thresholds that it reaches.
         client: column of the natural client.
@@ -207,7 +207,7 @@ class CSV(Loading):
             from each row to the next.
         features: columns of the features, which must be numbers or categories; by default all others.
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
-            those of the training rows; where rows have a time, of the earliest tenth, as what is to come is not known.
+            those of the training rows; if rows have a time, of the earliest tenth, because later rows are not known.
             Others are none of them.
         missing: treatment of an empty cell, or of NA, NaN, null. "error" raises, "drop" leaves out rows with one. With
             "mean" the mean of the same rows replaces a number, and a missing category belongs to no category. Rows
@@ -326,7 +326,7 @@ class CSV(Loading):
         features = self._features(header)
         places(path, header, [*taken, *features])
         if not features:
-            raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
+            raise FedtideError(f"{path}: no feature columns besides {', '.join(taken)}")
         numbers, categories = self._divided(features)
         needed = (*self._label, *times, *(categories if self.missing == "drop" else ()))
         try:

@@ -1,4 +1,4 @@
-"""Times of any kind as seconds since 1970; where none names a time zone they are in UTC."""
+"""Times of any kind as seconds since 1970; times without a time zone are in UTC."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def spanned(time: np.ndarray, unit: str) -> str:
 
 
 def written(time: np.ndarray) -> list[str]:
-    """Return times in seconds as ISO 8601 without a zone, or as the numbers that they are where these are no dates.
+    """Return times in seconds as ISO 8601 without a zone, or as numbers if they are no dates.
 
     >>> written(np.array([1.7e9, 1.7e9 + 0.5])), written(np.array([3600.0]))
     (['2023-11-14T22:13:20.000', '2023-11-14T22:13:20.500'], ['3600'])
@@ -105,7 +105,7 @@ def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.n
 
 
 def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, str]:
-    """Return texts, dates, or numbers as seconds since 1970, NaN where one is missing, and the unit of numbers.
+    """Return texts, dates, or numbers as seconds since 1970, NaN if one is missing, and the unit of numbers.
 
     >>> seconds_of(np.array(["1970-01-02"], "datetime64[D]"), str)
     (array([86400.]), '')

@@ -73,8 +73,8 @@ class Calendar(Holding):
     def __post_init__(self) -> None:
         if self.hold != "all" and seconds_of(self.hold) < seconds_of(self.window):
             raise ValueError(
-                f"found hold {self.hold} and window {self.window}, allowed: a hold of a window or more, as the rows of "
-                "a window would be gone before its end"
+                f"found hold {self.hold} and window {self.window}, allowed: a hold of a window or more, because the "
+                "rows of a window would be gone before its end"
             )
 
     @property
@@ -121,7 +121,7 @@ class Calendar(Holding):
         if span < 0:
             shown_begin = begin.isoformat(" ", "minutes")
             allowed = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"
-            raise refused("shift.what.begin", shown_begin, f"{allowed}, as rows are", "no row comes after it")
+            raise refused("shift.what.begin", shown_begin, f"{allowed}, the times of the rows", "no row comes after it")
         if count > MOST:
             raise refused("shift.what.window", self.window, f"at most {MOST} windows, not {count}")
         local = [begin + timedelta(seconds=length * k) for k in range(count + 1)]
@@ -307,7 +307,7 @@ def _when(seconds: float, zone: object) -> datetime:
 
 
 def _year(seconds: float) -> int | None:
-    """Return the year of a time; None where it is no date."""
+    """Return the year of a time; None if it is no date."""
     try:
         return datetime.fromtimestamp(seconds, UTC).year
     except (OverflowError, OSError, ValueError):

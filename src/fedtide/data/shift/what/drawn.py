@@ -86,7 +86,7 @@ class Pools:
         return pools
 
     def of(self, part: str, client: int) -> Domain | None:
-        """Return the rows from which a client draws; None where it draws none."""
+        """Return the rows from which a client draws; None if it draws none."""
         return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
 
     def counts(self, clients: Tensor, part: str) -> Tensor:

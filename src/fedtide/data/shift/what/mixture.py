@@ -103,7 +103,7 @@ class DomainMixture(Holding):
     def seen(self, rounds: int, domains: int = 2) -> int:
         """Return the rounds before round 0 that show all domains alike, in a run of `rounds`; at least 1.
 
-        Of two domains it is half a cycle, from where the second is alone to where the first is; of more all of it.
+        Of two domains it is half a cycle, from the peak of the second to the peak of the first; of more all of it.
 
         >>> DomainMixture(cycles=3).seen(200), DomainMixture(cycles=3).seen(200, 3), DomainMixture(cycles=200).seen(200)
         (34, 67, 1)

@@ -138,12 +138,12 @@ class Plan(Protocol):
     def aside(self, client: int, moment: Moment) -> Tensor:
         """Return the validation rows that a client decides on, sorted; it is judged on `hold(client, "val", moment)`.
 
-        The two differ where test rows are others than clients hold: validation rows are judged as test rows are.
+        The two differ if test rows are not the rows that clients hold: validation rows are judged as test rows are.
         """
         return self.hold(client, "val", moment)
 
     def there(self, moment: Moment) -> Tensor | None:
-        """Return the mask (registered,) of the clients that hold training rows; None where all always do."""
+        """Return the mask (registered,) of the clients that hold training rows; None if all always do."""
         return None
 
     def group(self, moment: Moment) -> Tensor | None:

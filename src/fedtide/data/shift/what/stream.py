@@ -93,7 +93,7 @@ class Stream(Holding):
 
     def __post_init__(self) -> None:
         if self.gap > self.retention:
-            allowed = "a gap of at most the retention, as no client would hold rows between two intervals"
+            allowed = "a gap of at most the retention, because no client would hold rows between two intervals"
             raise ValueError(f"found gap {self.gap:g} and retention {self.retention:g}; allowed: {allowed}")
 
     @property
@@ -110,7 +110,9 @@ class Stream(Holding):
         rows, clients = view.rows, len(view.group)
         if self.intervals > max(CELLS // clients, 1):
             most = max(CELLS // clients, 1)
-            raise refused("shift.what.intervals", self.intervals, f"at most {most}, as there are {clients} clients")
+            raise refused(
+                "shift.what.intervals", self.intervals, f"at most {most}, because there are {clients} clients"
+            )
         for key, value in (("by", self.by.kind), ("shared", self.shared)):
             if rows.steps is not None and value not in ("order", "time", 0):
                 but = f"rows of {rows.name} are sequences"
@@ -311,7 +313,7 @@ def _present(stream: Stream, time: float) -> np.ndarray:
 
 def _nothing(view: PopulationView, client: int, time: float) -> FedtideError:
     who = f"{client} ({view.names[client]})" if view.names else f"{client}"
-    but = f"client {who} holds no training rows at {time:g}, by shift.clock, as no interval that is there has any"
+    but = f"client {who} holds no training rows at {time:g}, by shift.clock, because no interval at that time has any"
     return refused("shift.what.empty", "error", "'wait', fewer intervals, a longer retention, or more rows", but)
 
 
