@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,18 +25,11 @@ from fedtide.learn.task import Task, joined
 T = TypeVar("T")
 
 Steps = Generator[Any, Any, T]
-"""A generator that yields requests, is sent their results, and returns its own result."""
+"""A generator that yields requests, is sent their results, and returns its own result.
 
-
-class Request(Protocol):
-    """Something that a client wants to be computed."""
-
-    @property
-    def key(self) -> Hashable:
-        """Requests with equal keys may be computed together."""
-
-    def run_single(self) -> Any:
-        """Compute it for this client."""
+A request has `run_single()`, which computes it for its client, and a `key`: requests with equal keys may be computed
+together, by a stack or by `run_batched(requests)`.
+"""
 
 
 def run_steps(steps: Steps[T]) -> T:

@@ -113,17 +113,6 @@ def test_a_crash_before_the_end_leaves_the_old_one(tmp_path, monkeypatch, at):
     assert loaded(tmp_path).start.round == 5
 
 
-def test_what_a_crash_left_behind_is_gone_after_the_next_checkpoint(tmp_path, monkeypatch):
-    """Where checkpoints follow the clock, the next one may be that of another round."""
-    saved(tmp_path, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", crashes)
-        with pytest.raises(Crash):
-            saved(tmp_path, 5)
-    saved(tmp_path, 6)
-    assert names(tmp_path) == ["00000006"]
-
-
 def test_the_memory_of_an_old_checkpoint_survives_a_crash(tmp_path, monkeypatch):
     memory = MemoryStore(tmp_path / "memory", small=0)
     keep(memory, 1, (0, 0), {"c": torch.ones(1)})

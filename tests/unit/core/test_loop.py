@@ -67,10 +67,6 @@ def test_going_on_from_any_round_is_as_if_one_had_never_stopped(at):
     assert list(play(counting(), Clockwork(), start, seed=0, rounds=4)) == whole[at:]
 
 
-def test_a_run_that_is_over_plays_nothing():
-    assert list(play(counting(), Clockwork(), Start([], 4, 1.0), seed=0, rounds=4)) == []
-
-
 def test_whoever_listens_may_move_the_fleet_without_changing_what_comes():
     def listened(meddle):
         fleet = Clockwork()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
 import pytest
@@ -39,15 +38,6 @@ def files(folder) -> set[str]:
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_what_is_kept_does_not_change_with_what_was_given(tmp_path, small):
-    memory = store(tmp_path, small)
-    given_row = row(1)
-    put(memory, 0, (0, 0), given_row)
-    given_row["c"].zero_()
-    assert same(memory.read(0, (1, 0)), row(1))
-
-
 def test_rows_larger_than_the_limit_are_files_and_smaller_ones_are_not(tmp_path):
     memory = MemoryStore(tmp_path / "memory", small=100)
     put(memory, 0, (0, 0), {"x": torch.zeros(25)})
@@ -55,14 +45,6 @@ def test_rows_larger_than_the_limit_are_files_and_smaller_ones_are_not(tmp_path)
     assert not isinstance(memory.reference(0, (1, 0)), Stored)
     assert isinstance(memory.reference(1, (1, 0)), Stored)
     assert files(tmp_path) == {memory.reference(1, (1, 0)).file}
-
-
-def test_without_a_folder_every_row_stays_in_ram():
-    memory = MemoryStore(None, small=0)
-    put(memory, 0, (0, 0), {"x": torch.zeros(10_000)})
-    assert memory.read(0, (1, 0))["x"].shape == (10_000,)
-    memory.clear()
-    assert memory.read(0, (1, 0)) is None
 
 
 # -- a round that is held ----------------------------------------------------------------------------------------------
@@ -158,15 +140,6 @@ def test_rows_travel_whole_where_files_cannot_be_reached(tmp_path):
     assert same(ours.read(7, (2, 0)), row(6))
 
 
-def test_staging_disturbs_no_committed_row_of_the_same_process_number(tmp_path):
-    """Process numbers are given out again: a new process may be called like one that died."""
-    memory = store(tmp_path, small=0)
-    put(memory, 7, (0, 0), row(1))
-    reborn = store(tmp_path, small=0)
-    reborn.stage(7, row(9))
-    assert same(memory.read(7, (1, 0)), row(1))
-
-
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
@@ -222,14 +195,6 @@ def test_a_start_from_the_beginning_forgets_everything(tmp_path):
     assert files(tmp_path) == set()
     assert memory.read(7, (9, 0)) is None
     store(tmp_path / "never made").clear()
-
-
-def test_a_large_row_whose_file_is_gone_is_one_clear_line(tmp_path):
-    memory = store(tmp_path, small=0)
-    put(memory, 7, (0, 0), row(1))
-    os.remove(tmp_path / "memory" / memory.reference(7, (1, 0)).file)
-    with pytest.raises(FedtideError, match="missing"):
-        memory.read(7, (1, 0))
 
 
 def read_as_written(memory: MemoryStore, written: dict, now: tuple[int, int]) -> None:

@@ -76,13 +76,6 @@ def test_whatever_came_after_the_checkpoint_is_cut_off(tmp_path):
         assert text(cut, name) == text(whole, name)
 
 
-def test_resuming_from_the_very_end_changes_nothing(tmp_path):
-    marks = write(tmp_path, range(3))
-    before = {name: text(tmp_path, name) for name in FILES}
-    assert write(tmp_path, [], marks) == marks
-    assert {name: text(tmp_path, name) for name in FILES} == before
-
-
 @pytest.mark.parametrize("name", ["rounds.jsonl", "clients.csv"])
 @pytest.mark.parametrize("left", [None, 5])
 def test_a_record_shorter_than_its_checkpoint_says_is_one_clear_line(tmp_path, name, left):
@@ -125,14 +118,6 @@ def test_a_run_is_played_by_one_process_at_a_time(tmp_path):
         Record(tmp_path).close()
     with run_lock(tmp_path):
         pass
-
-
-def test_no_rows_are_no_line(tmp_path):
-    record = Record(tmp_path)
-    record.clients([])
-    record.clients(iter(()))
-    record.close()
-    assert text(tmp_path, "clients.csv") == HEADER
 
 
 @pytest.mark.parametrize("group", ["day", "Zürich", "day, cloudy", 'the "late" ones', "two\nlines"])
@@ -195,22 +180,7 @@ def test_a_value_becomes_json_and_what_is_not_finite_becomes_null(value, expecte
     json.dumps(made, allow_nan=False)
 
 
-def test_numbers_keep_all_their_digits(tmp_path):
-    record = Record(tmp_path)
-    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
-    record.append("rounds.jsonl", {"values": values, "tensor": torch.tensor(values, dtype=torch.float64)})
-    record.close()
-    (line,) = read_rounds(tmp_path)
-    assert line == {"values": values, "tensor": values}
-
-
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_has_not_begun_has_no_rounds(tmp_path):
-    assert read_rounds(tmp_path) == []
-    Record(tmp_path).close()
-    assert read_rounds(tmp_path) == []
 
 
 def test_whole_lines_are_read_wherever_the_last_one_was_cut_off(tmp_path):

@@ -164,11 +164,6 @@ def test_every_slot_is_a_sum_of_its_own_and_an_unfed_one_is_none():
     assert [m.tolist() for m in (means[0], means[2])] == [[5.0 / 3.0], [5.0]]
 
 
-def test_slots_may_be_named_by_tensors():
-    total = added([{"d": Slotted({torch.tensor(1): Weighted(1.0)}, 2)}, {"d": Slotted({1: Weighted(2.0)}, 2)}])
-    assert sums.finish(total) == {"d": [None, Sum(3.0, 2.0)]}
-
-
 def test_slots_are_found_at_any_depth_and_in_any_kind_of_node():
     total = Moments({"deep": [Slotted({0: Weighted(1.0)}, 1)]}, (Weighted(2.0, 2.0),))
     got = sums.finish(added([total, total]))

@@ -43,13 +43,6 @@ def test_a_name_that_cannot_be_imported_is_one_clear_line(name):
         imported(name, "data.source.function")
 
 
-def test_a_module_that_is_not_python_is_one_clear_line(tmp_path, monkeypatch):
-    (tmp_path / "broken_module.py").write_text("def f(:\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(FedtideError, match=r"model.function: .*broken_module"):
-        imported("broken_module:f", "model.function")
-
-
 # -- short spellings ---------------------------------------------------------------------------------------------------
 
 

@@ -88,15 +88,6 @@ def test_a_crop_is_a_window_of_each_padded_picture_at_its_own_place(padding, siz
     assert found.dtype == x.dtype
 
 
-def test_every_place_is_as_likely_and_every_picture_has_its_own():
-    """Padding 1: nine windows of a 2 x 2 picture. The number of one pixel tells which it was."""
-    x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]).expand(9000, 1, 2, 2)
-    windows = RandomCrop(1)(x, drawing()).reshape(9000, 4).tolist()
-    counts = [windows.count(w) for w in map(list, {tuple(w) for w in windows})]
-    assert len(counts) == 9
-    assert all(850 < count < 1150 for count in counts)
-
-
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
 def test_a_flip_mirrors_each_picture_on_its_own(p):
     x = pictures(400, depth=1, height=2, width=3)

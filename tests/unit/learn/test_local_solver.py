@@ -310,21 +310,6 @@ def test_a_frozen_layer_stays_as_it_is(optimizer):
     assert not same(fitted.weights.params["head.weight"], start.params["head.weight"])
 
 
-class Unused(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.used(x)
-
-
-def test_a_layer_that_takes_no_part_does_not_move():
-    start, fitted = fit(LocalTrainer(lr=0.1), shard(6), Task(Unused, dtype=torch.float64))
-    assert same(fitted.weights.params["idle.weight"], start.params["idle.weight"])
-    assert not same(fitted.weights.params["used.weight"], start.params["used.weight"])
-
-
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()

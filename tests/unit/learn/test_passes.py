@@ -267,17 +267,6 @@ def test_a_loss_may_do_with_outputs_as_it_likes(how):
     assert_equal(*both(task, as_loss(lambda outputs, y: outputs[0].view(-1).square().sum()), batch(6)))
 
 
-def test_a_loss_that_reads_nothing_has_no_gradient():
-    task = Task(MODELS["dense"], dtype=torch.float64)
-    made, wanted = both(task, as_loss(lambda outputs, y: outputs.sum() * 0 + 2.0), batch(4))
-    assert_equal(made, wanted)
-    task.scratch.load(task.init(Rng(0)), train=True)
-    constant = torch.ones((), dtype=torch.float64, requires_grad=True)
-    value, gradient = task.differentiate(as_loss(lambda outputs, y: constant * 2), batch(4).x, batch(4).y, None, ())
-    assert value == 2
-    assert not any(each.any() for each in gradient)
-
-
 @pytest.mark.parametrize(
     "build",
     [

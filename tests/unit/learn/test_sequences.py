@@ -239,14 +239,6 @@ def test_a_client_without_a_scored_label_has_no_rows(tmp_path):
     assert judged(alone, torch.zeros(3)).rows.tolist() == [0.0, 1.0]
 
 
-def test_rows_with_one_label_may_leave_labels_out_of_scores():
-    y = torch.tensor([0, 1, 2, 1])
-    rows = Rows("toy", torch.zeros(4, 1), y, 3, client=torch.tensor([0, 0, 1, 1]), unscored=(1,))
-    scores = judged(rows, torch.tensor([0.5, 0.25, 0.25]).log())
-    assert (scores.rows.tolist(), scores.correct.tolist()) == ([1.0, 1.0], [1.0, 0.0])
-    assert scores.loss.tolist() == pytest.approx([math.log(2), math.log(4)], rel=1e-6)
-
-
 @pytest.mark.parametrize("at_once", [1, 4, 9, 2048])
 def test_scores_do_not_depend_on_how_many_rows_pass_at_once(monkeypatch, tmp_path, at_once):
     rows = tiny(tmp_path)

@@ -105,13 +105,6 @@ def test_a_model_whose_loss_is_not_finite_spoils_no_other():
     assert found[1].isfinite()
 
 
-@pytest.mark.parametrize("other", [{"x": torch.zeros(4, 3, 3, 4)}, {"x": torch.zeros(4, 1, 3, 4, dtype=torch.uint8)}])
-def test_samples_that_a_model_cannot_take_are_refused(other):
-    task = Task(lambda: nn.Sequential(nn.Conv2d(1, 2, 2, padding=1), nn.Flatten(), nn.Linear(40, 3)))
-    with pytest.raises(RuntimeError):
-        mean_losses(task, [task.init(Rng(k)) for k in range(2)], replace(client(4), **other))
-
-
 def test_models_that_do_not_tell_of_changes_are_judged_one_by_one():
     task = Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     with torch.inference_mode():

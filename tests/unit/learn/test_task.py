@@ -77,15 +77,6 @@ def test_initial_weights_have_a_storage_of_their_own():
 # -- number types and memory formats -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("given", [torch.float32, torch.float64])
-def test_parameters_statistics_and_logits_have_the_tasks_type(dtype, given):
-    task = Task(normed, dtype=dtype)
-    weights = task.init(Rng(0))
-    assert {tensor.dtype for tensor in leaves(weights)} == {dtype}
-    assert task.logits(weights, pictures(dtype=given)).dtype == dtype
-
-
 def test_channels_last_gives_the_same_numbers_to_tolerance():
     plain, last = Task(normed), Task(normed, channels_last=True)
     weights = plain.init(Rng(0))

@@ -107,24 +107,6 @@ def test_a_row_sees_its_batch_under_batch_norm_alone(network):
     torch.testing.assert_close(made(x), torch.cat([made(row) for row in x.split(1)]))
 
 
-def test_whole_copies_start_differently(learner):
-    """All that starts from random numbers: what starts as 0 or 1 is the same."""
-    made = branched(learner[0].build(SMALL, 5), "*", 2)
-    first, second = (dict(copy.named_parameters()) for copy in made.model.copies)
-    for name, value in first.items():
-        fixed = bool((value == 0).all() or (value == 1).all())
-        assert torch.equal(value, second[name]) == fixed, name
-
-
-def test_the_same_key_starts_the_same_network_and_another_key_another(learner):
-    def build():
-        return branched(learner[0].build(SMALL, 10), "head", 2)
-
-    task, again = Task(build), Task(build, channels_last=True)
-    assert same(task.init(Rng(0)), again.init(Rng(0)))
-    assert not same(task.init(Rng(0)), task.init(Rng(1)))
-
-
 def test_a_step_moves_every_layer_and_is_repeatable(learner):
     network, rate = learner
     task = Task(lambda: network.build(SMALL, 10), channels_last=True)
@@ -592,14 +574,6 @@ def test_first_weights_of_vit_are_those_of_the_authors():
         assert 0.95 * bound < float(linear.weight.detach().abs().max()) <= bound
         assert not linear.bias.any()
     assert not torch.equal(block.attention.query.weight, made.blocks[1].attention.query.weight)
-
-
-@pytest.mark.parametrize(("norm", "layers"), [("group", 0), ("mixed", 9), ("batch", 20)])
-def test_each_batch_norm_has_two_running_statistics(norm, layers):
-    """Stem, eight blocks of two, three projections: 20 norms. Mixed: BatchNorm in the stem and first in each block."""
-    weights = Task(lambda: ResNet18(form="cifar", norm=norm).build(COLOUR, 10)).scratch.weights
-    assert len(weights.buffers) == 2 * layers
-    assert all(name.endswith(("running_mean", "running_var")) for name in weights.buffers)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

@@ -81,17 +81,6 @@ def test_a_relu_after_the_max_pool_gives_the_bits_of_one_before_it(pool):
 
 
 @pytest.mark.parametrize(
-    "model",
-    [Linear(), MLP((3,)), SmallCNN(), LeNet5(), CNN(channels=(2, 2), dense=4), LeafCNN(), LeafCNN("valid")],
-    ids=repr,
-)
-@pytest.mark.parametrize("shape", [GREY, (3, 32, 32), (2, 20, 17)])
-def test_a_model_returns_logits_for_pictures_of_any_size(model, shape):
-    logits = model.build(shape, 7)(torch.zeros(2, *shape))
-    assert logits.shape == (2, 7)
-
-
-@pytest.mark.parametrize(
     ("model", "smallest"),
     [(SmallCNN(), 9), (LeNet5(), 16), (CNN(channels=(2, 2), dense=3), 6), (LeafCNN(), 4), (LeafCNN("valid"), 16)],
 )
@@ -173,31 +162,6 @@ def test_every_branch_is_the_model_with_its_copy_of_the_layer(layer):
         torch.testing.assert_close(logits[k], alone(x))
     upto = nn.Sequential(*[part for name, part in shared.items()][: list(shared).index(layer)])
     torch.testing.assert_close(features, upto(x))
-
-
-def test_branches_start_differently_and_the_first_is_the_layer_itself():
-    model = layered()
-    layer = model.c
-    made = branched(model, "c", 3)
-    copies = made.model.c.copies
-    assert copies[0] is layer
-    assert not torch.equal(copies[1].weight, copies[0].weight)
-    assert not torch.equal(copies[1].weight, copies[2].weight)
-
-
-def test_a_branch_trains_alone_and_the_shared_part_with_all():
-    made = branched(layered(), "c", 2)
-    logits, _ = made(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
-    logits[1].sum().backward()
-    assert made.model.c.copies[0].weight.grad is None or not made.model.c.copies[0].weight.grad.any()
-    assert made.model.c.copies[1].weight.grad.any()
-    assert made.model.a.weight.grad.any()
-
-
-def test_a_layer_inside_another_is_found_by_its_path():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
-    logits, features = branched(model, "1.1", 2)(torch.zeros(5, 4))
-    assert (logits.shape, features.shape) == ((2, 5, 3), (5, 4))
 
 
 def test_a_layer_that_is_not_reached_is_told():

@@ -97,26 +97,6 @@ def test_branches_of_a_sequence_model(count, feature):
     assert features.shape == (3, 5 if feature == "shared" else count * 3)
 
 
-def test_every_branch_is_the_model_with_its_own_projection():
-    made = branched(tiny(), "projection", 3)
-    logits, _ = made(TOKENS)
-    copies = made.model.projection.copies
-    for k in range(3):
-        alone = tiny()
-        alone.projection.load_state_dict(copies[k].state_dict())
-        torch.testing.assert_close(logits[k], alone(TOKENS))
-    assert len({float(c.weight.detach()[0, 0]) for c in copies}) == 3
-
-
-def test_one_branch_is_the_plain_model():
-    plain = Task(lambda: TINY.build((STEPS,), WORDS))
-    single = Task(lambda: branched(TINY.build((STEPS,), WORDS), "projection", 1))
-    first, second = plain.init(Rng(0)), single.init(Rng(0))
-    assert same(list(first.params.values()), list(second.params.values()))
-    ((logits, _),) = single.outputs(second, TOKENS)
-    assert torch.equal(logits[0], plain.logits(first, TOKENS))
-
-
 def test_features_are_the_mean_output_of_the_lstm_over_the_words_of_a_row():
     made = branched(tiny(), "projection", 2)
     _, features = made(TOKENS)
@@ -149,13 +129,6 @@ def test_features_of_a_model_that_counts_no_steps_stay_as_they_are():
     assert features.shape == (2, 6)
 
 
-def test_the_layer_that_pictures_repeat_is_none_of_a_text_models():
-    with pytest.raises(FedtideError, match=r"layer: found 'head', allowed: .*projection, vocabulary"):
-        branched(tiny(), "head", 2)
-    with pytest.raises(FedtideError, match=r"did you mean 'projection'\?"):
-        branched(tiny(), "projektion", 2)
-
-
 def test_a_feature_that_nobody_knows_is_one_clear_line():
     with pytest.raises(
         FedtideError, match=r"^feature: found 'branch', allowed: shared, branches; did you mean 'branches"
@@ -186,12 +159,3 @@ def test_it_learns_and_padding_is_never_learnt(channels_last):
     table = "embedding.weight"
     assert torch.equal(trained[0].params[table][0], weights.params[table][0])
     assert not torch.equal(trained[0].params[table][1], weights.params[table][1])
-
-
-def test_a_step_moves_the_chosen_branch_and_what_all_share():
-    made = branched(tiny(), "projection", 3)
-    logits, _ = made(TOKENS)
-    logits[1].square().mean().backward()
-    moved = {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
-    every = {name for name, _ in made.named_parameters()}
-    assert every - moved == {f"model.projection.copies.{k}.{what}" for k in (0, 2) for what in ("weight", "bias")}
