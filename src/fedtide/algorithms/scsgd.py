@@ -66,7 +66,7 @@ def scsgd(
         FedtideError: whole models and `lam` above 0.
     """
     if branch_layer == WHOLE and lam:
-        raise refused("lam", lam, "0 with branch_layer = '*', whose models share nothing that could move on")
+        raise refused("lam", lam, "0 if branch_layer = '*', because whole models share no layer")
     task = with_branches(task, branch_layer, branches)
     prior.check(branches)
 

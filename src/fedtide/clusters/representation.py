@@ -148,7 +148,7 @@ class Gradient(Representing):
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.at == "global":
-            raise ValueError("found weights and at 'global', which is no model of a file; allowed: at 'frozen'")
+            raise ValueError("found weights and at 'global'; allowed: at 'frozen', because files hold frozen models")
 
     @property
     def needs_model(self) -> bool:
@@ -237,7 +237,7 @@ class Combined(Representing):
     def __post_init__(self) -> None:
         if any(part.kind != "gradient" and part.distance == "cosine" for part in self.parts):
             raise ValueError(
-                "found labels or an embedding by 'cosine'; allowed: another distance, whose centers are means"
+                "found labels or an embedding by 'cosine'; allowed: another distance, because centers have to be means"
             )
 
     def distance_of(self, task: Task) -> Distance:

@@ -263,7 +263,7 @@ class Learned(Trigger):
     """Trigger like "fraction", with the threshold that gave the best validation accuracy (appendix F.1).
 
     For `explore` events the thresholds take turns. The score of a threshold is the mean accuracy noted between an event
-    that used it and the next event. The best is memo; ties: the first; without scores the threshold is a third. With
+    that used it and the next event. The best is kept; ties: the first; without scores the threshold is a third. With
     `every`, the trials restart that many events after they began. As in the paper scores are plain accuracies: while
     these climb, a threshold that is tried late scores more. "gain" needs no trials.
 
@@ -291,13 +291,12 @@ class Learned(Trigger):
     def __post_init__(self) -> None:
         if self.explore < len(self.tried):
             raise ValueError(
-                f"found explore {self.explore} and {len(self.tried)} thresholds; allowed: an event or more for each, "
-                "as those whose turn does not come could not be the best"
+                f"found explore {self.explore} and {len(self.tried)} thresholds; allowed: an event or more for each"
             )
         if self.every is not None and self.every <= self.explore:
             raise ValueError(
-                f"found every {self.every} and explore {self.explore}; allowed: every of more than explore, as trying "
-                "would begin again before any threshold is memo"
+                f"found every {self.every} and explore {self.explore}; allowed: every of more than explore, because "
+                "trials would restart before any threshold is used"
             )
 
     def start(self) -> Scores:

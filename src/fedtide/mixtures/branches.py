@@ -339,7 +339,7 @@ def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
     """
     if task.target != CLASSES:
         but = "it answers by the branch that is more certain of a class"
-        raise refused("algorithm", "one that chooses by certainty", "another one where rows have no classes", but)
+        raise refused("algorithm", "one that chooses by certainty", "another one if rows have no classes", but)
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = logits_and_features(task, payload, x)

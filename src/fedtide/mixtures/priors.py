@@ -94,7 +94,7 @@ class _Timed(Expecting):
         phase = self.phase or 0.0
         if isinstance(period, str) != isinstance(phase, str) and phase:
             unit = "a time such as '14h'" if isinstance(period, str) else "a round"
-            raise refused("prior.phase", phase, f"{unit}, as period is {shown(period)}")
+            raise refused("prior.phase", phase, f"{unit}, because period is {shown(period)}")
         if isinstance(period, str):
             peak = seconds_of(phase) if isinstance(phase, str) else 0.0
             return moment.seconds - peak, seconds_of(period)

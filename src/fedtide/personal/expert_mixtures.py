@@ -74,7 +74,7 @@ class Mixture(Personalization):
         """Build the gate, the local expert and, with `tune`, the merged network, once."""
         needs_likelihood(nets.task, "personal", self.kind)
         if self.tune and nets.task.target != CLASSES:
-            raise refused("personal.tune", True, "false where rows have no classes")
+            raise refused("personal.tune", True, "false if rows have no classes")
         nets.check(self.gate, self.gating, "personal.gating", models + 1)
         nets.check(self.model, self.solver, "personal.solver")
         if self.tune:
@@ -82,7 +82,7 @@ class Mixture(Personalization):
 
     def __post_init__(self) -> None:
         if self.gating.augment and not self.tune:
-            raise ValueError("gating.augment: found some, allowed: none without `tune`, as experts judge the rows once")
+            raise ValueError("gating.augment: found some, allowed: none without `tune`, because rows are scored once")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Train the local expert and the gate; with `tune` also private copies of all experts."""

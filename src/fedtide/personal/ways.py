@@ -140,7 +140,7 @@ class Ensemble(OwnModel):
     def check(self, nets: Networks, models: int) -> None:
         """Build the client's network once; logits are summed of classes alone."""
         if self.of == "logits" and nets.task.target != CLASSES:
-            raise refused("personal.of", self.of, "'probabilities' where rows have no classes")
+            raise refused("personal.of", self.of, "'probabilities' if rows have no classes")
         nets.check(self.model, self.solver, "personal.solver")
 
     def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:

@@ -90,11 +90,11 @@ def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_trains_with
     later = stage([], [1, 1], [0, 0], [1, 2], [0, 0], before=100)
     algorithm = fielding(TASK, LOCAL, clustering=KMeans(k_max=2), cohort=Everyone())
     (one, facts, _), (two, moved, fleet), (three, still, _) = rounds(algorithm, [first, later, later])
-    assert one.known.tolist() == [0, 1, 2, 3]
+    assert one.clustered.tolist() == [0, 1, 2, 3]
     assert (one.cluster[:4].tolist(), int(one.trains_with[4])) == ([0, 1, 0, 1], 0)
     assert "drifted" not in facts
     assert (moved["drifted"], moved["moved"], moved["reclustered"]) == (1, 0, 0)
-    assert len(two.known) == 5
+    assert len(two.clustered) == 5
     assert two.reported[0].tolist() == [1.0, 0.0, 0.0]
     assert two.cluster.tolist() == [0, 1, 0, 1, 0]
     assert fleet.queries[-1].answered.tolist() == [1, 2, 3, 4]
@@ -237,7 +237,7 @@ def test_a_network_by_which_clusters_cannot_be_compared_is_one_line_before_a_run
 @pytest.mark.parametrize(("options", "line"), [
     ({"weights": "WRONG"}, "representation.weights: WRONG: shape of 'dense1.weight': found None, allowed: (5, 4)"),
     ({"weights": "NONE"}, "representation.weights: no such file or folder: NONE; allowed: a file of safetensors"),
-    ({"weights": "WRONG", "at": "global"}, "found weights and at 'global', which is no model of a file; allowed: at"),
+    ({"weights": "WRONG", "at": "global"}, "found weights and at 'global'; allowed: at"),
 ])  # fmt: skip
 def test_weights_that_cannot_be_are_one_line(tmp_path, options, line):
     files = {"WRONG": linear(tmp_path, [[1.0]]), "NONE": str(tmp_path / "none")}

@@ -8,7 +8,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.memory import MemoryStore
 from fedtide.fields.vocabulary import SHOWN, in_words
 from fedtide.runs.build import host_of
-from fedtide.wire.clip import why_not
+from fedtide.wire.pipeline import why_not
 from helpers.toys import VARIANTS, toy
 
 

@@ -128,8 +128,11 @@ MEANINGLESS = [
     ({"algorithm": "fedtem", "transforms": [SHARED]}, "its branches share all other layers already"),
     ({"algorithm": "fedem", "transforms": ["fine-tuned"]}, "clients mix its models already"),
     ({"algorithm": "local", "transforms": ["pooled"]}, "its clients train no model together"),
-    ({"algorithm": "ifca", "safe": True, "transforms": ["anchored"]}, "'anchored' stands twice, with those of safe"),
-    ({"algorithm": "flexcfl", "transforms": ["pooled", "pooled"]}, "'pooled' stands twice"),
+    (
+        {"algorithm": "ifca", "safe": True, "transforms": ["anchored"]},
+        "'anchored' is given twice (safe = true has some)",
+    ),
+    ({"algorithm": "flexcfl", "transforms": ["pooled", "pooled"]}, "'pooled' is given twice"),
     ({"algorithm": "ifca", "transforms": [{"kind": "shared", "layers": "haed"}]}, "'haed'"),
     ({"algorithm": "fielding", "q": 1.0, "transforms": ["pooled"]}, "no mean of updates"),
 ]
