@@ -44,14 +44,14 @@ from fedtide.fields.vocabulary import SHOWN
 from fedtide.inspection.answers import Finding
 from fedtide.inspection.findings import Findings
 from fedtide.inspection.study import LOSSES, TRAITS
+from fedtide.laws.case import reductions_of, toy, variants_of
 from fedtide.laws.every import LAWS
-from fedtide.laws.toy import reductions_of, toy, variants_of
 from fedtide.runs.build import host_of
 from fedtide.runs.simulate import Result
 from fedtide.runs.trained import Trained
 from fedtide.transforms import Anchored, Personalized, Pooled, Shared
 from fedtide.transforms.transform import why_not as why_no_transform
-from fedtide.wire.clip import why_not
+from fedtide.wire.pipeline import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ from fedtide.core.base import Shard, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.laws.toy import toy as as_it_is
+from fedtide.laws.case import toy as as_it_is
 from fedtide.learn.server import SGD
 from fedtide.runs.preflight import preflight
 from fedtide.transforms.anchored import DECAY, WEIGHTS, Anchor, likelihoods_of, mix

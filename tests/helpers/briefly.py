@@ -12,9 +12,8 @@ from fedtide.core.loop import Start, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.fleets.local_engine import Host
-from fedtide.laws.case import ByWire, Case, InAnyOrder, alike, hold, judged
+from fedtide.laws.case import ByWire, Case, InAnyOrder, alike, hold, judged, played
 from fedtide.laws.every import TRAIN, all_declared, guarded, shuffled, untouched, updates_compared, with_permuted_rows
-from fedtide.laws.toy import played
 
 
 def carried_on(case: Case) -> None:

@@ -9,8 +9,8 @@ from torch import nn
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.core.base import PARTS
-from fedtide.laws import toy as laws
-from fedtide.laws.toy import TOY, Played, merged, played, variants_of
+from fedtide.laws import case as laws
+from fedtide.laws.case import TOY, Played, merged, played, variants_of
 
 __all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 

@@ -13,7 +13,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.base import Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
-from fedtide.laws.toy import reductions_of, with_rows
+from fedtide.laws.case import reductions_of, with_rows
 from fedtide.runs.build import host_of
 from helpers.toys import Played, played, toy
 

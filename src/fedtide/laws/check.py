@@ -12,9 +12,8 @@ from pathlib import Path
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.pool import Pool
-from fedtide.laws.case import Broken, Case, NotApplicable
+from fedtide.laws.case import Broken, Case, NotApplicable, toy
 from fedtide.laws.every import LAWS, Law
-from fedtide.laws.toy import toy
 
 PACKAGE = Path(__file__).parents[1]
 """Folder of this package."""

@@ -39,15 +39,17 @@ from fedtide.laws.case import (
     InBoth,
     Losing,
     NotApplicable,
+    Played,
     Time,
     Watched,
     alike,
     hold,
     judged,
     near,
+    played,
+    with_rows,
 )
 from fedtide.laws.private import private
-from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.models.branched import branch_of
 from fedtide.remote.fleet import SIMULATION_ONLY

@@ -16,8 +16,7 @@ from fedtide.core.trees import leaves
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.laws.case import Case, NotApplicable, Watched, hold, near
-from fedtide.laws.toy import Played, played
+from fedtide.laws.case import Case, NotApplicable, Played, Watched, hold, near, played
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire, sums_of
 from fedtide.wire.clip import WHOLE

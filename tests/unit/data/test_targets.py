@@ -21,7 +21,7 @@ from fedtide.data.partition import IID, Dirichlet
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources import CSV, NPZ, Gaussians
 from fedtide.data.targets import TARGET_WORDS, Counts, Labels, Number
-from fedtide.laws.toy import played, toy
+from fedtide.laws.case import played, toy
 from fedtide.learn.target import CLASSES
 from fedtide.report.topics import check_measures
 from fedtide.runs.build import host_of, metrics_of

@@ -21,7 +21,7 @@ from fedtide.fleets import stacked_engine as engines
 from fedtide.fleets import stacked_engine as together
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.laws.toy import with_rows
+from fedtide.laws.case import with_rows
 from fedtide.learn import stack
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer

@@ -14,8 +14,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
 from fedtide.core.trees import same
-from fedtide.laws.case import Case
-from fedtide.laws.toy import played
+from fedtide.laws.case import Case, played
 from fedtide.remote.grpc import door, line, server
 from fedtide.remote.grpc.server import GrpcCarrier
 from fedtide.remote.offline import near_fleet

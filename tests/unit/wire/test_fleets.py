@@ -11,8 +11,7 @@ import torch
 from fedtide.algorithms.scaffold import Sent
 from fedtide.core.base import Answer, Weighted
 from fedtide.laws import every
-from fedtide.laws.case import Case
-from fedtide.laws.toy import played, toy
+from fedtide.laws.case import Case, played, toy
 
 WIRE = {"secure": False, "fewest": 2}
 

@@ -23,7 +23,7 @@ from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
-from fedtide.laws.toy import toy
+from fedtide.laws.case import toy
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire

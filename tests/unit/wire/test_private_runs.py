@@ -21,8 +21,7 @@ from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
 from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws import private as every_private
-from fedtide.laws.case import Broken, Case, InAnyOrder
-from fedtide.laws.toy import played, toy, variants_of
+from fedtide.laws.case import Broken, Case, InAnyOrder, played, toy, variants_of
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight

@@ -7,7 +7,7 @@ import pytest
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.laws.toy import toy, variants_of
+from fedtide.laws.case import toy, variants_of
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 
