@@ -12,17 +12,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from fedtide.core.errors import FedtideError, refused, unknown, within
-from fedtide.core.memory import MemoryStore
-from fedtide.fleets.client import ClientRows
 from fedtide.remote.messages import from_json
 from fedtide.remote.node import Node
-from fedtide.runs.build import host_of
 from fedtide.site.client_rows import FileRows
 from fedtide.site.deploying import TICKETS
 from fedtide.site.machine import check_own
 from fedtide.site.seat import Seat, check_versions
-from fedtide.site.site import Site
 from fedtide.site.tickets import Ticket
+from fedtide.site.work import node_of
 
 WHO, ASK = "query.who", "train.ask"
 """Flower's types of our messages: the name of a node, and a question to its clients."""
@@ -109,27 +106,21 @@ def seat_of(folder: Path, config: tuple[tuple[str, Any], ...], rehearsal: bool) 
     check_own(home)
     ticket = Ticket.read(folder / TICKETS / f"{name}.toml")
     check_versions(ticket)
-    rows: ClientRows
-    if rehearsal:
-        site = Site.read(folder)
-        host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
-        study, algorithm, rows = site.experiment, host.algorithm, host.population
-    else:
-        if "data" not in settings:
-            raise FedtideError(f"{CONFIG}: data: found none, allowed: a file of rows for each client of {name}")
-        data = tuple(Path(path) for path in settings["data"].split(","))
-        with within(CONFIG):
-            study = ticket.experiment
-            rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
-            algorithm = Seat(ticket, home, data, rows).algorithm
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if rehearsal:
+        return name, node_of({"site": str(folder), "home": str(home / "rehearsal"), "name": name})
+    if "data" not in settings:
+        raise FedtideError(f"{CONFIG}: data: found none, allowed: a file of rows for each client of {name}")
+    data, study = tuple(Path(path) for path in settings["data"].split(",")), ticket.experiment
+    with within(CONFIG):
+        rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
+        algorithm = Seat(ticket, home, data, rows).algorithm
     return name, Node(
         algorithm,
         ticket.seed,
         rows,
-        home / ("rehearsal" if rehearsal else "memory") / ticket.digest,
+        home / "memory" / ticket.digest,
         run=ticket.digest,
-        partial_work=study.timing.partial_work,
         threads=study.fleet.threads,
         clients=frozenset(ticket.clients),
     )

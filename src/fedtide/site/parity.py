@@ -12,7 +12,6 @@ sum is compared with the ledger's, too.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -270,11 +269,9 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
     if len(records[0]) != len(records[1]):
         yield f"deployed has {len(records[0])} rounds, and simulated {len(records[1])}"
     for lines in zip(*records, strict=False):
-        one, other = ({key: line.get(key) for key in COMPARED} | _accuracies(line) for line in lines)
-        for key in one.keys() | other.keys():
-            if one.get(key) != other.get(key):
-                values = f"deployed {_shorten(one.get(key))}, simulated {_shorten(other.get(key))}"
-                yield f"round {lines[0]['round']}: {key}: {values}"
+        ours, theirs = ({key: line.get(key) for key in COMPARED} | _accuracies(line) for line in lines)
+        if not same(ours, theirs):
+            yield f"round {lines[0]['round']}: {difference(ours, theirs)} in simulation"
     newest = [checkpoint.newest_state(place / "checkpoints") for place in (deployed, simulated)]
     rounds = [int(path.parent.name) for path in newest]
     if rounds[0] != rounds[1]:
@@ -287,11 +284,6 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
 
 def _accuracies(line: Mapping[str, Any]) -> dict[str, Any]:
     return {f"accuracy of {view}": scores["accuracy"] for view, scores in line.get("scores", {}).items()}
-
-
-def _shorten(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

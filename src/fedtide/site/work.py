@@ -56,7 +56,7 @@ def node_of(settings: Mapping[str, Any]) -> Node:
 
     Args:
         settings: paths of a seat (`ticket`, `data`, `policy`, `home`), or of a site with whose rows it is rehearsed
-            (`site`, `home`).
+            (`site`, `home`, and `name` if that is not the folder's).
     """
     home = Path(settings["home"])
     rows: ClientRows
@@ -67,7 +67,7 @@ def node_of(settings: Mapping[str, Any]) -> Node:
         host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
         experiment, run = site.experiment, site.digest
         algorithm, seed, rows = host.algorithm, site.seed, host.population
-        name, key = home.name, home / "key"
+        name, key = settings.get("name", home.name), home / "key"
         (clients,) = (node.clients for node in site.roster.node if node.name == name)
         trusts = partial(_check_key, {node.name: node.key for node in site.roster.node})
     else:
