@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
 from helpers.federation import Federation, until
-from helpers.processes import children, used
+from helpers.processes import children, gone, used
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
@@ -49,41 +49,35 @@ def test_a_question_is_answered_and_a_node_at_rest_is_small(federation):
     assert used(federation.nodes["berlin"].pid) < 100
 
 
-def test_an_error_of_the_work_says_no_data(federation):
+def test_a_worker_that_fails_says_no_data_and_answers_the_next_question(federation):
     response = federation.ask("berlin", {"raise": True})
     assert response.header["failed"] == "ValueError"
     assert "secret" not in str(response)
-
-
-def test_40_mb_come_through(federation):
-    response = federation.ask("berlin", {"times": 4}, os.urandom(10_000_000))
-    assert len(response.payload) == 40_000_000
-
-
-def test_a_worker_that_dies_is_asked_again_three_times(federation):
     assert federation.ask("berlin", {"die": True}).error == "its worker died 3 times on this question"
     assert federation.ask("berlin", {}).error == ""
-
-
-def test_a_slow_node_is_late_and_answers_the_next_question(federation):
     assert federation.ask("berlin", {"sleep": 600}, seconds=2).error == "late: no answer within its 2 s"
     assert federation.ask("berlin", {}).error == ""
     assert any("a question took longer than it may" in line for line in federation.lines["berlin"])
 
 
-def test_a_node_that_is_killed_in_the_midst_of_a_question_is_asked_again(federation):
-    federation.push("berlin", {"sleep": 2}, seconds=GONE)
-    time.sleep(0.5)
-    federation.stop("berlin", kill=True)
-    federation.start("berlin")
-    assert federation.pull(GONE).payload == b"tree"
+def test_large_answers_come_through_unless_they_are_too_large(federation):
+    assert len(federation.ask("berlin", {"times": 4}, os.urandom(10_000_000)).payload) == 40_000_000
+    response = federation.ask("berlin", {"times": 10}, os.urandom(10**6), largest=10**6)
+    assert response.error == "sent more than the 1000000 bytes that an answer may have"
+    until(lambda: "berlin" in federation.carrier.present(), GONE)
+    assert federation.ask("berlin", {}).error == ""
 
 
-def test_a_worker_that_is_killed_in_the_midst_of_a_question_does_it_again(federation):
+@pytest.mark.parametrize("part", ["node", "worker"])
+def test_a_question_is_asked_again_if_its_node_or_worker_is_killed(federation, part):
     before = worker_of(federation, "oslo")
     federation.push("oslo", {"sleep": 2}, seconds=GONE)
     time.sleep(0.5)
-    os.kill(before, signal.SIGKILL)
+    if part == "node":
+        federation.stop("oslo", kill=True)
+        federation.start("oslo")
+    else:
+        os.kill(before, signal.SIGKILL)
     response = federation.pull(GONE)
     assert response.payload == b"tree"
     assert response.header["pid"] != before
@@ -96,7 +90,7 @@ def test_a_worker_ends_with_its_node_in_the_midst_of_a_question(federation):
     worker = worker_of(federation, "rome")
     time.sleep(0.5)
     federation.stop("rome", kill=True)
-    until(lambda: not Path(f"/proc/{worker}/cmdline").exists(), 10.0)
+    until(lambda: gone(worker), 10.0)
     assert federation.pull().error.startswith("late: ")
 
 
@@ -164,13 +158,6 @@ def test_a_node_listens_at_no_port(federation):
         for file in Path(f"/proc/{number}/fd").iterdir():
             with suppress(OSError):
                 assert os.readlink(file) not in listening
-
-
-def test_an_answer_that_is_too_large_is_its_nodes_fault(federation):
-    response = federation.ask("berlin", {"times": 10}, os.urandom(10**6), largest=10**6)
-    assert response.error == "sent more than the 1000000 bytes that an answer may have"
-    until(lambda: "berlin" in federation.carrier.present(), GONE)
-    assert federation.ask("berlin", {}).error == ""
 
 
 def test_when_the_study_is_over_nodes_end(federation):

@@ -33,6 +33,14 @@ def children(*parents: int) -> dict[int, str]:
     return found
 
 
+def gone(number: int) -> bool:
+    """Tell whether a process has ended, reaped by its parent or not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def offspring(*first: int) -> dict[int, str]:
     """Return number and command line of the processes that some started, and those started, and so on."""
     found = children(*first)

@@ -23,7 +23,7 @@ from fedtide.remote.grpc.line import Failed
 from fedtide.site import node_process
 from fedtide.site.node_process import Worker, answer_questions, node_command, write_log, write_settings
 from helpers.federation import Federation, until
-from helpers.processes import children
+from helpers.processes import children, gone
 
 WORK = """
 import json, os, sys, time
@@ -44,14 +44,6 @@ while True:
 """A worker without torch, which starts in no time."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-
-
-def gone(number):
-    """Whether a process has ended."""
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 # -- the worker of a node ----------------------------------------------------------------------------------------------
