@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import shlex
-import tokenize
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -31,23 +29,6 @@ def test_flower_is_met_at_its_public_door_alone():
                 met.add(node.module)
                 assert not [alias.name for alias in node.names if alias.name.startswith("_")], path
     assert met == ALLOWED
-
-
-def test_it_is_short():
-    assert sum(code_lines(path.read_text(encoding="utf-8")) for path in MODULES) <= 350
-
-
-def code_lines(source: str) -> int:
-    """Count lines without docstrings, comments and blanks."""
-    said = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in blank]
-    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - said)
 
 
 def test_no_version_of_flower_is_too_new():
@@ -108,15 +89,12 @@ def test_without_names_each_client_is_a_node(here):
     ],
 )
 def test_mistakes_are_named_in_one_line(here, capsys, words, said):
+    (here / "old").mkdir()
     before = contents(here)
     assert said in refused(capsys, here, "deploy", "study.toml", "--flower", "app", *words)
+    line = refused(capsys, here, "deploy", "study.toml", "--flower", "old", "--method", "FedAvg")
+    assert line == "old: already exists, and is left as it is; allowed: --flower with another folder"
     assert contents(here) == before
-
-
-def test_an_app_is_never_written_over(here, capsys):
-    (here / "app").mkdir()
-    line = refused(capsys, here, "deploy", "study.toml", "--flower", "app", "--method", "FedAvg")
-    assert line == "app: already exists, and is left as it is; allowed: --flower with another folder"
 
 
 def test_commands_of_the_page_write_the_app(here):

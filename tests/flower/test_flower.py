@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from fedtide.site.certificates import make_authority
 from fedtide.site.deploying import write_app
 from fedtide.site.flower_client import pack, seal, seat_of, unpack
 from fedtide.site.flower_server import GridCarrier
-from fedtide.site.parity import compare_with_simulation, replay
+from fedtide.site.parity import compare_with_simulation, free_port, replay
 from fedtide.site.site import Site
 from helpers.hospitals import hospitals
 
@@ -49,15 +48,6 @@ def write_study(folder: Path, **changes: Any) -> Path:
     return hospitals(folder, method=method, **told)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 class Flower:
     """A SuperLink and three SuperNodes, as their owners start them.
 
@@ -70,7 +60,7 @@ class Flower:
         study = read(write_study(folder))
         for name in METHODS:
             write_app(study, name, "berlin,lyon:2,oslo:2", folder / name, "study.toml")
-        port, *own = free_ports(4)
+        port, *own = (free_port() for _ in range(4))
         self.processes: list[subprocess.Popen[bytes]] = []
         keys = folder / "authority"
         keys.mkdir()
