@@ -137,12 +137,6 @@ def test_more_clients_than_rows_is_one_line(name):
         dealt(DEALS[name], balanced(3, 2), 3, 7)
 
 
-@pytest.mark.parametrize("name", DEALS)
-def test_dealing_no_rows_is_one_line(name):
-    with pytest.raises(FedtideError):
-        dealt(DEALS[name], np.empty(0, np.int64), 3, 2)
-
-
 @pytest.mark.parametrize("name", ["iid-rows", "dirichlet-rows", "pachinko-rows"])
 def test_asking_for_more_rows_than_there_are_is_one_line(name):
     with pytest.raises(FedtideError, match="found 5, but they need 20 rows and there are 18"):
@@ -165,15 +159,6 @@ def distance_from_uniform(ragged: Ragged, y: np.ndarray, classes: int) -> float:
     """The mean total variation between a client's class distribution and the uniform one."""
     held = classes_held(ragged, y, classes)
     return float(np.abs(held / held.sum(1, keepdims=True) - 1 / classes).sum(1).mean() / 2)
-
-
-def test_a_large_alpha_is_as_uniform_as_iid():
-    y = balanced(10, 1000)
-    even = distance_from_uniform(dealt(IID(samples=400), y, 10, 20), y, 10)
-    assert distance_from_uniform(dealt(Dirichlet(alpha=1e6, samples=400), y, 10, 20), y, 10) < 1.3 * even
-    by_class = dealt(DirichletClass(alpha=1e6), y, 10, 20)
-    assert distance_from_uniform(by_class, y, 10) < 0.02
-    assert (by_class.counts - 500).abs().max() <= 20
 
 
 def test_a_small_alpha_leaves_two_classes_or_fewer_to_most_clients():
@@ -218,11 +203,6 @@ def test_rows_that_are_moved_to_a_poor_client_are_drawn_at_random():
         moved.append(ragged[int(ragged.counts.argmin())].tolist())
     assert 150 < np.mean(moved) < 250
     assert len(set(map(tuple, moved))) == 8
-
-
-def test_dirichlet_by_class_without_enough_rows_for_its_least_number_is_one_line():
-    with pytest.raises(FedtideError, match="found 5, but they need 50 rows and there are 48"):
-        dealt(DirichletClass(min_samples=10), balanced(3, 16), 3, 5)
 
 
 @law
@@ -335,13 +315,6 @@ def test_the_two_concentrations_are_of_the_two_levels():
     assert max(even[1], few[1]) < 0.5 < 0.7 < lone[1]
 
 
-@pytest.mark.parametrize("beta", [1e-300, 1e-3, 1e6, 1e300])
-@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e6, 1e300])
-def test_extreme_pachinkos_terminate(alpha, beta):
-    y = balanced(10, 40)
-    assert set(dealt(Pachinko(alpha=alpha, beta=beta), y, 10, 20).counts.tolist()) == {20}
-
-
 @pytest.mark.parametrize(("partition", "classes", "said"), [
     (Pachinko(groups=((0, 1), (2,))), 4, r"data.partition.groups: label 3 is in none of them; allowed: every label"),
     (Pachinko(groups=((0, 1), (2, 3, 4))), 4, r"data.partition.groups: found 4, allowed: labels from 0 to 3"),
@@ -350,18 +323,6 @@ def test_extreme_pachinkos_terminate(alpha, beta):
 def test_super_classes_that_do_not_fit_the_labels_are_one_line(partition, classes, said):
     with pytest.raises(FedtideError, match=said):
         dealt(partition, balanced(classes, 20), classes, 2)
-
-
-def test_super_classes_may_name_labels_that_a_group_of_clients_does_not_have():
-    y = balanced(4, 30)
-    held = classes_held(dealt(Pachinko(groups=((0, 1, 5), (2, 3), (4,))), y, 6, 6), y, 6)
-    assert (held.sum(1) == 20).all()
-
-
-def test_cifar_100_is_what_super_classes_are_by_default():
-    y = balanced(100, 20)
-    default, named = (p.deal(y, 100, 10, Rng(0)) for p in (Pachinko(10), Pachinko(10, groups=CIFAR_100)))
-    assert lists(default) == lists(named)
 
 
 @pytest.mark.parametrize(("groups", "said"), [
@@ -425,28 +386,6 @@ def test_product_pairs_have_exactly_their_share(p):
         assert row.sum() == each
 
 
-@pytest.mark.parametrize("rows", [50, None])
-def test_all_majority_means_two_classes_each(rows):
-    y = balanced(10, 200)
-    for seed in range(5):
-        held = classes_held(dealt(Majority(p=1.0, samples=rows), y, 10, 20, seed), y, 10)
-        assert ((held > 0).sum(1) == 2).all()
-
-
-def test_a_fifth_in_ten_classes_is_nearly_iid():
-    y = balanced(10, 1000)
-    even = distance_from_uniform(dealt(IID(samples=200), y, 10, 20), y, 10)
-    assert distance_from_uniform(dealt(Majority(p=0.2, samples=200), y, 10, 20), y, 10) < 1.3 * even
-
-
-def test_random_pairs_are_two_classes_and_differ_between_clients():
-    y = balanced(10, 200)
-    held = classes_held(dealt(Majority(p=1.0, samples=40), y, 10, 20), y, 10)
-    pairs = {tuple(np.flatnonzero(row).tolist()) for row in held}
-    assert all(len(pair) == 2 for pair in pairs)
-    assert len(pairs) > 5
-
-
 @law
 @given(seeds)
 def test_majority_names_the_class_that_is_too_small_and_the_rows_that_are_allowed(seed):
@@ -461,12 +400,6 @@ def test_majority_names_the_class_that_is_too_small_and_the_rows_that_are_allowe
 def test_majority_needs_three_classes():
     with pytest.raises(FedtideError, match=r"found .majority., but the rows have 2 classes; allowed: rows of 3"):
         dealt(Majority(), balanced(2, 50), 2, 5)
-
-
-def test_majority_with_too_few_rows_for_anybody_is_one_line():
-    """Ten clients ask for a class of which there is one row: nobody could have any."""
-    with pytest.raises(FedtideError, match=r"found 10, but too few of the \[1, 1, 100\] rows of the classes suit them"):
-        dealt(Majority(p=1.0), np.repeat(np.arange(3), [1, 1, 100]), 3, 10)
 
 
 def test_majority_chooses_among_the_classes_that_are_there():

@@ -93,21 +93,6 @@ def test_every_row_comes_once_stays_for_the_retention_and_never_returns(stream, 
                 assert not rounds or rounds[0] == 0 or len(rounds) == stream.retention
 
 
-def test_as_in_open_images_two_buckets_are_there_at_any_time():
-    stream = Stream()
-    assert [int(stream.live(t).sum()) for t in range(400)] == [2] * 400
-    # The last one arrives when the run is over.
-    assert not stream.live(399)[9]
-    assert stream.live(400)[9]
-
-
-@pytest.mark.parametrize(("gap", "rounds"), [(30, 200), (20, 100), (50, 400)])
-def test_the_last_interval_arrives_at_the_very_end_of_three_of_the_papers_data_sets(gap, rounds):
-    stream = Stream(gap=gap)
-    assert not stream.live(rounds - 1)[9]
-    assert stream.live(rounds)[9]
-
-
 @law
 @given(streams, st.integers(0, 3), st.integers(0, 330))
 def test_who_drifted_is_who_holds_other_rows(stream, seed, r):
@@ -264,25 +249,6 @@ def test_everyone_holds_the_shared_rows_at_all_times(shared, each):
             assert not set(held(population, client, r, "test")) & set(common.tolist())
 
 
-def test_clients_differ_less_the_more_is_shared():
-    def apart(shared) -> float:
-        population = people(Stream(by="labels", gap=10, retention=10, intervals=6, shared=shared))
-        counts = [torch.bincount(population.shard(c, Moment(0, 60)).y, minlength=6) for c in range(6)]
-        shares = torch.stack([count / count.sum() for count in counts])
-        return float(torch.cdist(shares, shares, 1).mean())
-
-    assert apart(0) > apart("half") > apart(1) > apart(2)
-
-
-def test_the_control_holds_everything_always():
-    population = people(Stream(gap=1000, retention=10 * 1000))
-    for r in (0, 5, 900):
-        for part in PARTS:
-            assert held(population, 3, r, part) == population.parts[part][3].tolist()
-        assert not len(population.changed(Moment(r, 1000)))
-    population.check(1000)
-
-
 # -- who may hold something else --------------------------------------------------------------------------------------
 
 
@@ -314,14 +280,6 @@ def test_who_holds_other_samples_is_among_those_who_may(kind):
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
     assert quiet or kind == "mixture"
-
-
-def test_of_a_shift_that_does_not_say_everybody_may_differ(monkeypatch):
-    population = people()
-    monkeypatch.setitem(population.__dict__, "_how", Turned())
-    assert torch.equal(population.may_differ(Moment(5, 100), Moment(4, 100)), population.clients)
-    monkeypatch.setitem(population.__dict__, "_how", object())  # inherits nothing
-    assert torch.equal(population.may_differ(Moment(5, 100), Moment(4, 100)), population.clients)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
@@ -428,12 +386,6 @@ def test_rows_are_drawn_by_the_labels_of_the_group(seed, r, own):
             mine = population.parts[part][client]
             theirs = rows[~torch.isin(rows, mine)]
             assert not own or not set(population.rows.y[theirs].tolist()) & set(population.rows.y[mine].tolist())
-
-
-def test_rows_are_not_repeated_while_there_are_enough():
-    population = drifting()
-    for client in range(40):
-        assert len(set(held(population, client, 20))) == 30
 
 
 def test_training_rows_of_one_are_never_test_rows_of_another():

@@ -19,7 +19,7 @@ from fedtide.data.partition import IID
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import Identity, Rotation
+from fedtide.data.shift.how import Rotation
 from fedtide.data.shift.what import DomainMixture
 from helpers.examples import examples
 
@@ -81,14 +81,6 @@ def test_domains_on_a_ring_follow_their_formula_and_sum_to_one(curve, domains, c
 
 
 @law
-@given(curves, st.integers(2, 6), st.integers(1, 30))
-def test_every_domain_is_alone_once_in_a_cycle_and_they_come_in_order(curve, domains, step):
-    for r in range(-domains, 2 * domains):
-        shares = DomainMixture(curve).shares(Moment(r * step, domains * step), domains)
-        assert np.allclose(shares, np.eye(domains)[r % domains], atol=1e-9)
-
-
-@law
 @given(curves, st.integers(2, 5), st.integers(1, 60), st.integers(1, 4))
 def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, domains, period, cycles):
     mixture, rounds = DomainMixture(curve, cycles), cycles * period
@@ -97,12 +89,6 @@ def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, domains, period, cy
     for r in range(-seen, 0):
         before, after = (mixture.shares(Moment(at, rounds), domains) for at in (r, r + period))
         assert np.allclose(before, after, atol=1e-9)
-
-
-def test_a_shift_says_how_long_its_cycle_is():
-    assert Shift(what=DomainMixture(cycles=4)).cycle(100) == 25
-    assert Shift(what=DomainMixture(cycles=4)).period is None
-    assert Shift().cycle(100) is None
 
 
 @law
@@ -262,17 +248,6 @@ def pictures(n: int, side: int = 3, channels: int = 1) -> torch.Tensor:
     return torch.arange(n * channels * side * side).reshape(n, channels, side, side)
 
 
-@law
-@given(st.sampled_from([0, 90, 180, 270]), st.integers(0, 6), st.integers(1, 5), st.integers(1, 3))
-def test_turning_all_the_way_round_changes_nothing(angle, n, side, channels):
-    x, y, group = pictures(n, side, channels), torch.arange(n), torch.zeros(n, dtype=torch.int64)
-    turned = x
-    for _ in range(4):
-        turned, labels = Rotation((angle,)).apply(turned, y, group, 0.0)
-        assert torch.equal(labels, y)
-    assert torch.equal(turned, x)
-
-
 def test_turning_is_counter_clockwise():
     x = torch.tensor([[[[1, 2], [3, 4]]]])
     turned = Rotation((90,)).apply(x, torch.tensor([0]), torch.tensor([0]), 0.0)[0]
@@ -292,13 +267,6 @@ def test_every_group_is_turned_by_its_own_angle(groups):
         assert torch.equal(turned[i], torch.rot90(x[i], k, (-2, -1)))
 
 
-def test_identity_changes_nothing():
-    x, y = pictures(3), torch.arange(3)
-    same = Identity().apply(x, y, torch.zeros(3, dtype=torch.int64), 5.0)
-    assert torch.equal(same[0], x)
-    assert torch.equal(same[1], y)
-
-
 @pytest.mark.parametrize(
     ("angles", "shape", "line"),
     [
@@ -312,13 +280,6 @@ def test_a_rotation_that_does_not_fit_is_one_line(angles, shape, line):
     rows = Rows("toy", torch.zeros(40, *shape), torch.arange(40) % 4, 4)
     with pytest.raises(FedtideError, match=line):
         build(rows, IID(clients=4), ByLabels(labels=((0, 1), (2, 3))), shift=Shift(how=Rotation(angles)))
-
-
-def test_half_a_turn_needs_no_square():
-    x = torch.arange(6).reshape(1, 1, 2, 3)
-    Rotation((180,)).check(1, (1, 2, 3))
-    turned = Rotation((180,)).apply(x, torch.tensor([0]), torch.tensor([0]), 0.0)[0]
-    assert turned.flatten().tolist() == [5, 4, 3, 2, 1, 0]
 
 
 # -- pooled and client by client --------------------------------------------------------------------------------------

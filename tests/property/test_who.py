@@ -61,13 +61,6 @@ def test_shares_repeat_after_a_period_exactly(curve, period, exponent, phase, ti
 
 
 @law
-@given(curves, st.integers(1, 512), exponents, st.integers(-50, 50), st.integers(0, 2000), st.integers(2, 5))
-def test_a_phase_only_shifts_the_clock(curve, period, exponent, phase, time, groups):
-    shifted, plain = periodic(curve, period, exponent, phase), periodic(curve, period, exponent)
-    assert shifted.shares(time + phase, equal(groups)).tolist() == plain.shares(time, equal(groups)).tolist()
-
-
-@law
 @given(smooth, periods, exponents, st.floats(0, 1, exclude_max=True))
 def test_two_groups_follow_the_formulas_of_the_paper(curve, period, exponent, at):
     s = at * period
@@ -90,13 +83,6 @@ def test_blocks_of_more_groups_take_turns(groups, each):
     who = BlockCyclic(groups * each)
     turns = [int(who.shares(t, equal(groups)).argmax()) for t in range(groups * each)]
     assert turns == [k for k in range(groups) for _ in range(each)]
-
-
-@law
-@given(smooth, st.integers(1, 128).map(lambda n: 4 * n))
-def test_a_quarter_after_the_peak_both_groups_are_half(curve, period):
-    for quarter in (period / 4, 3 * period / 4):
-        np.testing.assert_allclose(Periodic(curve, period).shares(quarter, equal(2)), [0.5, 0.5], atol=1e-12)
 
 
 @law
@@ -129,25 +115,11 @@ def test_the_linear_mean_over_a_period_is_the_sum_of_its_rounds(period, exponent
     assert math.isclose(mean, sum(abs(2 * s / period - 1) ** exponent for s in range(period)) / period, abs_tol=1e-9)
 
 
-@pytest.mark.parametrize("exponent", [0.25, 0.5, 1.0, 2.0, 4.0, 10.0])
-def test_the_linear_mean_over_a_long_period_tends_to_its_integral(exponent):
-    who = Periodic("linear", 4096, exponent)
-    mean = np.mean([who.shares(s, equal(2))[0] for s in range(4096)])
-    assert math.isclose(mean, 1 / (exponent + 1), abs_tol=1e-3)
-
-
 @law
 @given(st.integers(2, 300))
 def test_the_cosine_mean_over_a_period_is_a_half(period):
     mean = np.mean([Periodic("cosine", period).shares(s, equal(2))[0] for s in range(period)])
     assert math.isclose(mean, 0.5, abs_tol=1e-9)
-
-
-@law
-@given(smooth, st.integers(0, 63))
-def test_a_larger_exponent_means_fewer_clients_of_the_first_group(curve, time):
-    day = [Periodic(curve, 64, p).shares(time, equal(2))[0] for p in (0.1, 0.5, 1.0, 2.0, 10.0)]
-    assert day == sorted(day, reverse=True)
 
 
 @law
@@ -181,14 +153,6 @@ def test_a_smaller_cohort_is_the_beginning_of_a_larger_one(who, sizes, m, time, 
         smaller = who.arrivals(fewer, groups, float(time), Rng(seed)).tolist()
         assert smaller == larger[: len(smaller)]
         assert len(smaller) == min(fewer, len(larger))
-
-
-@law
-@given(curves, st.integers(1, 32).map(lambda n: 2 * n), st.integers(1, 10), seeds)
-def test_only_one_group_arrives_at_a_peak(curve, period, m, seed):
-    groups, who = groups_of([10, 10]), periodic(curve, period)
-    assert (who.arrivals(m, groups, 0.0, Rng(seed)) < 10).all()
-    assert (who.arrivals(m, groups, period / 2, Rng(seed)) >= 10).all()
 
 
 @law
