@@ -66,9 +66,9 @@ def test_a_spread_that_the_model_says_gives_a_normal_likelihood():
     assert float(target.losses(told, torch.tensor([7.0]))) == pytest.approx(expected, rel=1e-5)
     # Half of N(0, 1) and half of N(4, 1): mean 2, variance 1 + 4.
     both = torch.tensor([[[0.0, 0.0]], [[4.0, 0.0]]])
-    torch.testing.assert_close(target.mixed(both), torch.tensor([[2.0, math.log(5) / 2]]))
+    torch.testing.assert_close(target.mix(both), torch.tensor([[2.0, math.log(5) / 2]]))
     uneven = torch.tensor([0.75, 0.25]).log().reshape(2, 1, 1)  # mean 1, variance 1 + 3/4 + 9/4
-    torch.testing.assert_close(target.mixed(both, uneven), torch.tensor([[1.0, math.log(4) / 2]]))
+    torch.testing.assert_close(target.mix(both, uneven), torch.tensor([[1.0, math.log(4) / 2]]))
 
 
 def test_the_pinball_loss_of_quantiles():
@@ -98,9 +98,7 @@ def test_a_count_has_the_likelihood_and_the_deviance_of_poisson():
     deviance = [4.0, 2 * (1 - math.log(2)), 0.0, 2 * (5 * math.log(2.5) - 3)]
     np.testing.assert_allclose(target.errors(told.double(), y.double()).numpy(), deviance, rtol=1e-6, atol=1e-6)
     # Means are mixed: half of 2 and half of 6 is 4.
-    torch.testing.assert_close(
-        target.mixed(torch.tensor([2.0, 6.0]).log().reshape(2, 1, 1)).exp(), torch.tensor([[4.0]])
-    )
+    torch.testing.assert_close(target.mix(torch.tensor([2.0, 6.0]).log().reshape(2, 1, 1)).exp(), torch.tensor([[4.0]]))
 
 
 def test_several_labels_have_a_likelihood_each():
@@ -122,7 +120,7 @@ def test_several_labels_have_a_likelihood_each():
     assert CLASSES.best_constant(classes, classes[[0, 0, 4]]) == 1 / 5
     # p = 0.75 and 0.25 half each is 0.5: odds of 1.
     both = torch.log(torch.tensor([[[3.0]], [[1 / 3]]]))
-    torch.testing.assert_close(target.mixed(both), torch.zeros(1, 1))
+    torch.testing.assert_close(target.mix(both), torch.zeros(1, 1))
     told = torch.tensor([[1.0, 1.0, -1.0], [-1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])
     scores = scored(target, told, y, torch.tensor([0, 0, 1, 1]))
     assert scores.correct.tolist() == pytest.approx([2 / 3 + 2 / 3, 1 + 2 / 3])
@@ -215,5 +213,5 @@ def test_quantiles_rise():
 def test_classes_are_read_as_ever():
     logits = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
     assert torch.equal(CLASSES.read_outputs(logits), torch.log_softmax(logits, -1))
-    assert CLASSES.says(CLASSES.read_outputs(logits)).tolist() == [0, 0]
+    assert CLASSES.predict_labels(CLASSES.read_outputs(logits)).tolist() == [0, 0]
     assert (CLASSES.width, CLASSES.bins, CLASSES.kind) == (0, 0, "classes")

@@ -115,7 +115,7 @@ class Tally:
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
         told, choice, weights, target = prediction.told, prediction.choice, prediction.weights, self.target
-        right = target.right(target.says(told), y)
+        right = target.score_rows(target.predict_labels(told), y)
         if target == CLASSES:
             right = right.masked_fill(told.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
         rows = _per_row(torch.ones_like(right), scored)
@@ -123,7 +123,7 @@ class Tally:
         self.correct.index_add_(0, owner, _per_row(right, scored))
         self.loss.index_add_(0, owner, _per_row(target.losses(told, y).double(), scored))
         for name, other in prediction.others.items():
-            correct = _per_row(target.right(other, y), scored)
+            correct = _per_row(target.score_rows(other, y), scored)
             self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
         for name, summed in target.sums(told, y).items():
             known = self.sums.setdefault(name, summed.new_zeros(len(self.rows), *summed.shape[1:]))

@@ -129,7 +129,7 @@ class CrossEntropy:
 
     def each(self, outputs: Tensor, y: Tensor, shared: None, eps: float = 0.0) -> Tensor:
         """Return the loss of every label, in the shape of `y`, with label smoothing `eps`."""
-        return each(outputs, y, eps)
+        return label_losses(outputs, y, eps)
 
     def graded(self, outputs: Tensor, y: Tensor, shared: None, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss of every label, in the shape of `y`, and its gradient by the outputs.
@@ -155,11 +155,11 @@ class CrossEntropy:
         """Return None, as nothing is prepared."""
 
 
-def each(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
+def label_losses(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
     """Return the cross-entropy of logits (..., classes) with every label, in the shape of `y`, smoothed by `eps`.
 
     >>> import torch
-    >>> [round(value, 6) for value in each(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
+    >>> [round(value, 6) for value in label_losses(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
     [0.693147, 0.693147]
     """
     losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", label_smoothing=eps)
@@ -291,7 +291,7 @@ class WSM:
         """Return the loss of every label, in the shape of `y`, smoothed over only the classes that the client has."""
         shift = self._shift(shared, outputs)
         if not eps:
-            return each(outputs + shift, y)
+            return label_losses(outputs + shift, y)
         logp, has = F.log_softmax(outputs + shift, -1), shift.isfinite()
         losses = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
         others = -logp.masked_fill(~has, 0.0).sum(-1)  # as in torch, so that equal fractions give the same bits

@@ -22,7 +22,7 @@ from fedtide.fields.types import ingredient
 from fedtide.learn.losses import Columns, CrossEntropy
 
 LOG_SPREAD = 7.0
-"""Largest size of the logarithm of a standard deviation that a model says, in standard deviations of the data."""
+"""Largest logarithm of a predicted standard deviation, in standard deviations of the data."""
 DEVIATION = "standard deviation"
 """What a column of predictions is called that is no value but how far these may be off."""
 
@@ -66,15 +66,15 @@ class Target(Protocol):
         """Return the plain loss of each row (rows,), which decisions and posteriors read."""
 
     @abstractmethod
-    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Mix answers of models along a dimension, by logarithms of shares that broadcast to it; None mixes equally."""
 
-    def says(self, answers: Tensor) -> Tensor:
+    def predict_labels(self, answers: Tensor) -> Tensor:
         """Return the value that is compared with labels: the class, or the answer itself."""
         return answers
 
     @abstractmethod
-    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+    def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the score of each row (rows,): 1 or 0; for numbers minus the error (see `Scores.credited`)."""
 
     def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
@@ -151,7 +151,7 @@ class Classes(Target):
         """Return the cross-entropy of each label, of sequences with a mask its mean over steps."""
         return row_losses(answers, y, mask)
 
-    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logarithm of mixed probabilities."""
         if log_shares is None:
             return torch.logsumexp(answers, dim) - torch.log(
@@ -159,11 +159,11 @@ class Classes(Target):
             )
         return torch.logsumexp(answers + log_shares, dim)
 
-    def says(self, answers: Tensor) -> Tensor:
+    def predict_labels(self, answers: Tensor) -> Tensor:
         """Return the likeliest class."""
         return answers.argmax(-1)
 
-    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+    def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return 1 where the class is that of the row, else 0."""
         return (answers == y).double()
 
@@ -209,14 +209,14 @@ class Measured(Target):
         return 1
 
     def columns(self, answers: Tensor) -> dict[str, Tensor]:
-        """Return the number that was told."""
-        return {"value": self.middle(answers)}
+        """Return the predicted number."""
+        return {"value": self.point_answer(answers)}
 
-    def standard(self, values: Tensor) -> Tensor:
+    def standardize(self, values: Tensor) -> Tensor:
         """Return values less their mean, in standard deviations."""
         return (values - self.center) / self.scale
 
-    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the mean of what models say, weighted by their shares."""
         return answers.mean(dim) if log_shares is None else (answers * log_shares.exp()).sum(dim)
 
@@ -224,33 +224,33 @@ class Measured(Target):
     def errors(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the error (rows,) by which the skill is measured."""
 
-    def middle(self, answers: Tensor) -> Tensor:
-        """Return the single number that is said of each row (rows,)."""
+    def point_answer(self, answers: Tensor) -> Tensor:
+        """Return the single predicted number of each row (rows,)."""
         return answers[..., 0]
 
-    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+    def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return minus the error."""
         return -self.errors(answers.double(), y.double())
 
     def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
-        """Return errors of the constant, and plain ones of what was told."""
+        """Return errors of the constant, and plain errors of the answers."""
         answers, y = answers.double(), y.double()
-        off = self.middle(answers) - y
+        off = self.point_answer(answers) - y
         return {
             "error": self.errors(answers, y), "reference": self.errors(self._rival(len(y)), y), "absolute": off.abs(),
             "square": off.square(),
         }  # fmt: skip
 
     def _rival(self, rows: int) -> Tensor:
-        return self.telling(torch.tensor(self.constant, dtype=torch.float64)).expand(rows, -1)
+        return self.as_answers(torch.tensor(self.constant, dtype=torch.float64)).expand(rows, -1)
 
-    def telling(self, numbers: Tensor) -> Tensor:
+    def as_answers(self, numbers: Tensor) -> Tensor:
         """Return the answers of a model that predicts these numbers (..., numbers)."""
         return numbers
 
     def skill_of(self, numbers: Tensor, y: Tensor) -> float:
-        """Return the skill of whoever says a number of each row (rows,), such as yesterday's."""
-        answers = self.telling(numbers.double()).unsqueeze(-1).expand(-1, len(self.constant))
+        """Return the skill of any predictions (rows,), such as yesterday's values."""
+        answers = self.as_answers(numbers.double()).unsqueeze(-1).expand(-1, len(self.constant))
         return 1 - float(self.errors(answers, y.double()).sum() / self.errors(self._rival(len(y)), y.double()).sum())
 
 
@@ -263,7 +263,7 @@ class NumberTarget(Measured):
 
     @property
     def likelihood(self) -> bool:
-        """True where the model says a spread, too."""
+        """True if the model also predicts a spread."""
         return self.form == "gaussian"
 
     @property
@@ -272,7 +272,7 @@ class NumberTarget(Measured):
         return 1 + (self.form == "gaussian")
 
     def read_outputs(self, outputs: Tensor) -> Tensor:
-        """Return means, and logarithms of standard deviations where the model says them, in the units of the data."""
+        """Return means and, if predicted, logarithms of standard deviations, in the units of the data."""
         means = self.center + self.scale * outputs[..., :1]
         if self.form != "gaussian":
             return means
@@ -280,7 +280,7 @@ class NumberTarget(Measured):
 
     def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return squared or Huber errors, or negative log-likelihoods, of standardized values."""
-        off = self.standard(answers[..., 0]) - self.standard(y)
+        off = self.standardize(answers[..., 0]) - self.standardize(y)
         if self.form == "squared":
             return off.square()
         if self.form == "huber":
@@ -288,17 +288,17 @@ class NumberTarget(Measured):
         log_spread = answers[..., 1] - math.log(self.scale)
         return 0.5 * (off / log_spread.exp()).square() + log_spread + 0.5 * math.log(2 * math.pi)
 
-    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the mean, and the standard deviation of the mixture where models say theirs."""
         if self.form != "gaussian":
-            return super().mixed(answers, log_shares, dim)
+            return super().mix(answers, log_shares, dim)
         mean, variance = answers[..., :1], (2 * answers[..., 1:]).exp()
-        middle = super().mixed(mean, log_shares, dim)
-        spread = super().mixed(variance + (mean - middle.unsqueeze(dim)).square(), log_shares, dim)
+        middle = super().mix(mean, log_shares, dim)
+        spread = super().mix(variance + (mean - middle.unsqueeze(dim)).square(), log_shares, dim)
         return torch.cat([middle, spread.log() / 2], -1)
 
     def columns(self, answers: Tensor) -> dict[str, Tensor]:
-        """Return the number, and its standard deviation where the model says it."""
+        """Return the number and, if predicted, its standard deviation."""
         return super().columns(answers) | ({DEVIATION: answers[..., 1].exp()} if self.likelihood else {})
 
     def errors(self, answers: Tensor, y: Tensor) -> Tensor:
@@ -334,11 +334,11 @@ class QuantileTarget(Measured):
 
     def each(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the pinball loss of each row, the mean over quantiles."""
-        return self._pinball(outputs, self.standard(y))
+        return self._pinball(outputs, self.standardize(y))
 
     def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the pinball loss of standardized values."""
-        return self._pinball(self.standard(answers), self.standard(y))
+        return self._pinball(self.standardize(answers), self.standardize(y))
 
     def errors(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the pinball loss in the units of the data."""
@@ -353,7 +353,7 @@ class QuantileTarget(Measured):
         """Return the quantiles."""
         return {f"quantile {at:g}": answers[..., k] for k, at in enumerate(self.at)}
 
-    def middle(self, answers: Tensor) -> Tensor:
+    def point_answer(self, answers: Tensor) -> Tensor:
         """Return the quantile next to the median."""
         return answers[..., min(range(len(self.at)), key=lambda k: abs(self.at[k] - 0.5))]
 
@@ -364,7 +364,7 @@ class QuantileTarget(Measured):
 
 @dataclass(frozen=True)
 class CountTarget(Measured):
-    """A count: the model says the logarithm of its mean."""
+    """A count: the model predicts the logarithm of its mean."""
 
     kind: Literal["counts"] = "counts"
 
@@ -376,15 +376,15 @@ class CountTarget(Measured):
         """Return the negative log-likelihood of a Poisson distribution."""
         return answers[..., 0].exp() - y * answers[..., 0] + torch.lgamma(y + 1)
 
-    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logarithm of mixed means."""
-        return CLASSES.mixed(answers, log_shares, dim)
+        return CLASSES.mix(answers, log_shares, dim)
 
-    def middle(self, answers: Tensor) -> Tensor:
+    def point_answer(self, answers: Tensor) -> Tensor:
         """Return means."""
         return answers[..., 0].exp()
 
-    def telling(self, numbers: Tensor) -> Tensor:
+    def as_answers(self, numbers: Tensor) -> Tensor:
         """Return logarithms; of 0, which would exclude all other counts, that of 1/2."""
         return torch.where(numbers > 0, numbers, 0.5).log()
 
@@ -429,21 +429,21 @@ class LabelsTarget(Target):
         """Return the negative log-likelihood of each row, a sum over labels."""
         return F.binary_cross_entropy_with_logits(answers, y.to(answers.dtype), reduction="none").sum(-1)
 
-    def mixed(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+    def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logits of mixed probabilities."""
-        present, absent = (CLASSES.mixed(F.logsigmoid(sign * answers), log_shares, dim) for sign in (1, -1))
+        present, absent = (CLASSES.mix(F.logsigmoid(sign * answers), log_shares, dim) for sign in (1, -1))
         return present - absent
 
     def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return the probability of each label."""
         return {f"p {k}": answers[..., k].sigmoid() for k in range(self.labels)}
 
-    def says(self, answers: Tensor) -> Tensor:
+    def predict_labels(self, answers: Tensor) -> Tensor:
         """Return which labels are likelier than not."""
         return answers > 0
 
-    def right(self, answers: Tensor, y: Tensor) -> Tensor:
-        """Return the share of labels that are said right."""
+    def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
+        """Return the share of correctly predicted labels."""
         return (answers == (y > 0.5)).double().mean(-1)
 
     def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
@@ -454,6 +454,6 @@ class LabelsTarget(Target):
         return {name: part.double() for name, part in parts.items()} | exact
 
     def best_constant(self, y: Tensor, rows: Tensor) -> float:
-        """Return the share of labels that are right if each is always said as it is most often."""
+        """Return the share of correct labels if each label always has its commonest value."""
         usual = (rows > 0.5).double().mean(0) > 0.5
         return float(((y > 0.5) == usual).double().mean())

@@ -172,7 +172,7 @@ def blend_branches(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels predicted under other shares.
 
-    Of other targets return what a mixture tells of them (`Target.mixed`).
+    Of other targets return what a mixture tells of them (`Target.mix`).
 
     Computed pass by pass, so that no other array is as large as the predictions.
 
@@ -195,9 +195,9 @@ def blend_branches(
                 log_probs = task.target.read_outputs(logits[:, rows].double())
                 for name, shares in ways.items():
                     share = shares[done : done + len(blended)][rows].clamp(min=1e-12).log().T
-                    outputs = task.target.mixed(log_probs, share.reshape(*share.shape, *[1] * (blended.dim() - 1)))
+                    outputs = task.target.mix(log_probs, share.reshape(*share.shape, *[1] * (blended.dim() - 1)))
                     if name:
-                        labels[name].append(task.target.says(outputs))
+                        labels[name].append(task.target.predict_labels(outputs))
                     else:
                         blended[rows] = outputs
             done += len(blended)

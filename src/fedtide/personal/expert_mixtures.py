@@ -117,7 +117,7 @@ class Mixture(Personalization):
         log_gate = F.log_softmax(nets.of(self.gate, len(models) + 1).logits(gate_weights, x).double(), -1)
         log_probs = [nets.of(self.model).predict_rows(expert, x, double=True)]
         log_probs += [nets.task.predict_rows(model, x, double=True) for model in models]
-        mixed = nets.task.target.mixed(torch.stack(log_probs, 1), log_gate[:, :, None], 1)
+        mixed = nets.task.target.mix(torch.stack(log_probs, 1), log_gate[:, :, None], 1)
         return Prediction(mixed, log_gate.argmax(1), log_gate.exp())
 
 
@@ -226,7 +226,7 @@ class Stacking(Personalization):
         weighted = [(*expert, weight) for expert, weight in zip(experts, weights, strict=True) if weight]
         log_probs = torch.stack([task.predict_rows(model, x, double=True) for task, model, _ in weighted])
         log_weights = torch.stack([weight for *_, weight in weighted]).log()
-        mixed = nets.task.target.mixed(log_probs, log_weights.reshape(-1, *[1] * (log_probs.dim() - 1)))
+        mixed = nets.task.target.mix(log_probs, log_weights.reshape(-1, *[1] * (log_probs.dim() - 1)))
         shares = torch.cat([weights[len(models) :].sum().reshape(1), weights[: len(models)]])
         return Prediction(mixed, shares.argmax().expand(len(x)), shares.expand(len(x), -1))
 

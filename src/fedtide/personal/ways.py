@@ -149,7 +149,7 @@ class Ensemble(OwnModel):
         if self.of == "logits":
             return Prediction(F.log_softmax(torch.stack(logits).sum(0), -1))
         target = nets.task.target
-        return Prediction(target.mixed(torch.stack([target.read_outputs(outputs.double()) for outputs in logits])))
+        return Prediction(target.mix(torch.stack([target.read_outputs(outputs.double()) for outputs in logits])))
 
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]

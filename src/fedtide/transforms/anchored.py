@@ -183,7 +183,7 @@ class Anchored:
 
             def mixed(payload: Received, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
                 prediction, share = predict(payload.method, memories, x, owner), payload.share
-                other, says = task.predict_rows(payload.anchor, x, double=True), task.target.says
+                other, says = task.predict_rows(payload.anchor, x, double=True), task.target.predict_labels
                 choice, weights = prediction.choice, prediction.weights
                 if weights is not None:
                     last = torch.full((len(x), 1), share, dtype=torch.float64)
@@ -259,7 +259,7 @@ def mix(method: Tensor, anchor: Tensor, share: float, target: Target = CLASSES) 
     if share in (0.0, 1.0):
         return anchor if share else method
     parts = torch.stack([method, anchor])
-    return target.mixed(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * method.dim()))
+    return target.mix(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * method.dim()))
 
 
 def likelihoods_of(method: Tensor, anchor: Tensor, val: Shard, target: Target = CLASSES) -> Weighted:
