@@ -27,7 +27,7 @@ class Recorded(Playable, Protocol):
 
     @property
     def queries(self) -> Sequence[Query]:
-        """What was asked in this round, in order."""
+        """Queries of this round, in order."""
 
     @property
     def spent(self) -> Cost:
@@ -35,29 +35,29 @@ class Recorded(Playable, Protocol):
 
     @property
     def substituted(self) -> int | None:
-        """How many arrivals of this round stand in for clients of an exhausted group; None where groups are unknown."""
+        """Number of arrivals that replace clients of an exhausted group; None if groups are unknown."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the clients; () where they have none."""
+        """Names of the clients; () if they have none."""
 
     @property
     def truth(self) -> Population | None:
-        """The clients as a simulation knows them; None where they are real, and nothing of it is recorded."""
+        """The simulated clients; None if clients are real."""
 
     @property
     def memory(self) -> Restorable:
-        """What clients keep, or what the server notes of it, for checkpoints."""
+        """Memory of the clients, or the notes of the server about it, for checkpoints."""
 
     @property
     def ledger(self) -> Ledger | None:
-        """What was released of clients; None where sums are not private."""
+        """Ledger of released sums; None if sums are not private."""
 
     def record_lines(self) -> Sequence[Mapping[str, Any]]:
-        """Return lines of `asks.jsonl` since it was last called; none where clients are simulated."""
+        """Return the lines of `asks.jsonl` since the last call; none if clients are simulated."""
 
     def judged(self, clients: Tensor, part: str) -> Tensor:
-        """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""
+        """Return the available clients with rows of the part."""
 
     def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
         """Evaluate predictions on the clients' own rows (see `fedtide.core.base.Fleet.score`)."""
@@ -73,12 +73,12 @@ class View:
 
 
 def views(
-    held: Holdings, at_most: int | None = None, seed: int = 0, named: Sequence[EvalSplit] | None = None
+    holdings: Holdings, at_most: int | None = None, seed: int = 0, named: Sequence[EvalSplit] | None = None
 ) -> list[View]:
     """Return the views: training and held-out clients on test rows, training clients on validation rows.
 
     Args:
-        held: the clients, and how many rows they hold.
+        holdings: the clients, and how many rows they hold.
         at_most: maximum number of clients of each kind, drawn once.
         seed: seed of that draw.
         named: names of the views to return; None means all.
@@ -88,22 +88,22 @@ def views(
     """
     out = []
     for name, clients, part in (
-        ("train_clients", held.clients, "test"),
-        ("held_out_clients", held.held_out_clients, "test"),
-        ("val", held.clients, "val"),
+        ("train_clients", holdings.clients, "test"),
+        ("held_out_clients", holdings.held_out_clients, "test"),
+        ("val", holdings.clients, "val"),
     ):
-        judged = draw_some(clients[held.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
+        judged = draw_some(clients[holdings.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
-    there = [view.name for view in out]
-    missing = [name for name in named or () if name not in there]
+    names = [view.name for view in out]
+    missing = [name for name in named or () if name not in names]
     if missing:
         why = {
             "train_clients": "no client has test rows (data.split.test)",
             "held_out_clients": "no clients are held out (data.held_out_clients)",
             "val": "no client has validation rows (data.split.val)",
         }
-        raise refused("eval_splits", missing[0], ", ".join(there) or "none", why[missing[0]])
+        raise refused("eval_splits", missing[0], ", ".join(names) or "none", why[missing[0]])
     return out if named is None else [view for view in out if view.name in named]
 
 
@@ -152,9 +152,8 @@ class Judge:
     def participants(self, state: State, clients: Tensor) -> dict[str, float]:
         """Return accuracy and loss of the received state on the participants' own training rows, before they train.
 
-        This signal reveals the rhythm of the shift: it is computed from the payload as sent, without memory or
-        adaptation. Empty for algorithms whose clients adapt the payload, as it would mean nothing there, and for real
-        clients, as it would be one more question to them in every round.
+        This signal reveals the rhythm of the shift. The payload is used as sent, without memory or adaptation. Empty if
+        clients adapt the payload, and for real clients, who would get one more question in every round.
         """
         if not len(clients) or self.algorithm.adapt is not None or self.fleet.truth is None:
             return {}
@@ -165,24 +164,24 @@ class Judge:
 
     def line(self, view: View, scores: Scores) -> dict[str, Any]:
         """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
-        truth, own = self.fleet.truth, self.algorithm.traits.own_expert
+        truth, own_expert = self.fleet.truth, self.algorithm.traits.own_expert
         group, names = self._groups(scores.clients)
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)
-        told = summarized(scores, group, names, own_expert=own, metrics=self.metrics)
+        entry = summarized(scores, group, names, own_expert=own_expert, metrics=self.metrics)
         commonest = None if truth is None else truth.commonest(scores.clients, self.fleet.moment, view.part)
-        told = told if commonest is None else {**told, "commonest": commonest}
-        known = {} if truth is None else truth.baselines(scores.clients, self.fleet.moment, view.part)
-        return {**told, "baselines": known} if known else told
+        entry = entry if commonest is None else {**entry, "commonest": commonest}
+        baselines = {} if truth is None else truth.baselines(scores.clients, self.fleet.moment, view.part)
+        return {**entry, "baselines": baselines} if baselines else entry
 
     def _groups(self, clients: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-        """Return the true group of each of `clients`, and the names of all; one without a name where none is known."""
+        """Return the true group of each of `clients`, and the names of all groups; a single "" if unknown."""
         truth = self.fleet.truth
         return (torch.zeros_like(clients), ("",)) if truth is None else (truth.group[clients], truth.group_names)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of one view for `clients.csv`, one per client; slot -1 where its own expert answered.
+        """Yield the rows of one view for `clients.csv`, one per client; slot -1 if its own expert answered.
 
-        Where groups drift, the number of the client's true group comes last.
+        If groups drift, the number of the client's true group comes last.
         """
         group, names = self._groups(scores.clients)
         called, truth = self.fleet.names, self.fleet.truth
@@ -197,18 +196,18 @@ class Judge:
             clusters,
             strict=True,
         )
-        for client, own, rows, correct, lost, cluster in columns:
+        for client, group_number, rows, correct, lost, cluster in columns:
             accuracy = round(correct / rows, 6) if rows and not math.isnan(lost) else None
             loss = round(lost / rows, 6) if rows else None
             name = called[client] if called else None
-            row = (number, view.name, client, names[own], int(rows), accuracy, loss, cluster, name)
+            row = (number, view.name, client, names[group_number], int(rows), accuracy, loss, cluster, name)
             yield row if drifting is None else (*row, int(drifting[client]))
 
     def clusters(self, scores: Scores, slot: Tensor | None) -> list[int | None]:
-        """Return the cluster of each scored client; -1 where its own expert answers, None where it has none."""
-        found: list[int | None] = [None] * len(scores.clients) if slot is None else slot.tolist()
+        """Return the cluster of each scored client; -1 if its own expert answers, None without one."""
+        clusters: list[int | None] = [None] * len(scores.clients) if slot is None else slot.tolist()
         if scores.choice is not None:
             for i in scores.rows.nonzero().flatten().tolist():
                 # The branch or model that answered for most of the client's rows; shared ones count from 0.
-                found[i] = int(scores.choice[i].argmax()) - self.algorithm.traits.own_expert
-        return found
+                clusters[i] = int(scores.choice[i].argmax()) - self.algorithm.traits.own_expert
+        return clusters

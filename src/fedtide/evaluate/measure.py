@@ -1,4 +1,4 @@
-"""A quantity over seeds, and what seeds say of it: mean, standard error, confidence interval."""
+"""A quantity over seeds: mean, standard error, confidence interval."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 from fedtide.evaluate.metrics import mean_and_error
 
 CONFIDENCE = 0.95
-"""Of the intervals by which reports judge: where there is no difference, one in twenty of them says that there is."""
+"""Confidence of intervals in reports: without any difference, one in twenty intervals excludes zero."""
 
 Clarity = Literal["clear", "unclear", "too few seeds"]
-"""What seeds say of a number beside a bound."""
+"""Clarity of a number against a bound, over seeds."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Measure:
 
     @property
     def margin(self) -> float | None:
-        """Half the width of the confidence interval of the mean, by Student's t; None where seeds cannot tell it.
+        """Half the width of the confidence interval of the mean, by Student's t; None if there are too few seeds.
 
         Two equal values may be equal by chance: only from three on do equal values have a margin, of 0.
 
@@ -55,8 +55,8 @@ class Measure:
     def clarity(self, gap: float) -> Clarity:
         """Tell whether a mean that is `gap` away from a bound is clearly so: the interval does not reach the bound.
 
-        Seeds are too few where many of the same mean and spread would be clear, at two standard errors, and always
-        where there are fewer than three.
+        Seeds are too few if there are fewer than three, or if many seeds of the same mean and spread would be clear, at
+        two standard errors.
         """
         if self.mean is None:
             return "unclear"

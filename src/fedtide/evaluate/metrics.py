@@ -42,7 +42,7 @@ class Metric:
 
 
 def client_accuracies(scores: Scores) -> np.ndarray:
-    """Return the accuracy of each client that has rows (clients,); NaN where its model says NaN."""
+    """Return the accuracy of each client that has rows (clients,); NaN if its model predicts NaN."""
     judged = scores.rows > 0
     accuracy = scores.correct[judged] / scores.rows[judged]
     return accuracy.masked_fill(scores.loss[judged].isnan(), math.nan).numpy()
@@ -90,8 +90,8 @@ def macro_f1(counts: np.ndarray) -> float:
     0.65
     """
     right, predicted, rows = np.asarray(counts, dtype=np.float64).T
-    there = predicted + rows > 0
-    return float((2 * right[there] / (predicted + rows)[there]).mean()) if there.any() else math.nan
+    present = predicted + rows > 0
+    return float((2 * right[present] / (predicted + rows)[present]).mean()) if present.any() else math.nan
 
 
 def auc(counts: np.ndarray) -> tuple[float, float]:
@@ -107,19 +107,19 @@ def auc(counts: np.ndarray) -> tuple[float, float]:
     >>> auc(np.array([[[0, 1, 2], [1, 1, 0]]]))  # of six pairs five are in order and one is in the middle bin
     (0.9166666666666666, 0.08333333333333333)
     """
-    own, others = (np.asarray(counts, dtype=np.float64)[:, side] for side in (0, 1))
-    pairs = own.sum(1) * others.sum(1)
-    tied = (own * others).sum(1)
-    below = (own * (others.cumsum(1) - others)).sum(1)
-    known = pairs > 0
-    if not known.any():
+    positives, negatives = (np.asarray(counts, dtype=np.float64)[:, side] for side in (0, 1))
+    pairs = positives.sum(1) * negatives.sum(1)
+    tied = (positives * negatives).sum(1)
+    below = (positives * (negatives.cumsum(1) - negatives)).sum(1)
+    comparable = pairs > 0
+    if not comparable.any():
         return math.nan, math.nan
-    each = (below + tied / 2)[known] / pairs[known]
-    return float(each.mean()), float((tied[known] / pairs[known]).mean() / 2)
+    areas = (below + tied / 2)[comparable] / pairs[comparable]
+    return float(areas.mean()), float((tied[comparable] / pairs[comparable]).mean() / 2)
 
 
 def _of_pooled(name: str, of: Callable[[np.ndarray], float]) -> Callable[[Scores], float]:
-    """Return a metric of a sum over all rows; NaN where accuracy is, as models say nothing but NaN."""
+    """Return a metric of a sum over all rows; NaN if accuracy is NaN."""
     return lambda scores: math.nan if math.isnan(scores.accuracy) else of(scores.pooled[name].numpy())
 
 
@@ -130,7 +130,7 @@ AUC = Metric("auc", _of_pooled("odds", lambda counts: auc(counts)[0]), needs="od
 """Area under the ROC curve of all rows together, of scores in bins."""
 
 AUC_BOUND = Metric("auc_bound", _of_pooled("odds", lambda counts: auc(counts)[1]), needs="odds")
-"""How far that is off at most, as scores in one bin are not told apart."""
+"""Bound of the error of the AUC, because scores in one bin count as equal."""
 
 
 def _mean_of(name: str) -> Callable[[Scores], float]:
@@ -295,8 +295,8 @@ def mean_of_known(values: Iterable[float | None]) -> float:
     >>> mean_of_known([1.0, None, math.nan, 3.0])
     2.0
     """
-    known = [float(value) for value in values if value is not None and not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
+    numbers = [float(value) for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | None = None) -> float:
@@ -317,7 +317,7 @@ def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | Non
 
 
 FADING = 0.95
-"""What the past counts after a window of time (Gama, Sebastião, Rodrigues: Machine Learning 90, 2013, section 4)."""
+"""Weight of the past after a window of time (Gama, Sebastião, Rodrigues: Machine Learning 90, 2013, section 4)."""
 
 
 def faded(rounds: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -350,7 +350,7 @@ def _late(rounds: Curve, values: Curve, window: int) -> list[float]:
 def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
     """Return highest minus lowest value within a period, averaged over whole periods in the last `window` rounds.
 
-    A window shorter than a period counts as one period. NaN where a period has fewer than two evaluations.
+    A window shorter than a period counts as one period. NaN if a period has fewer than two evaluations.
 
     >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
     2.0

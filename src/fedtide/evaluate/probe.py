@@ -6,7 +6,7 @@ Legate: *Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Le
 | --- | --- |
 | `A0[e]` | accuracy of the received model on rows of client e, the data owner |
 | `A[m, e]` | accuracy on the same rows of client m's local model, before aggregation |
-| `F[m, e]` | `A0[e] - A[m, e]`: positive where m's training forgot what e's rows need |
+| `F[m, e]` | `A0[e] - A[m, e]`: positive if m's training forgot rows of e |
 
 The paper's text averages over the data of others and draws models as rows, while its Eq. 11 has the owner first. Here
 rows are always models and columns owners. The paper's figures show "post minus pre", the opposite sign.
@@ -40,9 +40,9 @@ QUESTION = "train"
 class Averages:
     """Averages of one matrix (models, owners) without its own cells (m = e).
 
-    models: mean over owners, for each model; owners: mean over models, for each owner, NaN where it has no rows; mean:
-    over all these cells; own: over the own cells alone, NaN without any; known: true if there was anything to average.
-    An average over nothing is 0, by definition.
+    models: mean over owners, for each model. owners: mean over models, for each owner; NaN for an owner without rows.
+    mean: mean over all these cells. own: mean over the own cells; NaN without any. known: true if there is any cell. An
+    average over nothing is 0, by definition.
     """
 
     models: np.ndarray
@@ -52,12 +52,12 @@ class Averages:
     known: bool
 
 
-def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Averages:
+def averages(matrix: np.ndarray, diagonal: np.ndarray, judged: np.ndarray) -> Averages:
     """Return the averages of a matrix of F, of accuracy or of loss.
 
     Args:
         matrix: (models, owners).
-        own: (models, owners) bool: true where an owner's rows meet its own model.
+        diagonal: (models, owners) bool: true for a model on the rows of its own client.
         judged: (owners,) bool: owners that have rows; the columns of the others are ignored.
 
     >>> matrix, judged = np.array([[-0.5, 0.2, np.nan], [0.1, -0.1, np.nan]]), np.array([True, True, False])
@@ -65,11 +65,11 @@ def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Average
     >>> got.models.tolist(), got.owners.tolist(), round(got.mean, 3), got.own
     ([0.2, 0.1], [0.1, 0.2, nan], 0.15, -0.3)
     """
-    others, mine = judged & ~own, matrix[judged & own]
+    others, on_diagonal = judged & ~diagonal, matrix[judged & diagonal]
     filled = np.where(others, matrix, 0.0)
     with np.errstate(invalid="ignore"):  # the mean of a model that diverged is NaN
         by_model, by_owner, total = filled.sum(axis=1), filled.sum(axis=0), float(filled.sum())
-        on_own = float(mine.mean()) if len(mine) else float("nan")
+        on_own = float(on_diagonal.mean()) if len(on_diagonal) else float("nan")
     return Averages(
         by_model / others.sum(axis=1).clip(min=1),
         np.where(judged, by_owner / others.sum(axis=0).clip(min=1), np.nan),
@@ -79,21 +79,21 @@ def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Average
     )
 
 
-def apart(matrix: np.ndarray, own: np.ndarray, models: np.ndarray, owners: np.ndarray) -> float:
-    """Return the mean over pairs without a common class, where forgetting is worst; NaN without such a pair.
+def without_common_class(matrix: np.ndarray, diagonal: np.ndarray, models: np.ndarray, owners: np.ndarray) -> float:
+    """Return the mean over pairs without a common class, which forget most; NaN without such a pair.
 
     Args:
         matrix: (models, owners), as in `averages`.
-        own: (models, owners) bool.
+        diagonal: (models, owners) bool.
         models: (models, classes) number of training rows of each class for each model.
         owners: (owners, classes) number of evaluated rows of each class; an owner without rows is in no pair.
 
     >>> trained, judged = np.array([[5, 0, 0], [0, 3, 1]]), np.array([[2, 0, 0], [0, 0, 1]])
-    >>> apart(np.array([[0.1, 0.6], [0.8, 0.2]]), np.eye(2, dtype=bool), trained, judged)
+    >>> without_common_class(np.array([[0.1, 0.6], [0.8, 0.2]]), np.eye(2, dtype=bool), trained, judged)
     0.7
     """
     common = (models > 0).astype(int) @ (owners > 0).astype(int).T
-    pairs = (common == 0) & (owners.sum(axis=1) > 0) & ~own
+    pairs = (common == 0) & (owners.sum(axis=1) > 0) & ~diagonal
     with np.errstate(invalid="ignore"):
         return float(matrix[pairs].mean()) if pairs.any() else float("nan")
 
@@ -170,37 +170,37 @@ class Probe:
         accuracy, loss = (_per_row(scored, name) for name in ("correct", "loss"))
         with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN
             changes = {"forgetting": accuracy[:1] - accuracy[1:], "loss_increase": loss[1:] - loss[:1]}
-        own = (models[:, None] == owners[None, :]).numpy()
-        got = {name: averages(matrix, own, (scored[0].rows > 0).numpy()) for name, matrix in changes.items()}
-        told = {
+        diagonal = (models[:, None] == owners[None, :]).numpy()
+        got = {name: averages(matrix, diagonal, (scored[0].rows > 0).numpy()) for name, matrix in changes.items()}
+        entries = {
             name: {"mean": a.mean, "own": a.own, "models": a.models.tolist(), "owners": a.owners.tolist()}
             for name, a in got.items()
         }
         if self.fleet.population.rows.steps is None:
             trained, judged = self._labels(models, "train"), self._labels(owners, self.part)
             for name, matrix in changes.items():
-                told[name]["apart"] = apart(matrix, own, trained, judged)
+                entries[name]["apart"] = without_common_class(matrix, diagonal, trained, judged)
         return {
             "accuracy": {"received": accuracy[0].tolist(), "local": accuracy[1:].tolist()},
             "loss": {"received": loss[0].tolist(), "local": loss[1:].tolist()},
-            **told,
+            **entries,
             "known": got["forgetting"].known,
         }
 
     def _labels(self, clients: Tensor, part: str) -> np.ndarray:
         """Count the rows of each class that each of `clients` holds now, by current labels (clients, classes)."""
         population, classes = self.fleet.population, self.fleet.population.rows.classes
-        held = [population.shard(client, self.fleet.moment, part).y.numpy() for client in clients.tolist()]
-        return np.array([np.bincount(y, minlength=classes) for y in held]).reshape(len(clients), classes)
+        labels = [population.shard(client, self.fleet.moment, part).y.numpy() for client in clients.tolist()]
+        return np.array([np.bincount(y, minlength=classes) for y in labels]).reshape(len(clients), classes)
 
 
 def _per_row(scored: list[Scores], name: str) -> np.ndarray:
-    """Return a sum of each scoring divided by its rows (scorings, owners); NaN where an owner has no rows."""
+    """Return a sum of each scoring divided by its rows (scorings, owners); NaN for an owner without rows."""
     rows = torch.stack([scores.rows for scores in scored])
     return torch.where(rows > 0, torch.stack([getattr(s, name) for s in scored]) / rows, torch.nan).numpy()
 
 
 def _holds_weights(state: Any) -> bool:
-    held = getattr(state, "weights", None)
-    several = held if isinstance(held, tuple) else (held,)
-    return bool(several) and all(isinstance(each, Weights) for each in several)
+    weights = getattr(state, "weights", None)
+    several = weights if isinstance(weights, tuple) else (weights,)
+    return bool(several) and all(isinstance(single, Weights) for single in several)

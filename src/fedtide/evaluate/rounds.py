@@ -36,12 +36,12 @@ def score_in(entry: Mapping[str, Any]) -> Any:
 
 
 def rows_in(line: Mapping[str, Any], view: str) -> float | None:
-    """Return what an evaluation counts for in a mean: of a window of wall-clock time its rows, else None, as all do."""
+    """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal)."""
     return line["scores"][view].get("rows") if "window" in line else None
 
 
 def weight_in(line: Mapping[str, Any], view: str) -> float | None:
-    """Return what the headline number of an evaluation counts for: of a skill the constant's error, summed over rows.
+    """Return the weight of the headline number in a mean: for a skill the summed error of the constant, else the rows.
 
     >>> line = {"window": {}, "scores": {"val": {"rows": 5, "accuracy": 1.0}}}
     >>> weight_in(line, "val"), weight_in({**line, "scores": {"val": {"rows": 5, "reference": 2.5}}}, "val")
@@ -90,9 +90,9 @@ def _sent(query: Query) -> int:
 
 
 def branches(truth: Population | None, trained: list[Query]) -> dict[str, Any]:
-    """Count the participants of each group that trained each branch or model (groups, K); one where none is known.
+    """Count the participants of each group that trained each branch or model (groups, K); a single row if unknown.
 
-    The model is the slot where the server asked by slots, else what their work notes.
+    The model is the slot if the server asked by slots, else the note of the work.
     """
     noted = [
         (client, int(notes.branch))
@@ -114,10 +114,10 @@ def branches(truth: Population | None, trained: list[Query]) -> dict[str, Any]:
 
 
 def blends(truth: Population | None, step: Step, trained: list[Query]) -> dict[str, Any]:
-    """Return the domains of the participants' training rows, where the source has several.
+    """Return the domains of the participants' training rows, if the source has several.
 
-    `domains` (domains,): the share of each domain among them, under a shift that blends domains. `split` (domains, K):
-    how many rows of each domain went to each component, where works note that.
+    `domains` (domains,): the share of each domain, under a shift that blends domains. `split` (domains, K): number of
+    rows of each domain at each component, if works note components.
     """
     if truth is None or truth.rows.domain is None or len(truth.rows.domain_names) < 2:
         return {}
@@ -133,16 +133,16 @@ def blends(truth: Population | None, step: Step, trained: list[Query]) -> dict[s
         if notes.component is not None
     ]
     if noted:
-        held = [_held(truth, client, moment, len(component)).long() for client, component in noted]
-        domains, components = domain[torch.cat(held)], torch.cat([component for _, component in noted])
-        known = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
-        wide = max(known, int(components.max()) + 1 if len(components) else 1)
+        rows_of_clients = [_train_rows(truth, client, moment, len(component)).long() for client, component in noted]
+        domains, components = domain[torch.cat(rows_of_clients)], torch.cat([component for _, component in noted])
+        reported = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
+        wide = max(reported, int(components.max()) + 1 if len(components) else 1)
         table = torch.zeros(several, wide, dtype=torch.int64)
         out["split"] = table.index_put_((domains, components), torch.tensor(1), accumulate=True)
     return out
 
 
-def _held(population: Population, client: int, moment: Moment, noted: int) -> torch.Tensor:
+def _train_rows(population: Population, client: int, moment: Moment, noted: int) -> torch.Tensor:
     rows = population.held(client, moment, "train")
     if len(rows) != noted:
         raise FedtideError(
@@ -152,7 +152,7 @@ def _held(population: Population, client: int, moment: Moment, noted: int) -> to
 
 
 def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
-    """Count the clients that drifted since the round before, and name the events, where rows or labels change."""
+    """Count the clients that drifted since the round before, and name the events, if rows or labels change."""
     if truth is None or not truth.shift.drifts:
         return {}
     now = step.moment
@@ -161,17 +161,17 @@ def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
 
 
 def windows(truth: Population | None, step: Step) -> dict[str, Any]:
-    """Return the window of wall-clock time of the round, where it is one."""
+    """Return the window of wall-clock time of the round, if it has one."""
     window = None if truth is None else truth.window(step.moment)
     return {} if window is None else {"window": asdict(window)}
 
 
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
-    """Return the heterogeneity of the judged clients within clusters, by what they hold now, where that drifts.
+    """Return the heterogeneity of the judged clients within clusters, by their current rows, if these drift.
 
     `within`: the mean L1 distance of label shares, 0 to 2, between clients of a cluster (arXiv 2411.01580, section 2
-    and table 3), of which there is one for a method without any; null where all are at experts of their own. `all`: if
-    all were in one. "embedding" has the same by the features of a network, if the experiment names one.
+    and table 3); null if all clients are at their own experts. A method without clusters has one. `all`: the same with
+    all clients in one cluster. "embedding": the same by the features of a network, if the experiment names one.
     """
     truth, moment = judge.fleet.truth, judge.fleet.moment
     if truth is None or not (truth.shift.drifts or judge.embedded is not None):
@@ -179,19 +179,19 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     if truth.rows.steps is not None or truth.rows.classes > CLASSES:
         return {}
     shares = truth.label_shares(scores.clients, moment)
-    found = judge.clusters(scores, slot)
-    nowhere = -1 if any(each is not None for each in found) else 0
-    cluster = torch.tensor([nowhere if each is None else each for each in found], dtype=torch.int64)
-    held = shares.any(1)
-    told = {"heterogeneity": _apart(shares[held], cluster[held], "l1")}
-    if judge.embedded is not None and held.any():
-        holders = scores.clients[held].tolist()
+    clusters = judge.clusters(scores, slot)
+    nowhere = -1 if any(number is not None for number in clusters) else 0
+    cluster = torch.tensor([nowhere if number is None else number for number in clusters], dtype=torch.int64)
+    has_rows = shares.any(1)
+    entry = {"heterogeneity": _spread(shares[has_rows], cluster[has_rows], "l1")}
+    if judge.embedded is not None and has_rows.any():
+        holders = scores.clients[has_rows].tolist()
         means = [judge.embedded.mean(truth.shard(client, moment)) for client in holders]
-        told["embedding"] = _apart(torch.stack(means), cluster[held], judge.embedded.distance)
-    return told
+        entry["embedding"] = _spread(torch.stack(means), cluster[has_rows], judge.embedded.distance)
+    return entry
 
 
-def _apart(vectors: torch.Tensor, cluster: torch.Tensor, distance: Kind) -> dict[str, float]:
+def _spread(vectors: torch.Tensor, cluster: torch.Tensor, distance: Kind) -> dict[str, float]:
     """Return heterogeneity within clusters, and of all; cluster -1 is none. NaN without clients."""
     x, clustered = vectors.double(), cluster >= 0
     within = distances_within(x[clustered], cluster[clustered], distance)
@@ -200,17 +200,17 @@ def _apart(vectors: torch.Tensor, cluster: torch.Tensor, distance: Kind) -> dict
 
 
 def losses(trained: list[Query]) -> dict[str, Any]:
-    """Return quantiles of the training loss over the participants whose answers counted; {} where none tells it."""
-    told = [float(note.loss) for query in trained for note in query.notes.values() if note.loss is not None]
-    if not told:
+    """Return quantiles of the training loss over the participants that counted; {} if no work reports it."""
+    reported = [float(note.loss) for query in trained for note in query.notes.values() if note.loss is not None]
+    if not reported:
         return {}
-    with np.errstate(invalid="ignore"):  # of infinite ones there may be no quantile, and that is what is said
-        found = np.quantile(told, [0.0, 0.25, 0.5, 0.75, 1.0]).round(6).tolist()
-    return {"client_loss": dict(zip(("min", "q25", "q50", "q75", "max"), found, strict=True))}
+    with np.errstate(invalid="ignore"):  # infinite losses may have no quantile
+        quantiles = np.quantile(reported, [0.0, 0.25, 0.5, 0.75, 1.0]).round(6).tolist()
+    return {"client_loss": dict(zip(("min", "q25", "q50", "q75", "max"), quantiles, strict=True))}
 
 
 def shares(truth: Population | None, step: Step, participants: torch.Tensor) -> dict[str, Any]:
-    """Return the number of participants of each group, and the shares that the shift makes expected; {} for one."""
+    """Return the number of participants of each group, and their expected shares; {} for a single group."""
     if truth is None or len(truth.group_names) < 2:
         return {}
     counts = torch.bincount(truth.group[participants], minlength=len(truth.group_names))

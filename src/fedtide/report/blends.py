@@ -182,8 +182,8 @@ def _shares(counts: np.ndarray) -> np.ndarray:
 
 def _columns(table: np.ndarray) -> np.ndarray:
     """Return the mean of each column over the rounds that have all of them; () without such rounds."""
-    known = table[np.isfinite(table).all(axis=1)]
-    return known.mean(axis=0) if known.size else np.zeros(0)
+    complete = table[np.isfinite(table).all(axis=1)]
+    return complete.mean(axis=0) if complete.size else np.zeros(0)
 
 
 def correlation(left: np.ndarray, right: np.ndarray) -> float:

@@ -73,9 +73,9 @@ def chosen_points(summaries: Sequence[Summary]) -> dict[str, Summary]:
     for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
         trained = [(s, s.method(m.federation or name)) for s in summaries for m in s.methods if m.name == name]
         scores = [(s, m.measure(f"val_{m.score}").mean) for s, m in trained]
-        known = [(s, score) for s, score in scores if score is not None]
-        if known:
-            out[name] = max(known, key=lambda pair: pair[1])[0]
+        finite = [(s, score) for s, score in scores if score is not None]
+        if finite:
+            out[name] = max(finite, key=lambda pair: pair[1])[0]
     return out
 
 
@@ -134,9 +134,11 @@ def _is_open(claim: Claim, ours: Mapping[int, float], theirs: Mapping[int, float
 
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
     """Return a list of the rival with the best mean, the first one of equal or unknown means; empty without rivals."""
-    known = [rival for rival in rivals if rival.measure(claim.measured).mean is not None]
+    judged = [rival for rival in rivals if rival.measure(claim.measured).mean is not None]
     sign = -1.0 if claim.below else 1.0
-    return [max(known, key=lambda rival: sign * (rival.measures[claim.measured].mean or 0.0))] if known else rivals[:1]
+    return (
+        [max(judged, key=lambda rival: sign * (rival.measures[claim.measured].mean or 0.0))] if judged else rivals[:1]
+    )
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -68,17 +68,19 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
     means = []
     for run in method.runs:
         columns = run.columns(record.view)
-        known = (columns.round >= len(run.lines) - record.window) & ~np.isnan(columns.accuracy)
+        counted = (columns.round >= len(run.lines) - record.window) & ~np.isnan(columns.accuracy)
         at, _ = run.accuracy(record.view)
-        weight, counts = np.ones(len(known)), run.weights_of(record.view, at)
+        weight, counts = np.ones(len(counted)), run.weights_of(record.view, at)
         if counts is not None:  # a client has a part of the weight, by its rows
-            known &= np.isin(columns.round + 1, at)
-            _, evaluation = np.unique(columns.round[known], return_inverse=True)
-            rows = columns.rows[known]
+            counted &= np.isin(columns.round + 1, at)
+            _, evaluation = np.unique(columns.round[counted], return_inverse=True)
+            rows = columns.rows[counted]
             part = rows / np.bincount(evaluation, rows)[evaluation]
-            weight[known] = part * counts[np.searchsorted(at, columns.round[known] + 1)]
-        _, place = np.unique(columns.client[known], return_inverse=True)
-        means.append(np.bincount(place, weight[known] * columns.accuracy[known]) / np.bincount(place, weight[known]))
+            weight[counted] = part * counts[np.searchsorted(at, columns.round[counted] + 1)]
+        _, place = np.unique(columns.client[counted], return_inverse=True)
+        means.append(
+            np.bincount(place, weight[counted] * columns.accuracy[counted]) / np.bincount(place, weight[counted])
+        )
     return np.concatenate(means) if means else np.empty(0)
 
 

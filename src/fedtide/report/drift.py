@@ -282,7 +282,7 @@ def drift_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
         if of_methods is distances:
             everyone = [heterogeneity(run)[2] for run in record.methods[next(iter(distances))].runs]
             figures.band(axes, [(of_methods[next(iter(distances))][0][0], figures.stack_runs(everyone).mean(axis=0))],
-                 "all clients, one cluster", figures.Look("#777777", "-"), scale=1.0, width=4)  # fmt: skip
+                 "all clients, one cluster", figures.Look(figures.OTHER_COLOR, "-"), scale=1.0, width=4)  # fmt: skip
         figures.bands(axes, of_methods, record.names, title, scale=1.0)
         if of_methods is counts:
             _mark_reclusterings(axes, record, of_methods)

@@ -134,8 +134,8 @@ def gate_weights_of(run: RunRecord, view: str, group: str = "") -> tuple[np.ndar
             lines.append((after, weights.get("own", np.nan), weights["shared"]))
     wide = max((len(shared) for _, _, shared in lines), default=0)
     table = [[*shared, *[0.0] * (wide - len(shared))] for _, _, shared in lines]
-    rounds, own = np.array([r for r, _, _ in lines]), np.array([w for _, w, _ in lines], dtype=np.float64)
-    return rounds, own, np.array(table, dtype=np.float64).reshape(len(lines), wide)
+    rounds, own_weights = np.array([r for r, _, _ in lines]), np.array([w for _, w, _ in lines], dtype=np.float64)
+    return rounds, own_weights, np.array(table, dtype=np.float64).reshape(len(lines), wide)
 
 
 def bars(record: ExperimentRecord) -> list[Bar]:
@@ -146,10 +146,10 @@ def bars(record: ExperimentRecord) -> list[Bar]:
     out = []
     for method in record.methods:
         for run, group in ((run, group) for run in method.runs[:1] for group in record.groups or [""]):
-            after, own, shared = gate_weights_of(run, record.view, group)
+            after, own_weights, shared = gate_weights_of(run, record.view, group)
             late = after > record.experiment.rounds - record.window
             if late.any():
-                mean = float(own[late].mean())
+                mean = float(own_weights[late].mean())
                 weights = shared[late].mean(axis=0).tolist()
                 out.append(Bar(method.name, group, None if math.isnan(mean) else mean, weights))
     return out

@@ -161,8 +161,8 @@ def _means_of_forgetting(line: Line) -> tuple[np.ndarray, np.ndarray]:
 def _levels(line: Line) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean accuracy of each model, and the received model's accuracy on the rows of each owner."""
     received, local = (100 * np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
-    known = np.isfinite(local)
-    return np.nansum(local, axis=1) / np.maximum(known.sum(axis=1), 1), received
+    has_rows = np.isfinite(local)
+    return np.nansum(local, axis=1) / np.maximum(has_rows.sum(axis=1), 1), received
 
 
 def _empty(axes: Axes) -> None:

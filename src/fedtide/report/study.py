@@ -175,8 +175,8 @@ def clusters(study: Study) -> Iterator[Row]:
             groups.setdefault(tuple((name, row[name]) for name in names if name in row), []).append(row)
     for about, members in groups.items():
         rows = sum(row["rows"] for row in members)
-        known = [name for name in ("accuracy", "loss") if all(row.get(name) is not None for row in members)]
-        means = {name: sum(row["rows"] * row[name] for row in members) / rows for name in known}
+        names_of_means = [name for name in ("accuracy", "loss") if all(row.get(name) is not None for row in members)]
+        means = {name: sum(row["rows"] * row[name] for row in members) / rows for name in names_of_means}
         yield {**dict(about), "clients": len(members), "rows": rows, **means}
 
 

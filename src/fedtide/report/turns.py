@@ -311,9 +311,9 @@ def groups_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
 def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.ndarray, np.ndarray]:
     """Return evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
     transfers = [transfer_of(run, record.view, record.groups) for run in method.runs]
-    known = [transfer for transfer in transfers if transfer is not None]
-    mean = figures.stack_runs([transfer.accuracy for transfer in known]).mean(axis=0)
-    return np.array(known[0].after)[: len(mean)], mean
+    judged = [transfer for transfer in transfers if transfer is not None]
+    mean = figures.stack_runs([transfer.accuracy for transfer in judged]).mean(axis=0)
+    return np.array(judged[0].after)[: len(mean)], mean
 
 
 TOPIC = Topic(NUMBERS, measure, (groups_over_rounds,), (transfer_table,))

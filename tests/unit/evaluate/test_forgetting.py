@@ -22,7 +22,7 @@ from fedtide.core.record import plain
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.evaluate.probe import Probe, apart, averages, owners_of
+from fedtide.evaluate.probe import Probe, averages, owners_of, without_common_class
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
@@ -187,7 +187,7 @@ def test_a_model_that_diverged_has_no_mean():
     got = averages(matrix, own, np.array([True] * 3))
     assert math.isnan(got.mean)
     assert math.isnan(got.own)
-    assert math.isnan(apart(matrix, own, np.array([[1, 0], [1, 0]]), np.array([[0, 1]] * 3)))
+    assert math.isnan(without_common_class(matrix, own, np.array([[1, 0], [1, 0]]), np.array([[0, 1]] * 3)))
     assert got.models.tolist() == pytest.approx([math.inf, NAN], nan_ok=True)
     assert got.known
 
@@ -197,8 +197,8 @@ def test_pairs_without_a_common_class_leave_out_own_cells_and_owners_without_row
     own = np.array([[True, False, False], [False, False, False]])
     trained, judged = np.array([[1, 0, 0], [0, 1, 0]]), np.array([[0, 0, 1], [0, 4, 0], [0, 0, 0]])
     # (0, 0) has no common class and is own; (0, 1) has none; (1, 0) has none; (1, 1) has; column 2 has no rows.
-    assert apart(matrix, own, trained, judged) == (1.0 + 3.0) / 2
-    assert math.isnan(apart(matrix, own, np.ones((2, 3)), judged))
+    assert without_common_class(matrix, own, trained, judged) == (1.0 + 3.0) / 2
+    assert math.isnan(without_common_class(matrix, own, np.ones((2, 3)), judged))
 
 
 # -- algorithms that are different -------------------------------------------------------------------------------------
