@@ -78,9 +78,8 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
             part = rows / np.bincount(evaluation, rows)[evaluation]
             weight[counted] = part * counts[np.searchsorted(at, columns.round[counted] + 1)]
         _, place = np.unique(columns.client[counted], return_inverse=True)
-        means.append(
-            np.bincount(place, weight[counted] * columns.accuracy[counted]) / np.bincount(place, weight[counted])
-        )
+        weights = weight[counted]
+        means.append(np.bincount(place, weights * columns.accuracy[counted]) / np.bincount(place, weights))
     return np.concatenate(means) if means else np.empty(0)
 
 

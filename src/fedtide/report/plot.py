@@ -25,37 +25,22 @@ from fedtide.report.study import names_of, read_study
 from fedtide.report.summary import Study
 from fedtide.report.topics import PICTURES
 
-__all__ = [
-    "accuracy", "accuracy_of_all", "accuracy_over_time", "blend", "branches", "budget_spent", "by_hour",
-    "client_losses", "clients", "clusters", "drift", "forgetting", "forgetting_over_rounds", "gate_weights",
-    "gate_weights_over_sweep", "groups", "labels", "local_models", "metrics", "nodes_over_rounds", "participants",
-    "period", "rhythm", "split_purity",
-]  # fmt: skip
+__all__ = sorted([*PICTURES, "accuracy_of_all", "gate_weights_over_sweep"])
 
 
 @runtime_checkable
 class Found(Protocol):
     """Result of a run folder."""
 
-    @property
-    def study(self) -> Study:
-        """Its content."""
-        ...
+    study: Study
 
 
 @runtime_checkable
 class Simulated(Protocol):
     """Result of a simulation, which has no run folder."""
 
-    @property
-    def rounds(self) -> list[int]:
-        """Rounds done at each evaluation."""
-        ...
-
-    @property
-    def accuracy(self) -> list[float]:
-        """The accuracy then."""
-        ...
+    rounds: list[int]
+    accuracy: list[float]
 
 
 Run = Found | str | Path
@@ -82,8 +67,10 @@ def gate_weights_over_sweep(run: Run) -> Figure:
     return _shown(own_weight_over_sweep(_study(run)), "a sweep of a method that mixes experts")
 
 
-def _picture(name: str) -> Callable[..., Figure]:
-    """Return the function of the picture of this name in `PICTURES`."""
+def __getattr__(name: str) -> Callable[..., Figure]:
+    """Return the function of any other picture in `PICTURES`."""
+    if name not in PICTURES:
+        raise AttributeError(f"module 'fedtide.report.plot' has no attribute '{name}'")
 
     def draw(run: Run, point: str | None = None) -> Figure:
         return _plot(run, point, name)
@@ -93,27 +80,8 @@ def _picture(name: str) -> Callable[..., Figure]:
     return draw
 
 
-accuracy_over_time = _picture("accuracy_over_time")
-blend = _picture("blend")
-branches = _picture("branches")
-budget_spent = _picture("budget_spent")
-by_hour = _picture("by_hour")
-client_losses = _picture("client_losses")
-clients = _picture("clients")
-clusters = _picture("clusters")
-drift = _picture("drift")
-forgetting = _picture("forgetting")
-forgetting_over_rounds = _picture("forgetting_over_rounds")
-gate_weights = _picture("gate_weights")
-groups = _picture("groups")
-labels = _picture("labels")
-local_models = _picture("local_models")
-metrics = _picture("metrics")
-nodes_over_rounds = _picture("nodes_over_rounds")
-participants = _picture("participants")
-period = _picture("period")
-rhythm = _picture("rhythm")
-split_purity = _picture("split_purity")
+def __dir__() -> list[str]:
+    return __all__
 
 
 def _study(run: Run) -> Study:

@@ -229,15 +229,9 @@ class RunRecord:
         """Counts of each class for some clients (`fedtide.data.saved.labels`); None if they were not saved."""
         return labels_of(self.shift) if self.shift is not None and self.shift.is_file() else None
 
-    @property
-    def group_names(self) -> list[str]:
-        """Names of the groups of the population; empty if the shift was not saved."""
-        return names_of(self.shift, "group_names") if self.shift is not None and self.shift.is_file() else []
-
-    @property
-    def domain_names(self) -> list[str]:
-        """Names of the domains of the source; empty if the shift was not saved."""
-        return names_of(self.shift, "domain_names") if self.shift is not None and self.shift.is_file() else []
+    def saved_names(self, key: Literal["group_names", "domain_names"]) -> list[str]:
+        """Return `group_names` of the population or `domain_names` of the source; empty if the shift was not saved."""
+        return names_of(self.shift, key) if self.shift is not None and self.shift.is_file() else []
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
@@ -249,13 +243,13 @@ class RunRecord:
         """Return rounds done and the scores of each evaluation of one view."""
         return [(line["round"] + 1, line["scores"][view]) for line in self.judged if view in line["scores"]]
 
-    def curve(self, view: str, value: Callable[[dict[str, Any]], Any]) -> tuple[np.ndarray, np.ndarray]:
+    def curve(self, view: str, value: Callable[[dict[str, Any]], Any]) -> Curve:
         """Return rounds done at each evaluation of one view, and a value of each."""
         pairs = [(after, value(scores)) for after, scores in self.entries(view)]
         pairs = [(after, number) for after, number in pairs if number is not None]
         return np.array([after for after, _ in pairs]), np.array([number for _, number in pairs], dtype=np.float64)
 
-    def accuracy(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def accuracy(self, view: str, group: str | None = None) -> Curve:
         """Return the accuracy curve of one view, of all rows or of one group of clients."""
         if group is None:
             return self.curve(view, score_in)
@@ -276,7 +270,7 @@ class RunRecord:
         """Return the mean of a curve over the evaluations in the last `window` rounds."""
         return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh))
 
-    def course(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+    def course(self, view: str) -> Curve:
         """Return the accuracy curve for moments, such as the worst one.
 
         If rounds are windows of wall-clock time the past fades in it, because a window may have a single row.
@@ -285,11 +279,11 @@ class RunRecord:
         dated = any("window" in line for line in self.judged)
         return rounds, faded(rounds, values, self.weights_of(view, rounds)) if dated else values
 
-    def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+    def commonest(self, view: str) -> Curve:
         """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
         return self.curve(view, lambda scores: scores.get("commonest"))
 
-    def baseline(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, view: str, name: str) -> Curve:
         """Return the curve of the skill of a baseline of time series, `yesterday` or `last_week`."""
         return self.curve(view, lambda scores: scores.get("baselines", {}).get(name))
 
@@ -468,13 +462,13 @@ class ExperimentRecord:
     @cached_property
     def groups(self) -> list[str]:
         """Names of the groups of clients, judged or not; empty for a single group."""
-        saved = (run.group_names for run in self.runs)
+        saved = (run.saved_names("group_names") for run in self.runs)
         return next((names for names in saved if len(names) > 1), [])
 
     @cached_property
     def domains(self) -> list[str]:
         """Names of the domains of the source; empty for a single domain."""
-        saved = (run.domain_names for run in self.runs)
+        saved = (run.saved_names("domain_names") for run in self.runs)
         return next((names for names in saved if len(names) > 1), [])
 
     @property

@@ -8,7 +8,7 @@ import pytest
 
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.measure import Measure
-from fedtide.report.comparison import Point, compare, paired
+from fedtide.report.page import Point, compare, paired
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
 from helpers.studies import A, study
@@ -28,7 +28,7 @@ def shown(folder, *methods, point="", baseline=None):
 @pytest.fixture
 def table(monkeypatch):
     """The rows of the table of differences."""
-    monkeypatch.setattr("fedtide.report.comparison.accuracy_of_all", lambda points: None)
+    monkeypatch.setattr("fedtide.report.page.accuracy_of_all", lambda points: None)
 
     return lambda *points: compare(points).parts[1].table.rows
 
