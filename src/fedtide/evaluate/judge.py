@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedtide.clusters.distance import Kind
-from fedtide.core.base import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, State
-from fedtide.core.checkpoint import Restorable
+from fedtide.core.base import Algorithm, EvalSplit, Grouping, Holdings, Scores, Shard, State
 from fedtide.core.errors import refused
-from fedtide.core.loop import Playable
 from fedtide.core.rng import Rng, draw_some
-from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
-from fedtide.fleets.ask import Query, ScoreOptions
-from fedtide.wire.ledger import Ledger
+from fedtide.fleets.ask import ScoreOptions
+from fedtide.fleets.simulated import SimulatedFleet
 
+if TYPE_CHECKING:
+    from fedtide.remote.fleet import RemoteFleet
 
-class Recorded(Playable, Protocol):
-    """A fleet whose rounds can be judged and recorded, simulated or of real clients."""
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        """Queries of this round, in order."""
-
-    @property
-    def spent(self) -> Cost:
-        """Bytes of the whole run so far."""
-
-    @property
-    def substituted(self) -> int | None:
-        """Number of arrivals that replace clients of an exhausted group; None if groups are unknown."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the clients; () if they have none."""
-
-    @property
-    def truth(self) -> Population | None:
-        """The simulated clients; None if clients are real."""
-
-    @property
-    def memory(self) -> Restorable:
-        """Memory of the clients, or the notes of the server about it, for checkpoints."""
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """Ledger of released sums; None if sums are not private."""
-
-    def record_lines(self) -> Sequence[Mapping[str, Any]]:
-        """Return the lines of `asks.jsonl` since the last call; none if clients are simulated."""
-
-    def judged(self, clients: Tensor, part: str) -> Tensor:
-        """Return the available clients with rows of the part."""
-
-    def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
-        """Evaluate predictions on the clients' own rows (see `fedtide.core.base.Fleet.score`)."""
+Recorded: TypeAlias = "SimulatedFleet | RemoteFleet"
+"""A fleet whose rounds can be judged and recorded."""
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,7 @@ BY_WAY = "accuracy_by_"
 
 SCORES = (Number("accuracy", percent, "accuracy", by_group=True), Number("skill", percent, "skill", by_group=True))
 WORST_POINT = Number("worst_point", percent, "worst point")
-VALIDATION = (
-    Number("val_accuracy", percent, "validation rows"),
-    Number("val_skill", percent, "validation rows"),
-)
+VALIDATION = tuple(Number(f"val_{score.name}", percent, "validation rows") for score in SCORES)
 MOMENTS = (Number("last", percent, "last round"), Number("best", percent, "best"))
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -52,10 +49,11 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     if not run.ends_judged(view):
         return {score: math.nan}
     (rounds, accuracy), course = run.accuracy(view), run.course(view)[1]
+    ways = dict.fromkeys(way for _, scores in run.entries(view) for way in scores.get("others", {}))
     curves = {
         score: (rounds, accuracy),
         **{f"{score}_{group}": run.accuracy(view, group) for group in record.groups},
-        **{f"{BY_WAY}{way}": run.curve(view, _by_way(way)) for way in _ways(run, view)},
+        **{f"{BY_WAY}{way}": run.curve(view, _by_way(way)) for way in ways},
     }
     references = {"commonest_class": run.commonest(view), **{name: run.baseline(view, name) for name in BASELINES}}
     curves |= {name: curve for name, curve in references.items() if len(curve[0])}
@@ -72,12 +70,6 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     }
 
 
-def _ways(run: RunRecord, view: str) -> list[str]:
-    """Return the other ways to combine a method's models, in order of appearance."""
-    ways = (scores.get("others", {}) for _, scores in run.entries(view))
-    return list(dict.fromkeys(way for others in ways for way in others))
-
-
 def _by_way(way: str) -> Callable[[dict[str, Any]], Any]:
     return lambda scores: scores.get("others", {}).get(way)
 
@@ -86,15 +78,11 @@ def _metrics(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
     """Return late means of all other metrics; a share has the weights of the accuracy, other numbers those of rows."""
     shares = {metric.name for metric in METRICS if metric.unit == "share"}
     names = [*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units]
-    return {
-        name: run.late(
-            record.view,
-            run.curve(record.view, itemgetter(name)),
-            record.window,
-            weight_in if name in shares else rows_in,
-        )
-        for name in names
-    }
+    late = {}
+    for name in names:
+        curve, weigh = run.curve(record.view, itemgetter(name)), weight_in if name in shares else rows_in
+        late[name] = run.late(record.view, curve, record.window, weigh)
+    return late
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

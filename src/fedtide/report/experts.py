@@ -77,11 +77,8 @@ def branches(record: ExperimentRecord) -> figures.Drawn | None:
     curves = record.curves(lambda run: _branch_accuracies(run, record.view))
     if len(record.groups) < 2 or not curves:
         return None
-    run, first, rounds = (
-        record.methods[next(iter(curves))].runs[0],
-        figures.label(record.groups[0]),
-        record.experiment.rounds,
-    )
+    run, rounds = record.methods[next(iter(curves))].runs[0], record.experiment.rounds
+    first = figures.label(record.groups[0])
     figure = Figure(figsize=(9.6, 5.2))
     top, below = figure.subplots(2, 1, height_ratios=(1.4, 1.1))
     figures.bands(top, curves, record.names, "rows with the branch or\nmodel of their group, %")

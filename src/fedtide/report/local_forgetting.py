@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -53,6 +54,21 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
 # -- maps --------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Map:
+    """A kind of map (models, owners) of a line of `forgetting.jsonl`.
+
+    strips: values beside it, by model and by owner. below: name of the strip below.
+    """
+
+    title: str
+    unit: str
+    colors: str
+    below: str
+    matrix: Callable[[Line], np.ndarray]
+    strips: Callable[[Line], tuple[np.ndarray, np.ndarray]]
+
+
 @plan_picture("forgetting", "Local client forgetting", "[forgetting]")
 def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the cost of each participant's training on the rows of others, in each probed round.
@@ -60,37 +76,31 @@ def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     {Score} of the received model minus that of each client's own model, in the first seed: red is forgotten, blue is
     gained, and a dot marks a client's own rows.
     """
-    probes = _probed(record)
-    rounds = _some(sorted({number for lines in probes.values() for number in lines}))
-    maps = {(name, number): _forgotten(line) for name, lines in probes.items() for number, line in lines.items()}
-    largest = max((np.nanmax(np.abs(m)) for m in maps.values() if np.isfinite(m).any()), default=0.0) or 1.0
-    return _grid(
-        probes, rounds, maps, _means_of_forgetting, "mean", Normalize(-largest, largest), figures.CHANGE,
-        "accuracy lost by local training, points", "local client forgetting", _title_of,
-    )  # fmt: skip
+    probes = _probes(record)
+    rounds = sorted({number for lines in probes.values() for number in lines})
+    if len(rounds) > ROUNDS:  # the first and the last, and others evenly between them
+        rounds = [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
+    maps = [forgotten(line) for lines in probes.values() for line in lines.values()]
+    largest = max((np.nanmax(np.abs(m)) for m in maps if np.isfinite(m).any()), default=0.0) or 1.0
+    title, unit = "local client forgetting", "accuracy lost by local training, points"
+    kind = Map(title, unit, figures.CHANGE, "mean", forgotten, _means_of_forgetting)
+    return _draw_maps(probes, rounds, kind, Normalize(-largest, largest))
 
 
 @plan_picture("local_models", "After local training", "[forgetting]")
 def after_local_training(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the accuracy of each participant's own model on the rows of all clients, in the last probed round.
 
-    {Score} of each participant's own model on the rows of every client, in the last of these rounds and the first seed;
-    below, the received model.
+    {Score} of each participant's own model on the rows of every client, in the first seed; below, the received model.
     """
-    probes = _probed(record)
-    rounds = sorted({number for lines in probes.values() for number in lines})[-1:]
-    maps = {
-        (name, number): 100 * np.array(line["accuracy"]["local"], dtype=np.float64)
-        for name, lines in probes.items()
-        for number, line in lines.items()
-    }
-    return _grid(
-        probes, rounds, maps, _levels, "received", Normalize(0, 100), figures.LEVEL,
-        "accuracy after local training, %", "accuracy after local training", lambda line: "",
-    )  # fmt: skip
+    probes = _probes(record)
+    last = sorted({number for lines in probes.values() for number in lines})[-1:]
+    title, unit = "accuracy after local training", "accuracy after local training, %"
+    kind = Map(title, unit, figures.LEVEL, "received", lambda line: _percent(line, "accuracy", "local"), _levels)
+    return _draw_maps(probes, last, kind, Normalize(0, 100))
 
 
-def _probed(record: ExperimentRecord) -> dict[str, dict[int, Line]]:
+def _probes(record: ExperimentRecord) -> dict[str, dict[int, Line]]:
     """Return the measurements in the first seed of each method, by round."""
     probes = {
         method.name: {line["round"]: line for line in method.runs[0].forgetting if line.get("models")}
@@ -99,93 +109,59 @@ def _probed(record: ExperimentRecord) -> dict[str, dict[int, Line]]:
     return {name: lines for name, lines in probes.items() if lines}
 
 
-def _grid(
-    probes: dict[str, dict[int, Line]],
-    rounds: list[int],
-    maps: dict[tuple[str, int], np.ndarray],
-    strips: Callable[[Line], tuple[np.ndarray, np.ndarray]],
-    below: str,
-    scale: Normalize,
-    colors: str,
-    unit: str,
-    title: str,
-    about: Callable[[Line], str],
-) -> figures.Drawn | None:
-    """Draw a map for each method and round, in one color scale; None without a round."""
-    if not rounds:
-        return None
-    tallest = max(len(m) for m in maps.values())
-    height = min(max(1.5 + 0.16 * tallest, 2.1), 3.6)
-    figure, stacks = figures.stacked(len(probes), widest=WIDE, heights=[height] * len(rounds))
-    for stack, (name, lines) in zip(stacks, probes.items(), strict=True):
-        for axes, number in zip(stack, rounds, strict=True):
-            line = lines.get(number)
-            if line is None:
-                _empty(axes)
-            else:
-                _draw(axes, maps[name, number], strips(line), below, line, scale, colors)
-            more = "nothing to compare" if line is None else about(line)
-            axes.set_title(f"{figures.label(name)}, round {number}\n{more}".strip(), fontsize=9)
-            if figures.leftmost(axes):
-                axes.set_ylabel("model of client")
-        stack[-1].set_xlabel("rows of client")
-    figure.colorbar(ScalarMappable(scale, colors), ax=figure.axes, label=unit, shrink=0.8)
-    return figures.svg(figure, title)
+def _percent(line: Line, name: str, key: str) -> np.ndarray:
+    return 100 * np.array(line[name][key], dtype=np.float64)
 
 
-def _some(rounds: list[int]) -> list[int]:
-    """Select at most `ROUNDS` of the rounds, including the first and the last."""
-    if len(rounds) <= ROUNDS:
-        return rounds
-    return [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
-
-
-def _forgotten(line: Line) -> np.ndarray:
+def forgotten(line: Line) -> np.ndarray:
     """Return F (models, owners) in percentage points; NaN for owners without rows."""
-    received, local = (np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
-    return 100 * (received - local)
-
-
-def _title_of(line: Line) -> str:
-    if not line["known"]:
-        return "nothing to compare"
-    return f"mean {100 * line['forgetting']['mean']:.1f} points"
+    return _percent(line, "accuracy", "received") - _percent(line, "accuracy", "local")
 
 
 def _means_of_forgetting(line: Line) -> tuple[np.ndarray, np.ndarray]:
     """Return the means of F by model and by owner, without the cells of a model on its own client."""
-    by_model, by_owner = (100 * np.array(line["forgetting"][key], dtype=np.float64) for key in ("models", "owners"))
-    return by_model, by_owner
+    return _percent(line, "forgetting", "models"), _percent(line, "forgetting", "owners")
 
 
 def _levels(line: Line) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean accuracy of each model, and the received model's accuracy on the rows of each owner."""
-    received, local = (100 * np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
-    has_rows = np.isfinite(local)
-    return np.nansum(local, axis=1) / np.maximum(has_rows.sum(axis=1), 1), received
+    local = _percent(line, "accuracy", "local")
+    means = np.nansum(local, axis=1) / np.maximum(np.isfinite(local).sum(axis=1), 1)
+    return means, _percent(line, "accuracy", "received")
 
 
-def _empty(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
+def _draw_maps(
+    probes: dict[str, dict[int, Line]], rounds: list[int], kind: Map, scale: Normalize
+) -> figures.Drawn | None:
+    """Draw a map for each method and round, in one color scale; None without a round."""
+    if not rounds:
+        return None
+    tallest = max(len(line["models"]) for lines in probes.values() for line in lines.values())
+    height = min(max(1.5 + 0.16 * tallest, 2.1), 3.6)
+    figure, stacks = figures.stacked(len(probes), widest=WIDE, heights=[height] * len(rounds))
+    for stack, (name, lines) in zip(stacks, probes.items(), strict=True):
+        for axes, number in zip(stack, rounds, strict=True):
+            line = lines.get(number, {})
+            mean = f"mean forgetting {100 * line['forgetting']['mean']:.1f} points" if line.get("known") else "nothing to compare"
+            axes.set_title(f"{figures.label(name)}, round {number}\n{mean}", fontsize=9)
+            axes.grid(False)
+            axes.set(xticks=[], yticks=[])
+            if line:
+                _draw_map(axes, line, kind, scale)
+            if figures.leftmost(axes):
+                axes.set_ylabel("model of client")
+        stack[-1].set_xlabel("rows of client")
+    figure.colorbar(ScalarMappable(scale, kind.colors), ax=figure.axes, label=kind.unit, shrink=0.8)
+    return figures.svg(figure, kind.title)
 
 
-def _draw(
-    axes: Axes,
-    matrix: np.ndarray,
-    strips: tuple[np.ndarray, np.ndarray],
-    below: str,
-    line: Line,
-    scale: Normalize,
-    colors: str,
-) -> None:
+def _draw_map(axes: Axes, line: Line, kind: Map, scale: Normalize) -> None:
     """Draw the matrix, strips at the right and below, and a dot for each model on the rows of its client."""
-    models, owners = line["models"], line["owners"]
+    models, owners, matrix = line["models"], line["owners"], kind.matrix(line)
     down, across = matrix.shape
     gap, wide, high = 0.5, max(1.0, 0.07 * across), max(1.0, 0.07 * down)
-    by_model, by_owner = strips
-    cmap = matplotlib.colormaps[colors].with_extremes(bad=figures.OTHER_COLOR)
+    by_model, by_owner = kind.strips(line)
+    cmap = matplotlib.colormaps[kind.colors].with_extremes(bad=figures.OTHER_COLOR)
     left, bottom = across - 0.5, down - 0.5
     for values, extent in (
         (matrix, (-0.5, left, bottom, -0.5)),
@@ -195,19 +171,18 @@ def _draw(
         axes.imshow(values, extent=extent, cmap=cmap, norm=scale, interpolation="nearest", aspect="auto")
     axes.set_xlim(-0.5, left + gap + wide)
     axes.set_ylim(bottom + gap + high, -0.5)
-    dots = [(owners.index(m), row) for row, m in enumerate(models) if m in owners]
+    dots = [(owners.index(model), row) for row, model in enumerate(models) if model in owners]
     size = float(np.clip(40 / max(across, 1), 0.6, 4))
     axes.plot([x for x, _ in dots], [y for _, y in dots], "o", color="black", ms=size, mew=0)
-    _ticks(axes.xaxis, owners, left + gap + wide / 2, "mean")
-    _ticks(axes.yaxis, models, bottom + gap + high / 2, below)
+    _label_ticks(axes.xaxis, owners, left + gap + wide / 2, "mean")
+    _label_ticks(axes.yaxis, models, bottom + gap + high / 2, kind.below)
     axes.tick_params(axis="x", rotation=90)
     axes.tick_params(labelsize=7, length=0)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.grid(False)
 
 
-def _ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
+def _label_ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
     """Label each client by its number if there is room, and the strip by its name."""
     numbers = clients if len(clients) <= 25 else []
     axis.set_ticks([*range(len(numbers)), strip_at], [*map(str, numbers), strip])

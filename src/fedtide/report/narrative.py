@@ -285,16 +285,7 @@ def _dealt(experiment: Experiment) -> str:
     if experiment.shift.what.kind != "static":
         return ""
     groups, kind = experiment.data.groups, getattr(experiment.data.partition, "kind", "")
-    dealt = {
-        "iid": "dealt at random",
-        "resample": "drawn at random for each client",
-        "natural": "as they were made" if groups.by == "none" else "",
-        "rotation": "dealt at random, with pictures turned by the angle of the group",
-        "dirichlet": "with label shares of their own (Dirichlet)",
-        "dirichlet-class": "with label shares of their own (Dirichlet)",
-        "pachinko": "with label shares of their own (Pachinko)",
-        "label-shards": "each of a few labels",
-        "majority": "most of them of two labels each",
-    }.get(kind, "")
+    words = {"iid": "dealt at random", "natural": "as they were made" if groups.by == "none" else ""}
+    dealt = words.get(kind, f"dealt by {kind}")
     by_group = {"domain": "each of one domain", "labels": "each the labels of its group"}.get(groups.by, "")
     return "".join(f", {part}" for part in (by_group, dealt) if part)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,15 +109,6 @@ def test_without_a_split_components_match_by_their_shares(tmp_path):
     assert "split_purity" not in got
 
 
-def test_rounds_in_which_nobody_answered_are_left_out(tmp_path):
-    run = run_of_lines(
-        tmp_path, {"domains": [1.0, 0.0], **pi(0.9, 0.1)}, {"facts": {}}, {"domains": [0.0, 1.0], **pi(0.2, 0.8)}
-    )
-    got = blending(run, 3)
-    assert got["share_error"] == pytest.approx(0.2)
-    assert got["share_correlation"] == pytest.approx(1.0)
-
-
 def test_shares_without_domains_to_compare_with_are_no_measure(tmp_path):
     assert components(run_of_lines(tmp_path, pi(0.4, 0.6))) == ()
     assert blending(run_of_lines(tmp_path, pi(0.4, 0.6)), 1) == {}
@@ -151,11 +140,6 @@ def test_the_fullest_component_is_the_same_one_all_the_time(tmp_path, lines, ful
     assert got == (None if fullest is None else pytest.approx(fullest))
 
 
-def test_components_that_take_turns_are_no_collapse(tmp_path):
-    run = run_of_lines(tmp_path, *({"domains": [q, 1 - q], **pi(q, 1 - q)} for q in (1.0, 0.0, 1.0, 0.0)))
-    assert blending(run, 1)["fullest_component"] == 0.5
-
-
 # -- late means --------------------------------------------------------------------------------------------------------
 
 
@@ -184,11 +168,6 @@ def test_peaks_and_troughs_of_each_cycle(tmp_path):
     run = judged(tmp_path, [0.1, 0.5, 0.3, 0.2, 0.4, 0.25, 0.9, 0.6, 0.7])
     assert extremes(run, "train_clients", 2).tolist() == [[0.1, 0.5], [0.25, 0.9]]
     assert gains(run, "train_clients", 2) == {}
-
-
-def test_gains_are_those_after_the_second_cycle(tmp_path):
-    run = judged(tmp_path, [0.1, 0.2, 0.5, 0.6, 0.7, 0.9])
-    assert gains(run, "train_clients", 3) == {"peak_gain": pytest.approx(0.3), "trough_gain": pytest.approx(0.2)}
 
 
 def test_a_cycle_that_is_cut_off_is_left_out(tmp_path):
@@ -254,16 +233,6 @@ def test_pictures_have_the_methods_that_report(record):
     assert "participants, %" not in words
 
 
-def test_many_cycles_have_panels_as_wide_as_the_page(record):
-    def height(drawn: str) -> float:
-        return float(re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)', drawn)[2])
-
-    what = record.experiment.shift.what.__class__(cycles=10, samples=20)
-    faster = record.experiment.model_copy(update={"shift": replace(record.experiment.shift, what=what)})
-    methods = [replace(method, experiment=faster) for method in record.methods]
-    assert height(blends.blend_learned(replace(record, methods=methods))) > height(blends.blend_learned(record))
-
-
 def test_a_box_has_the_mean_quantiles_of_the_last_cycle(record):
     method = record.methods[0]
     assert blends.last_rounds(record, method) == 4
@@ -272,16 +241,6 @@ def test_a_box_has_the_mean_quantiles_of_the_last_cycle(record):
     box = blends.loss_box(method.runs, 6)
     assert box["q50"] == pytest.approx(np.mean([line["q50"] for line in lines]))
     assert box["max"] == pytest.approx(np.mean([line["max"] for line in lines]))
-
-
-def test_a_shift_of_who_and_of_what_are_both_drawn(tmp_path):
-    groups = {**BLEND["data"], "groups": {"by": "labels", "labels": [[0], [1, 2]]},
-              "partition": {"kind": "iid", "clients": 6}}  # fmt: skip
-    who = {**BLEND["shift"], "who": {"kind": "periodic", "period": 4}}
-    values = {**BLEND, "data": groups, "shift": who, "model": TOY["model"], "method": [SPLITTING], "rounds": 4}
-    both = read_experiment(finished(tmp_path / "run", from_dict(values)))[0]
-    assert {"rows held, %", "participants, %"} <= set(texts(accuracy_over_rounds(both)))
-    assert any(title.startswith("held-out clients, ") for title in blends.density_table(both, None).header)
 
 
 def test_the_page_has_pictures_and_tables_of_a_blend_only_with_one(root, tmp_path):

@@ -26,7 +26,7 @@ from fedtide.report.clusters import (
     purity,
 )
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
-from helpers.pages import MIXTURE, STEADY, shown, texts
+from helpers.pages import MIXTURE, STEADY, texts
 from helpers.records import run_of_lines
 from helpers.studies import A, finished, study
 
@@ -61,12 +61,6 @@ def test_a_labeling_agrees_with_itself(pair):
 @pytest.mark.parametrize("groups", [[3, 3, 3, 3], [0, 1, 2, 3]], ids=["one cluster", "all alone"])
 def test_labellings_that_say_nothing_agree_by_definition(groups):
     assert ari(contingency(np.array(groups), np.array(groups[::-1]))) == 1.0
-
-
-def test_random_clusters_have_an_ari_near_zero():
-    draw = np.random.default_rng(0)
-    found = [ari(contingency(draw.integers(0, 3, 60), draw.integers(0, 3, 60))) for _ in range(200)]
-    assert abs(np.mean(found)) < 0.01
 
 
 def test_purity_of_one_cluster_is_the_share_of_the_largest_group():
@@ -183,12 +177,6 @@ def test_evenness_does_not_depend_on_the_numbers_of_models(tmp_path, slots, used
     assert rates["fullest_cluster"] == 1 / used
 
 
-def test_slots_without_a_model_are_no_empty_clusters(tmp_path):
-    """FedDrift has six slots and two models, of two clients each: as even as can be."""
-    run = run_in(tmp_path, "0505", members=[2, 0, 0, 0, 0, 2], models=2)
-    assert agreement(run, "train_clients", ["day"], 0)["evenness"] == pytest.approx(1.0)
-
-
 # -- groups that drift -------------------------------------------------------------------------------------------------
 
 DRIFTING = """round,view,client,group,rows,accuracy,loss,slot,name,truth
@@ -243,18 +231,6 @@ def test_the_picture_has_a_panel_for_every_method_with_clusters(record):
     words = texts(clusters_over_time(record))
     assert {"IFCA", "AEM", "day", "night", "8 clients", "a client's own expert", "rounds done"} <= set(words)
     assert "A" not in words
-
-
-def test_a_client_at_its_own_expert_is_at_minus_one_and_shared_models_count_from_0(record):
-    clusters = record.methods[2].runs[0].clusters("train_clients")
-    numbers = {number for members in clusters.values() for _, number in members.values()}
-    assert -1 in numbers
-    assert numbers <= {-1, 0, 1}
-
-
-def test_without_clusters_nothing_is_drawn(tmp_path):
-    folder = finished(tmp_path / "run", study(A, **STEADY))
-    assert not shown(folder) & {"clusters of clients over time", "gate weights"}
 
 
 def test_colors_of_groups_differ_for_three_rounds_of_the_palette():

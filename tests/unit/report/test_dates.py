@@ -38,19 +38,6 @@ def record(root):
     return read_experiment(root)[0]
 
 
-def test_means_are_over_whole_weeks(record):
-    assert (record.dated, record.window) == (True, 56)
-
-
-def test_a_faded_mean_is_the_formula_of_the_paper():
-    values = np.array([0.5, 1.0, 0.0])
-    weights = np.array([0.95**2, 0.95, 1.0])
-    assert faded(np.arange(3), values)[-1] == pytest.approx(float(weights @ values / weights.sum()))
-    # Skills count by the error of the constant: after 1 and 9 the first counts 0.95 * 1.
-    skills, errors = np.array([-3.0, 0.5]), np.array([1.0, 9.0])
-    assert faded(np.arange(2), skills, errors)[-1] == pytest.approx((0.95 * -3 + 9 * 0.5) / (0.95 + 9))
-
-
 def test_what_fades_fades_with_each_window_however_often_is_evaluated():
     """Judged after 20, 40 and 45 windows, the first counts 0.95^25 in the end, and the second 0.95^5."""
     weights, values = 0.95 ** np.array([25, 5, 0]), np.array([0.5, 1.0, 0.0])

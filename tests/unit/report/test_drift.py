@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.report import narrative
 from fedtide.report.clusters import clusters_over_time
 from fedtide.report.drift import (
     Fall,
@@ -26,7 +25,7 @@ from fedtide.report.drift import (
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
-from helpers.pages import Page, shown, texts
+from helpers.pages import shown, texts
 from helpers.records import change_lines, record_like, run_of_lines
 from helpers.studies import A, finished, study
 
@@ -134,13 +133,6 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
         "events_detected": 0.5,
         "false_alarms": 2,
     })  # fmt: skip
-
-
-def test_a_method_that_never_makes_clusters_anew_notices_nothing(tmp_path):
-    made = record_of(tmp_path, [{"reclustered": 0, "moved": 0}] * 4, {1: 0.5, 3: 0.5}, events={2: ["swap"]})
-    found = following(made)
-    assert (found["events_detected"], found["false_alarms"], found["reclusterings"]) == (0, 0, 0)
-    assert math.isnan(found["detection_delay"])
 
 
 def test_a_method_that_never_tells_of_clusters_has_none_of_their_measures(tmp_path):
@@ -258,12 +250,6 @@ def test_the_pictures_of_drift(root, record):
     assert maps.index("true groups") < maps.index("Fielding")
     assert {"group 0", "group 3", "12 clients"} <= set(maps)
     assert events_of(record) == [5]
-
-
-def test_the_page_describes_the_simulation(root, record):
-    page = Page(write_report([root]).read_text(encoding="utf-8"))
-    assert all(title in page.text["h2"] for title in ("Known events", "Following drift"))
-    assert "Clients belong to 2 groups and hold rows of the labels of their group." in narrative.setting(record)
 
 
 @pytest.mark.parametrize(("key", "wrong"), [

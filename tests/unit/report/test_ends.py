@@ -45,17 +45,6 @@ def test_every_end_has_a_page_that_names_both_groups(ended):
     assert "nan" not in " ".join(" ".join(row) for row in Page(page).cells)
 
 
-def test_claims_about_a_sweep_of_one_point_are_on_the_page_and_in_the_summary(tmp_path):
-    claim = {"text": "B is better than A", "method": "B", "versus": "A", "at": "chosen"}
-    values = raw(A, {**A, "name": "B"}, rounds=2, sweep={"method.local.lr": [0.1]}, claim=[claim])
-    finished = run(values, tmp_path / "run", workers=1)
-    page = Page(finished.report.read_text(encoding="utf-8"))
-    assert any(row[0] == "B is better than A" for row in page.cells)
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [each["claim"] for each in told["claims"]] == ["B is better than A"]
-    assert len(told["points"]) == 1
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("whole") / "run", study(A, rounds=2, eval_every=1))

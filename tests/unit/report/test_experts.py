@@ -15,7 +15,7 @@ from fedtide.report.page import write_report
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import MethodSummary, Study, Summary
-from helpers.pages import MIXTURE, STEADY, shown, texts
+from helpers.pages import MIXTURE, STEADY, texts
 from helpers.records import change_lines
 from helpers.studies import A, finished, lines_of, study
 
@@ -66,16 +66,6 @@ def test_bars_are_means_over_the_last_evaluations_of_the_first_seed(root, tmp_pa
     assert [(bar.method, bar.own, len(bar.shared)) for bar in others] == [("FedEM", None, 2)] * 2
     words = texts(gate_weights(record))
     assert {"AEM, day clients", "AEM, night clients", "FedEM, day clients", "40", "60", "50"} <= set(words)
-
-
-def test_a_folder_of_an_older_version_has_no_weights_and_a_page(root, tmp_path):
-    copied = shutil.copytree(root, tmp_path / "run")
-    for path in copied.rglob("rounds.jsonl"):
-        change_lines(path, lambda line: [scores.pop("weights", None) for scores in line.get("scores", {}).values()])
-    assert "gate weights" not in shown(copied)
-    measures = summarize(read_experiment(copied)[0]).method("AEM").measures
-    assert "own_weight" not in measures
-    assert measures["client_std"].mean is not None
 
 
 @pytest.mark.parametrize("wrong", [

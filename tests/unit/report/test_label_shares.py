@@ -14,7 +14,6 @@ from fedtide.data.saved import labels
 from fedtide.draw.holdings import heterogeneous
 from fedtide.report.clients import label_shares
 from fedtide.report.run_records import read_experiment
-from fedtide.report.study import summarize
 from helpers import studies
 from helpers.pages import texts
 from helpers.studies import A, study
@@ -93,21 +92,3 @@ def test_of_many_clients_sixty_are_counted_and_of_sequences_none():
     steps = torch.ones(20, 3, dtype=torch.int64)
     for rows in (Rows("text", steps, steps, 2), Rows("many", torch.zeros(20, 2), steps[:, 0], 1001)):
         assert labels(build(rows, IID(clients=2)))["counts"] is None
-
-
-def test_a_folder_of_an_older_version_has_no_such_picture(tmp_path):
-    record = finished(
-        tmp_path / "run", A, rounds=1, data={"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.05}}
-    )
-    assert record.methods[0].runs[0].labels is not None
-    path = tmp_path / "run" / "shift" / "0.safetensors"
-    content = codec.from_file(path)
-    del content["labels"]
-    codec.to_file(path, content)
-    (again,) = read_experiment(tmp_path / "run")
-    assert again.methods[0].runs[0].labels is None
-    assert label_shares(again) is None
-    assert "forward_transfer" not in summarize(again).methods[0].measures
-    path.unlink()
-    (without,) = read_experiment(tmp_path / "run")
-    assert label_shares(without) is None

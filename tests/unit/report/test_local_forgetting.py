@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +38,8 @@ def test_every_method_and_round_has_a_map_with_its_mean(probed):
             # Of six rounds five are drawn, the first and the last among them.
             assert (title in found) == (line["round"] != 3), title
             if title in found:
-                mean = f"mean {100 * line['forgetting']['mean']:.1f} points"
+                mean = f"mean forgetting {100 * line['forgetting']['mean']:.1f} points"
                 assert mean in found
-
-
-@pytest.mark.parametrize(("rounds", "some"), [
-    ([3], [3]), (list(range(5)), list(range(5))), (list(range(6)), [0, 1, 2, 4, 5]),
-    (list(range(100)), [0, 25, 50, 74, 99]),
-])  # fmt: skip
-def test_of_many_rounds_some_are_drawn(rounds, some):
-    assert local._some(rounds) == some
 
 
 @pytest.fixture
@@ -89,7 +80,7 @@ def test_what_is_left_after_local_training_is_drawn_for_the_last_round(probed, s
 
 def test_what_is_drawn_is_received_minus_local_in_points():
     line = {"accuracy": {"received": [0.5, None, 1.0], "local": [[0.25, None, 1.0], [1.0, None, 0.0]]}}
-    assert local._forgotten(line) == pytest.approx(np.array([[25, np.nan, 0], [-50, np.nan, 100]]), nan_ok=True)
+    assert local.forgotten(line) == pytest.approx(np.array([[25, np.nan, 0], [-50, np.nan, 100]]), nan_ok=True)
 
 
 def test_measures_are_means_over_rounds(probed):
@@ -121,29 +112,3 @@ def test_the_curve_is_there_from_two_rounds_on(probed, tmp_path):
     single = finished(tmp_path / "run", A, forgetting={"rounds": [2]})
     assert local.forgetting_over_rounds(single) is None
     assert local.local_forgetting(single) is not None
-
-
-def test_owners_without_rows_are_drawn_in_gray(tmp_path):
-    record = finished(tmp_path / "run", A, forgetting={"rounds": [0]})
-    before = local.local_forgetting(record)
-    path = tmp_path / "run" / "a" / "0" / "forgetting.jsonl"
-    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
-    for row in (line["accuracy"]["received"], *line["accuracy"]["local"]):
-        row[1] = None
-    line["forgetting"]["owners"][1] = None
-    path.write_text(json.dumps(line) + "\n")
-    (again,) = read_experiment(tmp_path / "run")
-    after = local.local_forgetting(again)
-    assert texts(after) == texts(before)
-    assert after != before
-
-
-def test_a_round_of_which_nothing_is_known_is_an_empty_panel(tmp_path):
-    finished(tmp_path / "run", A, PROX, forgetting={"rounds": [0, 2]})
-    path = tmp_path / "run" / "prox" / "0" / "forgetting.jsonl"
-    nobody = {**json.loads(path.read_text().splitlines()[0]), "models": [], "known": False}
-    path.write_text(json.dumps(nobody) + "\n" + path.read_text().splitlines()[1] + "\n")
-    (record,) = read_experiment(tmp_path / "run")
-    found = texts(local.local_forgetting(record))
-    assert {"A, round 0", "prox, round 0", "A, round 2", "prox, round 2"} <= set(found)
-    assert found.count("nothing to compare") == 1

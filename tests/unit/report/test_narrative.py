@@ -12,11 +12,9 @@ from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.report import narrative
 from fedtide.report.accuracy import brief_table, methods_table
 from fedtide.report.narrative import alarms, broken
-from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import MethodSummary, Paired, Summary
-from helpers.pages import Page
 from helpers.studies import A, finished, lines_of, raw, study
 
 STEADY = {**A, "name": "Steady", "shift": {"who": "always"}}
@@ -178,16 +176,6 @@ def test_clients_without_a_model_are_not_compared_with_the_commonest_class(tmp_p
     assert ("no better than always answering" in text) is bad.no_better is not untrained
 
 
-def test_the_page_has_the_commonest_class_of_the_record(tmp_path):
-    experiment = study({**A, "local": {"lr": 1e-6, "batch_size": 4}}, rounds=2, seeds=[0])
-    root = finished(tmp_path / "run", experiment)
-    line = lines_of(root / "a" / "0")[-1]
-    one = summarize(read_experiment(root)[0]).method("A")
-    assert one.measures["commonest_class"].values == [line["scores"]["held_out_clients"]["commonest"]]
-    page = Page(write_report([root]).read_text(encoding="utf-8"))
-    assert ("commonest class, without training" in [row[0] for row in page.cells]) is one.no_better
-
-
 # -- alarms ------------------------------------------------------------------------------------------------------------
 
 
@@ -236,12 +224,6 @@ def test_the_first_and_the_highest_loss_are_those_of_the_record(tmp_path):
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
-
-
-def test_real_clients_hold_no_rows_of_the_study(monkeypatch):
-    monkeypatch.setattr(narrative, "are_real", lambda record: True)
-    text = narrative.setting(record(A))
-    assert text.startswith("The clients are real, and have rows of their own; 1 seed, 6 rounds. The model is judged")
 
 
 @pytest.mark.parametrize(("data", "text"), [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtide.report.page import write_report
-from fedtide.report.rhythm import _next_period, measure, rhythm_table, server_clock
+from fedtide.report.rhythm import measure, rhythm_table, server_clock
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from helpers.pages import Page
@@ -55,12 +55,6 @@ def test_without_a_period_the_rounds_are_those_of_the_run(tmp_path):
     unknown = {"period_known": 0.0, "period_found": 0.0, "rounds_to_period": 2.0, "shares_known": 0.0}
     assert measure(None, None, run) == unknown
     assert measure(None, None, run_of_lines(tmp_path, line([5, 5], prior=[0.5, 0.5]))) == {}
-
-
-def test_the_next_period_repeats_the_last_forecasts():
-    forecasts = np.arange(6.0)
-    assert _next_period(forecasts, 4.0).tolist() == [2, 3, 4, 5]
-    assert _next_period(forecasts, 2.4).tolist() == [4, 5, 5]
 
 
 @pytest.fixture(scope="module")

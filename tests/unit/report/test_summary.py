@@ -70,42 +70,33 @@ def test_what_is_compared_and_over_which_rounds(summary):
     assert all(m.seeds == list(SEEDS) and m.unfinished == 0 for m in summary.methods)
 
 
+def swing(values):
+    return statistics.mean(max(p) - min(p) for p in (values[-PERIOD:], values[-2 * PERIOD : -PERIOD]))
+
+
+BY_HAND = {
+    "accuracy": lambda values: statistics.mean(values[-WINDOW:]),
+    "last": lambda values: values[-1],
+    "best": max,
+    "worst_point": lambda values: min(values[-WINDOW:]),
+    "mean_over_rounds": statistics.mean,
+    "std_over_rounds": statistics.pstdev,
+    "swing": swing,
+}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_accuracies_by_hand(root, summary, method):
     measures = summary.method(method).measures
 
-    def accuracy(seed):
-        return curve(root, method, seed, "held_out_clients", "accuracy")
+    def expected(number, *path):
+        return over_seeds(root, method, lambda seed: number(curve(root, method, seed, "held_out_clients", *path)))
 
-    agrees(measures["accuracy"], over_seeds(root, method, lambda s: statistics.mean(accuracy(s)[-WINDOW:])))
-    agrees(measures["last"], over_seeds(root, method, lambda s: accuracy(s)[-1]))
-    agrees(measures["best"], over_seeds(root, method, lambda s: max(accuracy(s))))
-    agrees(measures["worst_point"], over_seeds(root, method, lambda s: min(accuracy(s)[-WINDOW:])))
-    agrees(measures["mean_over_rounds"], over_seeds(root, method, lambda s: statistics.mean(accuracy(s))))
-    agrees(measures["std_over_rounds"], over_seeds(root, method, lambda s: statistics.pstdev(accuracy(s))))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_swings_by_hand(root, summary, method):
-    measures = summary.method(method).measures
-
-    def swing(values):
-        periods = [values[-PERIOD:], values[-2 * PERIOD : -PERIOD]]
-        return statistics.mean(max(p) - min(p) for p in periods)
-
-    agrees(
-        measures["swing"],
-        over_seeds(root, method, lambda s: swing(curve(root, method, s, "held_out_clients", "accuracy"))),
-    )
+    for name, number in BY_HAND.items():
+        agrees(measures[name], expected(number, "accuracy"))
     for group in ("day", "night"):
-        path = ("held_out_clients", "groups", group)
-        agrees(
-            measures[f"swing_{group}"], over_seeds(root, method, lambda s, p=path: swing(curve(root, method, s, *p)))
-        )
-        agrees(
-            measures[f"accuracy_{group}"],
-            over_seeds(root, method, lambda s, p=path: statistics.mean(curve(root, method, s, *p)[-WINDOW:])),
-        )
+        for name in ("accuracy", "swing"):
+            agrees(measures[f"{name}_{group}"], expected(BY_HAND[name], "groups", group))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -256,11 +247,6 @@ def test_a_swing_of_a_period_that_was_judged_once_is_unknown(tmp_path):
     assert written["measures"]["swing"] == {"mean": None, "error": None, "values": [None]}
 
 
-def test_nobody_judged_is_no_mistake(tmp_path):
-    made = summarized(tmp_path, A, data={"held_out_clients": {"clients": 0}, "split": {"val": 0.0, "test": 0.0}})
-    assert made.methods[0].measures["accuracy"].mean is None
-
-
 # -- unfinished runs ---------------------------------------------------------------------------------------------------
 
 
@@ -279,17 +265,6 @@ def test_runs_that_are_not_finished_are_counted_and_left_out(tmp_path):
     assert pair.difference.values == [
         made.method("momentum").measures["accuracy"].values[0] - made.method("A").measures["accuracy"].values[1]
     ]
-
-
-def test_a_method_without_a_finished_run_is_left_out(tmp_path):
-    experiment = study(A, MOMENTUM, baseline="momentum")
-    root = tmp_path / "run"
-    folder.create(experiment, root)
-    list(run_of(study({**A, "name": "a"}), root).play())
-    (record,) = read_experiment(root)
-    made = summarize(record)
-    assert [m.name for m in made.methods] == ["A"]
-    assert made.paired == []
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------

@@ -48,11 +48,6 @@ def test_day_and_night_take_turns_of_half_a_period():
     assert turns(shares) == [Turn(0, 0, 3), Turn(1, 3, 7), Turn(0, 7, 11), Turn(1, 11, 15), Turn(0, 15, 16)]
 
 
-def test_an_evaluation_after_the_last_round_of_a_turn_is_in_it():
-    turn = Turn(0, 4, 8)
-    assert [turn.has(after) for after in (4, 5, 8, 9)] == [False, True, True, False]
-
-
 # -- the formulas of the papers ----------------------------------------------------------------------------------------
 
 R = np.array([[0.9, 0.2, 0.1], [0.7, 0.8, 0.3], [0.6, 0.5, 0.9]])
@@ -128,10 +123,6 @@ def unknown(made: Transfer) -> bool:
     return all(map(math.isnan, rest)) and made.recoveries() == []
 
 
-def test_one_turn_only_says_nothing():
-    assert unknown(run([1, 2, 3], [[0.5, 0.1], [0.7, 0.2], [0.9, 0.3]], "000"))
-
-
 def test_a_run_that_was_never_judged_says_nothing():
     assert unknown(Transfer([], np.empty((0, 2)), turns(np.eye(2)[[0, 1, 0]])))
 
@@ -150,11 +141,6 @@ def test_a_turn_in_which_nobody_was_judged_has_no_level():
     assert made.fallen[:, 1] == near([NAN] * 4)
     assert made.forgotten[1:3, 1] == near([-0.5, 0.1])
     assert made.recoveries() == [2.0]
-
-
-def test_before_the_first_evaluation_there_is_no_forward_transfer():
-    made = run([3, 4], [[0.5, 0.5], [0.5, 0.5]], "0111")
-    assert np.isnan(made.forward(0.1)).all()
 
 
 # -- laws --------------------------------------------------------------------------------------------------------------
@@ -249,11 +235,6 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
         "forgetting, night clients",
     ]
     assert table.rows[1] == ["steady", *["-"] * (len(table.header) - 1)]
-
-
-def test_without_groups_or_shift_there_is_no_table(tmp_path):
-    record = finished(tmp_path / "run", A, data={"groups": {"by": "none"}}, shift={"who": "always"}, rounds=2)
-    assert transfer_table(record, summarize(record)) is None
 
 
 THREE = {
