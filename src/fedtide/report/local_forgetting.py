@@ -142,7 +142,9 @@ def _draw_maps(
     for stack, (name, lines) in zip(stacks, probes.items(), strict=True):
         for axes, number in zip(stack, rounds, strict=True):
             line = lines.get(number, {})
-            mean = f"mean forgetting {100 * line['forgetting']['mean']:.1f} points" if line.get("known") else "nothing to compare"
+            mean = "nothing to compare"
+            if line.get("known"):
+                mean = f"mean forgetting {100 * line['forgetting']['mean']:.1f} points"
             axes.set_title(f"{figures.label(name)}, round {number}\n{mean}", fontsize=9)
             axes.grid(False)
             axes.set(xticks=[], yticks=[])
