@@ -55,8 +55,8 @@ class Measure:
     def clarity(self, gap: float) -> Clarity:
         """Tell whether a mean that is `gap` away from a bound is clearly so: the interval does not reach the bound.
 
-        Seeds are too few if there are fewer than three, or if many seeds of the same mean and spread would be clear, at
-        two standard errors.
+        Seeds are too few if there are fewer than three. They are also too few if many seeds of the same mean and spread
+        would be clear, at two standard errors.
         """
         if self.mean is None:
             return "unclear"

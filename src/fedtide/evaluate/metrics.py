@@ -95,10 +95,10 @@ def macro_f1(counts: np.ndarray) -> float:
 
 
 def auc(counts: np.ndarray) -> tuple[float, float]:
-    """Return the area under the ROC curve, each class against the rest, as a mean over classes; and how far off it is.
+    """Return the area under the ROC curve, each class against the rest, as a mean over classes, and the bound of its error.
 
-    It is the share of pairs, a row of the class and another, of which the row of the class scores higher; equal scores
-    count half (Hanley and McNeil 1982). Pairs in one bin count half, so that it is off by half their share at most.
+    It is the share of pairs of a row of the class and another row in which the former scores higher. Equal scores count
+    half (Hanley and McNeil 1982), as do pairs in one bin, so that the error is at most half their share.
 
     Args:
         counts: (classes, 2, bins) rows of the class, and others, by their score for it, from low to high. A class of
@@ -302,8 +302,8 @@ def mean_of_known(values: Iterable[float | None]) -> float:
 def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | None = None) -> float:
     """Return the mean over the evaluations in the last `window` rounds, which may be weighted; NaN without any.
 
-    Skills are weighted by the error of the constant in each, so that their mean is the skill on all these rows, and
-    windows of wall-clock time by their rows.
+    Skills are weighted by the error of the constant, so that their mean is the skill on all rows. Windows of wall-clock
+    time are weighted by their rows.
 
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
     0.4

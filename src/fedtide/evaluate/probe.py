@@ -11,9 +11,8 @@ Legate: *Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Le
 The paper's text averages over the data of others and draws models as rows, while its Eq. 11 has the owner first. Here
 rows are always models and columns owners. The paper's figures show "post minus pre", the opposite sign.
 
-The measure belongs to the evaluation and to no algorithm: each participant's training is repeated on copies, and the
-model that would be served from its update alone is evaluated. Only a simulation can evaluate a client's model on rows
-of other clients.
+The measure belongs to no algorithm. Each participant's training is repeated on copies, and the model that would be
+served from its update alone is evaluated. Only a simulation can evaluate a client's model on rows of other clients.
 """
 
 from __future__ import annotations
@@ -40,9 +39,12 @@ QUESTION = "train"
 class Averages:
     """Averages of one matrix (models, owners) without its own cells (m = e).
 
-    models: mean over owners, for each model. owners: mean over models, for each owner; NaN for an owner without rows.
-    mean: mean over all these cells. own: mean over the own cells; NaN without any. known: true if there is any cell. An
-    average over nothing is 0, by definition.
+    Args:
+        models: mean over owners, for each model.
+        owners: mean over models, for each owner; NaN for an owner without rows.
+        mean: mean over all these cells; 0 without any.
+        own: mean over the own cells; NaN without any.
+        known: true if there is any cell.
     """
 
     models: np.ndarray

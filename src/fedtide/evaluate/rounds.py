@@ -169,9 +169,9 @@ def windows(truth: Population | None, step: Step) -> dict[str, Any]:
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
     """Return the heterogeneity of the judged clients within clusters, by their current rows, if these drift.
 
-    `within`: the mean L1 distance of label shares, 0 to 2, between clients of a cluster (arXiv 2411.01580, section 2
-    and table 3); null if all clients are at their own experts. A method without clusters has one. `all`: the same with
-    all clients in one cluster. "embedding": the same by the features of a network, if the experiment names one.
+    `within` is the mean L1 distance of label shares, 0 to 2, between clients of a cluster (arXiv 2411.01580, section 2
+    and table 3). It is null if all clients are at their own experts. A method without clusters has a single one. `all`
+    is the same with all clients in one cluster. "embedding" is the same by the features of a network, if there is one.
     """
     truth, moment = judge.fleet.truth, judge.fleet.moment
     if truth is None or not (truth.shift.drifts or judge.embedded is not None):

@@ -1,7 +1,7 @@
 """Blends of domains: components of mixtures against the domains of rows, and losses over clients.
 
-Components have no names. A single matching of components and domains, the best over all rounds, gives the component of
-each domain; a new matching every round would flatter a split that changes over time.
+Components have no names. The best matching over all rounds gives the component of each domain. A new matching every
+round would flatter a split that changes over time.
 """
 
 from __future__ import annotations

@@ -18,10 +18,14 @@ from fedtide.report.topics import number_of
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Evidence for a claim: the number of each seed, and what limits it.
+    """Evidence for a claim.
 
-    paired: true for a difference of two methods. same_run: true if these are the same run. reached: number of seeds of
-    each method that arrive, if some do not. open: true if a run that ended too early may speak against the claim.
+    Args:
+        by_seed: the number of each seed.
+        paired: true for a difference of two methods.
+        same_run: true if these methods are the same run.
+        reached: number of seeds of each method that arrive, if some do not.
+        open: true if a run that ended too early may speak against the claim.
     """
 
     by_seed: dict[int, float]
@@ -34,9 +38,9 @@ class _Evidence:
 def judge(methods: Sequence[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
     """Return the verdict on a claim.
 
-    It holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound, and does not
-    hold if the interval lies short of it; else, or if a method was not judged, it is not seen. Seeds may be too few to
-    tell (`Measure.clarity`), and two methods may be the same run.
+    A claim holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound. It does not
+    hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen. Seeds may be too
+    few to tell (`Measure.clarity`), and two methods may be the same run.
     """
     return _verdict(claim, _evidence({method.name: method for method in methods}, claim), units)
 
@@ -102,8 +106,8 @@ def _judge(claim: Claim, measure: Measure, evidence: _Evidence) -> Verdict:
 def _evidence(methods: Mapping[str, MethodSummary], claim: Claim) -> _Evidence:
     """Return the number of each seed: the value of the method, minus the one of the other method if there is one.
 
-    A time that a seed did not reach is no evidence that the time is short: without a second method, a claim that it is
-    short has no number for this seed.
+    A seed that does not arrive is no evidence of a short time. Without a second method, a claim of a short time has no
+    number for this seed.
     """
     name, reached_by = claim.measured, number_of(claim.measured).reached
     rivals = [methods[rival] for rival in claim.rivals if rival in methods]

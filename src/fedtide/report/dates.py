@@ -69,8 +69,12 @@ def _course(run: RunRecord, view: str) -> figures.Curve:
 class Cycle:
     """A cycle of dates.
 
-    name: title of the axis. of: place of a date in the cycle. names: names of the places; () for numbers. longest:
-    maximum length of a window, in seconds. shortest: minimum length of a run, in seconds.
+    Args:
+        name: title of the axis.
+        of: place of a date in the cycle.
+        names: names of the places; () for numbers.
+        longest: maximum length of a window, in seconds.
+        shortest: minimum length of a run, in seconds.
     """
 
     name: str

@@ -64,9 +64,13 @@ EVENTS = (
 class Fall:
     """Fall and recovery of a curve at an event.
 
-    event: its round. before: the last value before it. lowest: the lowest value in its interval. rounds: number of
-    rounds from the event until the curve is back within `SLACK` of `before`: 0 if it never left, the length of the
-    interval if it does not recover. back: true if it recovers.
+    Args:
+        event: its round.
+        before: the last value before it.
+        lowest: the lowest value in its interval.
+        rounds: rounds until the curve is back within `SLACK` of `before`. 0 if it never left; the length of the
+            interval if it does not recover.
+        back: true if it recovers.
     """
 
     event: int

@@ -73,8 +73,8 @@ class Map:
 def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the cost of each participant's training on the rows of others, in each probed round.
 
-    {Score} of the received model minus that of each client's own model, in the first seed: red is forgotten, blue is
-    gained, and a dot marks a client's own rows.
+    {Score} of the received model minus that of each client's own model, in the first seed. Red is forgotten, blue is
+    gained; a dot marks a client's own rows.
     """
     probes = _probes(record)
     rounds = sorted({number for lines in probes.values() for number in lines})

@@ -68,8 +68,7 @@ class Section:
 class Sweep:
     """Part of the page about all points of a sweep.
 
-    shown: sentence on the points with a section; "" if all have one. pictures: measures along a swept key. parts:
-    accuracy at every point, then claims.
+    shown: sentence on the points with a section; "" if all have one. parts: accuracy at every point, then claims.
     """
 
     heading: str

@@ -112,8 +112,14 @@ Verdict = Literal["holds", "does not hold", "not seen", "too few seeds", "the sa
 class Judged:
     """A claim with its number (over seeds) and its verdict.
 
-    unit: unit of an own metric or of a time; None if the name of the measure has one. reached: for a time until a
-    target, the number of seeds that arrive, of each method; empty if all arrive.
+    Args:
+        claim: text of the claim.
+        measure: name of the measure.
+        number: its number over seeds.
+        verdict: its verdict.
+        paired: true for a difference of two methods.
+        unit: unit of an own metric or of a time; None if the name of the measure determines it.
+        reached: for a time until a target, the number of seeds of each method that arrive; empty if all arrive.
     """
 
     claim: str
@@ -181,9 +187,15 @@ class Summary:
 class Study:
     """Content of a run folder: record and summary of each point of its sweep, and conclusions from all of them.
 
-    chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty without a
-    sweep or without validation rows. claims: claims about parts of the sweep. axes: swept keys and their values; points
-    are their product, in order. nano: true at the scale whose numbers mean nothing. root: the folder.
+    Args:
+        records: record of each point.
+        summaries: summary of each point.
+        chosen: point of each method with the best late validation accuracy; empty without a sweep.
+        claims: claims about parts of the sweep.
+        swept: true for a sweep.
+        axes: swept keys and their values; points are their product, in order.
+        nano: true at the scale whose numbers mean nothing.
+        root: the folder.
     """
 
     records: list[ExperimentRecord]

@@ -27,8 +27,8 @@ Measured = Callable[[ExperimentRecord, MethodRecord, RunRecord], dict[str, float
 class PicturePlan:
     """A picture of the page and of `ft.plot`.
 
-    Its docstring has a description in the first paragraph and the caption in the second one, in which names in braces
-    are those of `words_of`, as in the title.
+    The docstring of `draw` has a description in the first paragraph, and the caption in the second one. Names in braces
+    in caption and title are those of `words_of`.
 
     Args:
         name: name in `ft.plot`.

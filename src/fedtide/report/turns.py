@@ -9,10 +9,10 @@ The terms are those of continual learning, carried over to distributions that co
   `f[k, j] = max_{l<k} R[l, j] - R[k, j]` of each past task j < k, and its mean.
 
 Here the rows of R are evaluations and its columns distributions, such as groups of clients. A *turn* is a stretch of
-rounds in which one distribution has the largest expected share; under a smooth shift others take part in it too. A
+rounds in which one distribution has the largest expected share. Under a smooth shift others take part, too. A
 distribution is *past* while another one has its turn and its own last turn is over. The level of a turn is the
-accuracy at the last evaluation in it. Where every distribution comes once, one after the other, and is judged after
-each turn, these are the formulas above.
+accuracy at the last evaluation in it. These are the formulas above if every distribution comes once and is judged after
+each turn.
 
 The numbers are NaN for a distribution without a past turn, and recovery is NaN for one that came only once.
 """
@@ -187,9 +187,9 @@ class Transfer:
     def recoveries(self, tolerance: float = TOLERANCE, window: int | None = None) -> list[float]:
         """Return for each return of a distribution the rounds until it is within `tolerance` of its last turn's level.
 
-        Counted from the round in which it became the majority to the first evaluation that is high enough; 0 if it had
-        not fallen, infinity if the turn was too short. Left out as unknown: a turn without an evaluation, a turn after
-        one without a level, and a turn that the end of the run cut off before the level.
+        Counted from the round in which it became the majority to the first evaluation that is high enough. 0 if it had
+        not fallen, infinity if the turn was too short. Unknown turns are left out: those without an evaluation, after a
+        turn without a level, or cut off by the end of the run before the level.
 
         Args:
             tolerance: as a share.
@@ -267,8 +267,8 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
 def transfer_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of forgetting of absent groups, a row per method; None without absences.
 
-    Over {span}: backward transfer is the change of an absent group since its last turn, forgetting its fall from its
-    highest {score}, and forward transfer its {score} before its first turn minus chance.
+    Over {span}. Backward transfer is the change of an absent group since its last turn. Forgetting is its fall from its
+    highest {score}. Forward transfer is its {score} before its first turn, minus chance.
     """
     backward, forgetting, *others = NUMBERS
     groups = [Number(f"forgetting_{group}", points, f"forgetting, {group} clients") for group in summary.groups]
