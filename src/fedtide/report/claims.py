@@ -38,9 +38,9 @@ class _Evidence:
 def judge(methods: Sequence[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
     """Return the verdict on a claim.
 
-    A claim holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound. It does not
-    hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen. Seeds may be too
-    few to tell (`Measure.clarity`), and two methods may be the same run.
+    A claim holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound. It does
+    not hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen. Seeds may be
+    too few to tell (`Measure.clarity`), and two methods may be the same run.
     """
     return _verdict(claim, _evidence({method.name: method for method in methods}, claim), units)
 

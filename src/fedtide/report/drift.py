@@ -68,8 +68,8 @@ class Fall:
         event: its round.
         before: the last value before it.
         lowest: the lowest value in its interval.
-        rounds: rounds until the curve is back within `SLACK` of `before`. 0 if it never left; the length of the
-            interval if it does not recover.
+        rounds: rounds until the curve is back within `SLACK` of `before`: 0 if it never left, the length of the
+            interval if it never comes back.
         back: true if it recovers.
     """
 

@@ -187,9 +187,9 @@ class Transfer:
     def recoveries(self, tolerance: float = TOLERANCE, window: int | None = None) -> list[float]:
         """Return for each return of a distribution the rounds until it is within `tolerance` of its last turn's level.
 
-        Counted from the round in which it became the majority to the first evaluation that is high enough. 0 if it had
-        not fallen, infinity if the turn was too short. Unknown turns are left out: those without an evaluation, after a
-        turn without a level, or cut off by the end of the run before the level.
+        They are counted from the round in which it became the majority to the first evaluation at the level. They are 0
+        if it had not fallen, and infinity if the turn was too short. A turn is left out if it has no evaluation, if the
+        last turn had no level, or if the end of the run cut it off.
 
         Args:
             tolerance: as a share.
