@@ -97,8 +97,8 @@ def macro_f1(counts: np.ndarray) -> float:
 def auc(counts: np.ndarray) -> tuple[float, float]:
     """Return the area under the ROC curve, each class against the rest, as a mean over classes, and the bound of its error.
 
-    It is the share of pairs of a row of the class and another row in which the former scores higher. Equal scores count
-    half (Hanley and McNeil 1982), as do pairs in one bin, so that the error is at most half their share.
+    It is the share of pairs of a row of the class and another row in which the former scores higher. Equal scores
+    count half (Hanley and McNeil 1982), as do pairs in one bin. So the error is at most half their share.
 
     Args:
         counts: (classes, 2, bins) rows of the class, and others, by their score for it, from low to high. A class of
