@@ -95,7 +95,7 @@ def macro_f1(counts: np.ndarray) -> float:
 
 
 def auc(counts: np.ndarray) -> tuple[float, float]:
-    """Return the area under the ROC curve, each class against the rest, as a mean over classes, and the bound of its error.
+    """Return the area under the ROC curve, a mean over classes of each against the rest, and the bound of its error.
 
     It is the share of pairs of a row of the class and another row in which the former scores higher. Equal scores
     count half (Hanley and McNeil 1982), as do pairs in one bin. So the error is at most half their share.
