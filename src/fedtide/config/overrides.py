@@ -22,7 +22,7 @@ SHORT = {"cohort": as_cohort, "stop_at": as_stop_at, "groups": by_what}
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
-    """Split `key=value` into (path, value); the value is TOML, or a string where it is not.
+    """Split `key=value` into (path, value); the value is TOML, or else a string.
 
     >>> parsed("data.partition.alpha=0.1"), parsed("model=linear")
     ((['data', 'partition', 'alpha'], 0.1), (['model'], 'linear'))
@@ -41,7 +41,7 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
 
 
 def seed_list(text: str) -> str:
-    """Seeds as they are asked for on the command line, as a list of TOML.
+    """Return the seeds of the command line as a list of TOML.
 
     >>> seed_list("0,1,2"), seed_list("0-2"), seed_list("7, 0-1")
     ('[0,1,2]', '[0,1,2]', '[7,0,1]')
@@ -59,7 +59,7 @@ def seed_list(text: str) -> str:
 
 
 def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
-    """(path, value) of everything below a table; one with `kind`, or of a sweep, is a value, as it replaces another.
+    """Return (path, value) of all values below a table; a table with `kind`, or of a sweep, is a value.
 
     >>> flat({"rounds": 4, "data": {"partition": {"kind": "iid"}}})
     [(['rounds'], 4), (['data', 'partition'], {'kind': 'iid'})]

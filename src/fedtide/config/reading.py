@@ -233,7 +233,7 @@ def _options_of(method: dict[str, Any], number: int, where: str, *, imports: boo
         if callable(algorithm):
             name = getattr(algorithm, "__name__", "function")
             allowed = (
-                f"'module:{name}' with {name} in a file, module.py, as other processes import it; "
+                f"'module:{name}' with {name} in a file, module.py, because other processes import it; "
                 f"ft.simulate({name}(task), people) plays it as it is"
             )
         raise refused(key, algorithm, allowed)
@@ -420,7 +420,7 @@ def _check(experiment: Experiment, where: str) -> None:
             but = f"data.target is '{experiment.data.target.kind}'"
             raise refused(f"{where}: metrics[{number}]", of_classes, "metrics of your own, or classes", but)
     if experiment.data.target.kind == "counts" and getattr(experiment.data.source, "own_scale", False):
-        raise refused(f"{where}: data.source.own_scale", True, "false, as data.target is 'counts'")
+        raise refused(f"{where}: data.source.own_scale", True, "false, because data.target is 'counts'")
     last = experiment.rounds - 1
     for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
         if number > last:

@@ -273,7 +273,7 @@ class Claim(Strict):
         versus: the method that it is compared with, seed by seed. Of several it is the one with the highest mean, with
             `less` the lowest. None compares the number itself with `bound`.
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... None means the
-            headline score: accuracy, or skill where labels are numbers or counts.
+            headline score: accuracy, or skill if labels are numbers or counts.
         bound: the number, or the difference, must lie beyond this.
         less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
         within: it must lie closer to `bound` than this, on either side.

@@ -161,7 +161,7 @@ def _short_words(answers: Answers, answer: Finding) -> str:
         return ""
     words = SHORT[answer.question].format({"strong": "strongly", "mild": "mildly"}[answer.level])
     if answer.question == "mix" and answers.rows.clients > 1 and answer.why:
-        words += f", as {listed([WHY[reason] for reason in answer.why])}"
+        words += f", because {listed([WHY[reason] for reason in answer.why])}"
     if answer.question == "drift" and answers["matter"].level != "not asked":
         words += (
             ", and models of the past suffer" if answers["matter"].found else ", but models of the past hardly suffer"

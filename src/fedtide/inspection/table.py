@@ -269,7 +269,7 @@ def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "",
         time = f"{', '.join(columns['time'])} ({spanned(table.time, unit)}{clocks})"
     kind = "a measure" if table.measured else f"{len(np.unique(table.label))} classes"
     kind += GUESSED if guessed else ""
-    lack = f", {columns['missing']:,} left out as something is missing" if columns["missing"] else ""
+    lack = f", {columns['missing']:,} left out because something is missing" if columns["missing"] else ""
     lines = [
         f"{table.name}: {rows:,} rows{lack}",
         f"label: {columns['label']} ({kind}); client: {clients}; time: {time}; features: {names}",

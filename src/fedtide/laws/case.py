@@ -60,7 +60,7 @@ def toy(
 
     Args:
         algorithm: registered name or module:function.
-        options: of the method; local training and a cohort of four are given where it takes them.
+        options: of the method; local training and a cohort of four are defaults if it takes them.
         sets: overrides `key=value` of the experiment.
         changes: top-level keys; tables are merged into the toy's.
     """

@@ -367,9 +367,9 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
     except Broken:
         raise
     except Exception as error:
-        error.add_note(f"where the rows of one client are odd: {words}")
+        error.add_note(f"if the rows of one client are odd: {words}")
         raise
-    where = f"where the rows of one client are odd ({words})"
+    where = f"if the rows of one client are odd ({words})"
     hold(all_finite([step.state for step in run.steps]), f"{where}, a number of the state is not finite")
     for ask in fleet.asks:
         hold(all_finite(dict(ask.reply.rows)), f"{where}, '{ask.question}' reveals a number that is not finite")
@@ -409,7 +409,7 @@ def clients_join(case: Case, rounds: int | None = None) -> None:
     try:
         run = played(case.experiment, fleet=partial(Growing, registered=False), rounds=rounds)
     except Exception as error:
-        error.add_note("where clients join; is a field of the state with an entry for each client `per_client`?")
+        error.add_note("when clients join; is a field of the state with an entry for each client `per_client`?")
         raise
     hold(all_finite(run.state), "clients join, and the last state has a number that is not finite")
     *_, scores = judged(run)

@@ -274,7 +274,7 @@ def test_gaps_are_an_error_or_left_out_or_filled(library):
     assert table(frame, features=("a", "w"), label="label", missing="drop", quiet=True).x.tolist() == [[1.0, 1.0]]
     filled = table(frame, features=("a", "w"), label="label", missing="mean", quiet=True)
     assert filled.x.tolist() == [[1.0, 1.0], [2.0, 1.0], [3.0, 0.0]]
-    assert filled.said[0] == "table: 4 rows, 1 left out as something is missing"
+    assert filled.said[0] == "table: 4 rows, 1 left out because something is missing"
 
 
 def test_domains_and_cuts():

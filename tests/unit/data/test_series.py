@@ -160,7 +160,7 @@ def test_no_value_is_its_own_past(tmp_path):
     [
         ({"lags": ["24h", "1d"]}, "data.source: found lags 24h and 1d, which are the same, allowed: each once"),
         ({"clock": ["hour", "hour"]}, "data.source.clock: found 'hour' twice, allowed: each once"),
-        ({"own_scale": True}, "data.source.own_scale: found True, allowed: false, as data.target is 'counts'"),
+        ({"own_scale": True}, "data.source.own_scale: found True, allowed: false, because data.target is 'counts'"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(two, source, said):

@@ -60,7 +60,7 @@ def test_columns_are_guessed_by_name_and_type_and_may_be_left_out(tmp_path):
         "label": "score", "client": "station_id", "time": ("when",), "features": ("basket",), "missing": 1,
         "gaps": True, "categories": (),
     }  # fmt: skip
-    assert "400 rows, 1 left out as something is missing" in found.said[0]
+    assert "400 rows, 1 left out because something is missing" in found.said[0]
     assert found.said[1].startswith(
         f"label: score (2 classes{GUESSED}); client: station_id (20 values); time: when (20"
     )

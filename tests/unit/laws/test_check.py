@@ -19,7 +19,7 @@ FAULTS = {
     "reveal": ("sums", "the server sees 'loss' of single clients, and `reveals` of the Algorithm does not name it"),
     "closure": ("resume", "something is kept outside of the state"),
     "nobody": ("dropouts", "(fednova.py, line "),
-    "empty": ("degenerate", "ZeroDivisionError: division by zero (where the rows of one client are odd: no sample)"),
+    "empty": ("degenerate", "ZeroDivisionError: division by zero (if the rows of one client are odd: no sample)"),
     "share": ("update", "the update of an answer to 'train' is not what its local training did"),
     "mixing": ("pooled", "`predict` mixes rows"),
 }

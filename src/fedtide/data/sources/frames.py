@@ -195,7 +195,7 @@ def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str]
     shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
     time = "none" if rows.time is None else f"{', '.join(roles.time)} ({spanned(rows.time.numpy(), unit)})"
     lack = total - len(rows)
-    yield f"{rows.name}: {total:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
+    yield f"{rows.name}: {total:,} rows" + (f", {lack:,} left out because something is missing" if lack else "")
     kind = rows.labeled
     if rows.value is not None:
         kind = f"{kind} from {float(rows.value.min()):g} to {float(rows.value.max()):g}"
