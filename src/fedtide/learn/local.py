@@ -33,67 +33,6 @@ from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-"""Of Adam."""
-
-
-class LocalOptimizer:
-    """SGD, Adam or AdamW, with fresh state, for one client or for several that are stacked.
-
-    The steps are those of `torch.optim` with its default settings, bit for bit. The classes of `torch.optim` import the
-    compiler of torch, which takes two seconds, and their steps take longer than those of a small model.
-
-    Args:
-        local: optimizer, momentum, weight decay.
-        rate: current learning rate.
-        params: parameters, or of several clients (clients, ...) each; clients with fewer steps come last.
-
-    >>> w = [torch.ones(2)]
-    >>> step = LocalOptimizer(LocalTrainer(momentum=0.5), 0.1, w)
-    >>> for number in range(2):
-    ...     step(w, [torch.ones(2)], number)
-    >>> w
-    [tensor([0.7500, 0.7500])]
-    """
-
-    def __init__(self, local: LocalTrainer, rate: float, params: list[Tensor]) -> None:
-        self.local, self.lr = local, rate
-        moments = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 2)
-        self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
-
-    def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
-        """Take step `number`, from 0 on, along a gradient, which is changed by weight decay.
-
-        Of stacked clients, `params` are those of the clients that still take steps, which come first.
-        """
-        local = self.local
-        if local.weight_decay and local.optimizer != "adamw":
-            torch._foreach_add_(gradient, params, alpha=local.weight_decay)
-        moments = self.moments
-        if any(buffers[0].shape != params[0].shape for buffers in moments):
-            moments = [[buffer[: len(params[0])] for buffer in buffers] for buffers in moments]
-        if local.optimizer != "sgd":
-            self._adam(params, gradient, moments, number)
-            return
-        if moments:
-            torch._foreach_mul_(moments[0], local.momentum)
-            torch._foreach_add_(moments[0], gradient)
-            gradient = moments[0]
-        torch._foreach_add_(params, gradient, alpha=-self.lr)
-
-    def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
-        if self.local.optimizer == "adamw":
-            torch._foreach_mul_(params, 1 - self.lr * self.local.weight_decay)
-        first, second = moments
-        torch._foreach_lerp_(first, gradient, 1 - BETA1)
-        torch._foreach_mul_(second, BETA2)
-        torch._foreach_addcmul_(second, gradient, gradient, 1 - BETA2)
-        root = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(root, (1 - BETA2 ** (number + 1)) ** 0.5)
-        torch._foreach_add_(root, EPS)
-        torch._foreach_addcdiv_(params, first, root, -(self.lr / (1 - BETA1 ** (number + 1))))
-
-
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
@@ -357,6 +296,72 @@ class LocalTrainer:
                 yield epoch, batch
 
 
+# -- the optimizer -----------------------------------------------------------------------------------------------------
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+"""Constants of Adam."""
+
+
+class LocalOptimizer:
+    """SGD, Adam or AdamW, with fresh state, for one client or for several that are stacked.
+
+    The steps are those of `torch.optim` with its default settings, bit for bit. The classes of `torch.optim` import the
+    compiler of torch, which takes two seconds, and their steps take longer than those of a small model.
+
+    Args:
+        local: optimizer, momentum, weight decay.
+        rate: current learning rate.
+        params: parameters, or of several clients (clients, ...) each; clients with fewer steps come last.
+
+    >>> w = [torch.ones(2)]
+    >>> step = LocalOptimizer(LocalTrainer(momentum=0.5), 0.1, w)
+    >>> for number in range(2):
+    ...     step(w, [torch.ones(2)], number)
+    >>> w
+    [tensor([0.7500, 0.7500])]
+    """
+
+    def __init__(self, local: LocalTrainer, rate: float, params: list[Tensor]) -> None:
+        self.local, self.lr = local, rate
+        moments = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 2)
+        self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
+
+    def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
+        """Take step `number`, from 0 on, along a gradient, which is changed by weight decay.
+
+        Of stacked clients, `params` are those of the clients that still take steps, which come first.
+        """
+        local = self.local
+        if local.weight_decay and local.optimizer != "adamw":
+            torch._foreach_add_(gradient, params, alpha=local.weight_decay)
+        moments = self.moments
+        if any(buffers[0].shape != params[0].shape for buffers in moments):
+            moments = [[buffer[: len(params[0])] for buffer in buffers] for buffers in moments]
+        if local.optimizer != "sgd":
+            self._adam(params, gradient, moments, number)
+            return
+        if moments:
+            torch._foreach_mul_(moments[0], local.momentum)
+            torch._foreach_add_(moments[0], gradient)
+            gradient = moments[0]
+        torch._foreach_add_(params, gradient, alpha=-self.lr)
+
+    def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
+        if self.local.optimizer == "adamw":
+            torch._foreach_mul_(params, 1 - self.lr * self.local.weight_decay)
+        first, second = moments
+        torch._foreach_lerp_(first, gradient, 1 - BETA1)
+        torch._foreach_mul_(second, BETA2)
+        torch._foreach_addcmul_(second, gradient, gradient, 1 - BETA2)
+        root = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(root, (1 - BETA2 ** (number + 1)) ** 0.5)
+        torch._foreach_add_(root, EPS)
+        torch._foreach_addcdiv_(params, first, root, -(self.lr / (1 - BETA1 ** (number + 1))))
+
+
+# -- one gradient in place of training, and costs ----------------------------------------------------------------------
+
+
 def plain_sgd(local: LocalTrainer, why: str) -> None:
     """Refuse local training other than by SGD without momentum, clipping and FedProx's pull.
 
@@ -460,6 +465,9 @@ def clip(gradient: list[Tensor], largest: float) -> None:
     """
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
     torch._foreach_mul_(gradient, torch.clamp(largest / norm, max=1.0))
+
+
+# -- whether a model fits its rows -------------------------------------------------------------------------------------
 
 
 def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key: str = "local") -> None:
