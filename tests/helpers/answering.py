@@ -76,13 +76,6 @@ def still(weights: Weights) -> Weights:
     return map_leaves(torch.zeros_like, weights)
 
 
-def plain_names(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a network with one branch, by the names they have without branches."""
-    return {
-        name.removeprefix("model.").replace(".copies.0", "").removeprefix("model."): v for name, v in params.items()
-    }
-
-
 def moving(kind: str, a0: float = 1.0) -> Update:
     """How components move, by its kind."""
     return {"certainty": Certainty(a0=a0), "share": Share(), "overwrite": Overwrite()}[kind]
