@@ -26,7 +26,7 @@ async def many(root: Path, port: str, names: list[str]) -> None:
     lines = []
     for name in names:
         authority, key = str(root / "authority" / "ca.crt"), str(root / name / "key")
-        known = LineSettings(f"127.0.0.1:{port}", authority, "0123456789abcdef", name, key).known
+        known = LineSettings(f"127.0.0.1:{port}", authority, "0123456789abcdef", name, key).server
         lines.append(Line(known, lambda header, payload, seconds: (b"{}", payload), lambda line: None))
     await asyncio.gather(*(line.run() for line in lines))
 

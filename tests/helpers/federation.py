@@ -69,7 +69,7 @@ class Federation:
 
     def known(self, name: str, admitted: bool = True) -> Known:
         """Return what a node knows of the server, with its key, which is let in."""
-        known = self.line(name).known
+        known = self.line(name).server
         if admitted:
             self.keys[name] = certificates.read_public_key(self.root / name / "key.pub")[0]
             self.admit()

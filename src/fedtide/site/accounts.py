@@ -1,7 +1,7 @@
 """Accounts of privacy in a study of real clients: the server's, and the one that each node keeps by itself.
 
-The server is trusted to add noise, of which a node sees nothing. A node can count by itself: the rounds of its clients,
-whether these are as far apart and as few as its ticket says, and the epsilon that they come to.
+The server is trusted to add noise, of which a node sees nothing. A node counts by itself in which rounds its clients
+were. These have to be as few and as far from each other as its ticket says. From them follows the epsilon so far.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def seat_of(folder: Path, config: tuple[tuple[str, Any], ...], rehearsal: bool) 
 
     Args:
         folder: the app's package.
-        config: `name` in the roster; `data`, a file of rows for each of its clients, with commas between; `home`, the
-            folder of the clients' memory, by default one of its name.
+        config: `name` is that in the roster. `data` has a file of rows for each of its clients, with commas between.
+            `home` is the folder of the clients' memory, by default one of its name.
         rehearsal: play with the study's own rows, as the simulation deals them.
 
     Raises:

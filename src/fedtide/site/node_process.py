@@ -90,7 +90,7 @@ class LineSettings:
     worker: Sequence[str] = ()
 
     @property
-    def known(self) -> Known:
+    def server(self) -> Known:
         """The node's knowledge of its server, with its key."""
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -107,16 +107,16 @@ def node_command(path: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "fedtide.site.node_process", str(path)]
 
 
-def write_settings(home: Path, worker: Mapping[str, Any], line: LineSettings) -> Path:
+def write_settings(folder: Path, worker: Mapping[str, Any], line: LineSettings) -> Path:
     """Write the settings of a node to a file of its folder; return the file.
 
     Args:
-        home: the node's folder.
+        folder: the node's folder.
         worker: settings of its worker, see `fedtide.site.work`.
         line: settings of its stream.
     """
-    (home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = home / "run" / "worker.json"
+    (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / "run" / "worker.json"
     path.write_text(json.dumps({**worker, "line": asdict(line)}), encoding="utf-8")
     return path
 
@@ -157,7 +157,9 @@ class Worker:
         if self._lock.acquire(blocking=False):
             try:
                 if not self._resting and self._runs() and self._is_ready() and self._is_idle():
-                    self._rest()
+                    self._end()
+                    self._process, self._resting = None, True
+                    self._line.close()
             finally:
                 self._lock.release()
 
@@ -190,11 +192,6 @@ class Worker:
     def _is_idle(self) -> bool:
         """Tell whether the worker had no question for long, and starts quickly."""
         return self._rests and self._took < QUICK and time.monotonic() - self._used > IDLE
-
-    def _rest(self) -> None:
-        self._end()
-        self._process, self._resting = None, True
-        self._line.close()
 
     def _wait(self, until: float) -> None:
         """Wait until the worker runs and has read its rows."""
@@ -260,7 +257,7 @@ class Worker:
             if not late.is_set():
                 raise
             self._say("a question took longer than it may; the worker starts again")
-            self._note_end(said=True)
+            self._note_end(is_said=True)
             self._next = 0.0
             raise Failed("late: no answer in time") from None
         finally:
@@ -273,7 +270,7 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def _note_end(self, said: bool = False) -> None:
+    def _note_end(self, is_said: bool = False) -> None:
         """Say why the worker died, unless that was said, and when it is started again."""
         assert self._process is not None
         lasted, status = time.monotonic() - self._began, self._process.wait()
@@ -283,7 +280,7 @@ class Worker:
         line = self._cause() or f"ended with status {status} after {lasted:.0f} s; see {self._log}"
         if lasted > STEADY:
             self._pause = SHORTEST / 2
-        self._put_off("" if said else line)
+        self._put_off("" if is_said else line)
 
     def _put_off(self, line: str) -> None:
         """Say why there is no worker, unless that was said last, and try again later."""
@@ -363,7 +360,7 @@ def main(path: Path) -> int:
         rests=settings.get("health") is None,  # a health address is one of the worker
     )
     try:
-        stream = Line(line.known, worker.answer, say, path.with_name(LET_IN).touch)
+        stream = Line(line.server, worker.answer, say, path.with_name(LET_IN).touch)
         return asyncio.run(_run(stream, worker, line.with_parent))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")

@@ -5,8 +5,8 @@ one node and the server on the way, and compares the result with the simulation.
 
 A replay plays a deployment again in simulation from its record, if the rows of its clients are at hand. The same
 clients take part and the same answers count. So the weights are those of the deployment, if processor and versions are
-the same. Nobody knows the noise of a private run. Its sums are taken as they were released, so no rows are needed:
-equal weights show that they are made of releases alone, which the budget covers. If rows are at hand, the noise of each
+the same. The noise of a private run is secret. Its sums are taken as they were released, so no rows are needed. Equal
+weights then show that they are made of releases alone, which the budget covers. If rows are at hand, the noise of each
 sum is compared with the ledger's, too.
 """
 
@@ -119,15 +119,15 @@ def make_rehearsal(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
     digest = digest_of(experiment, experiment.method[0], experiment.seeds[0])
     nodes = []
     for node in site.roster.node:
-        home = _home_of(root, node.name)
-        home.mkdir(mode=0o700, parents=True)
-        certificates.make_node_key(home / "key", home / "key.pub", node.name)
-        nodes.append(node.model_copy(update={"key": certificates.read_public_key(home / "key.pub")[0]}))
+        place = _node_folder(root, node.name)
+        place.mkdir(mode=0o700, parents=True)
+        certificates.make_node_key(place / "key", place / "key.pub", node.name)
+        nodes.append(node.model_copy(update={"key": certificates.read_public_key(place / "key.pub")[0]}))
     Site(root, experiment, site.about.model_copy(update={"digest": digest}), Roster(node=tuple(nodes))).write()
     return Site.read(root)
 
 
-def _home_of(root: Path, name: str) -> Path:
+def _node_folder(root: Path, name: str) -> Path:
     return root / "nodes" / name
 
 
@@ -199,13 +199,13 @@ def server_of(site: Site, log: Log) -> Process:
 def node_of_rehearsal(site: Site, name: str, log: Log, slow: Sequence[int] = ()) -> Process:
     """Return a node of a rehearsal, which takes its time in the rounds `slow`."""
     root = site.root.absolute()
-    home = _home_of(root, name)
+    place = _node_folder(root, name)
     authority = str(root / "authority" / "ca.crt")
-    line = LineSettings(site.address, authority, site.digest, name, str(home / "key"), with_parent=True)
-    settings: dict[str, Any] = {"site": str(root), "home": str(home)}
+    line = LineSettings(site.address, authority, site.digest, name, str(place / "key"), with_parent=True)
+    settings: dict[str, Any] = {"site": str(root), "home": str(place)}
     if slow:
         settings["slow"] = {"rounds": list(slow), "seconds": SLOW}
-    return Process(name, node_command(write_settings(home, settings, line)), log)
+    return Process(name, node_command(write_settings(place, settings, line)), log)
 
 
 def look_at_server(site: Site, server: Process, since: float) -> Status | None:
@@ -313,8 +313,8 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
 
     Args:
         root: its run folder, `run` in the folder of the site.
-        data: a file of rows for each client, in the order of their ids; none takes the study's own rows, as a
-            rehearsal does, and of a private run none.
+        data: a file of rows for each client, in the order of their ids. Without files the study's own rows are taken,
+            and none for a private run.
         out: the run folder to make; None is `replay` beside the run folder.
 
     Raises:

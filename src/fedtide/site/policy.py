@@ -71,7 +71,7 @@ class Policy(Strict):
         fewest: minimum number of clients in a sum.
         rows_at_least: minimum number of rows of a part for a client to be judged on it.
         secure: whether sums must be masked.
-        peers: fingerprints of the keys of nodes that masks may be shared with; None takes the first key that comes with
+        peers: fingerprints of the keys of nodes that masks may be shared with. None takes the first key that comes with
             a node's name, and no other one after it.
         epsilon: limit for all answers of a client, at the delta of the study; None allows what it plans.
         clip: by name of a summed value, the largest bound to which answers are cut.

@@ -1,7 +1,7 @@
 """A node's seat in a federation: its ticket, key, rows and policy, all checked before anything is sent; then its start.
 
-A node's folder holds NAME.key, which is secret and never travels, NAME.pub, which the site admits, a copy of the
-ticket, the place of its policy, the memory of its clients, and the model that they were evaluated with.
+A node's folder holds NAME.key, which is secret and never travels, and NAME.pub, which the site admits. It has a copy
+of the ticket, the place of the policy, the memory of its clients, and the model that they were evaluated with.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
     (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
     line = replace(seat.line, json=log.lines)
     try:
-        greeting = asyncio.run(look_at(line.known))
+        greeting = asyncio.run(look_at(line.server))
     except FedtideError as error:
         if not (home / "run" / LET_IN).exists():
             raise

@@ -138,8 +138,8 @@ def join(
     Args:
         ticket: the file from the site.
         data: a CSV, Parquet or NPZ file with the rows of the client; as many as the ticket has clients, in order.
-        policy: a file with rules of your own, such as values that are never revealed and questions that are answered;
-            remembered from the last start; "none" forgets it.
+        policy: a file with rules of your own, such as values that are never revealed; remembered from the last start;
+            "none" forgets it.
         home: the node's folder, with its key and the memory of its clients; by default one of its name here.
         dry: say what would be asked, sent, revealed and kept, and do nothing.
         health: a port of the loopback at which programs of this machine can ask how the node is.
@@ -220,8 +220,8 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
 
     Args:
         run_folder: `run` in the folder of a site.
-        data: a file of rows for each client, in the order of their ids; by default the study's own rows, and none for a
-            private run.
+        data: a file of rows for each client, in the order of their ids. By default it takes the study's own rows, and
+            none for a private run.
         out: the run folder of the simulation; by default `replay` beside the run folder.
     """
     from fedtide.site.parity import replay as play
@@ -240,8 +240,8 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
         return 0
     first = "" if result.differs is None else f"; the records differ from round {result.differs} on"
     _say(f"after {result.rounds} rounds the weights are not those of the deployment{first}")
-    own = "the study's own rows; --data takes those of the clients"
-    _say(f"it was played with {'files in the order of the ids of clients' if data else own}")
+    default = "the study's own rows; --data takes those of the clients"
+    _say(f"it was played with {'files in the order of the ids of clients' if data else default}")
     return 1
 
 

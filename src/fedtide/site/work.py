@@ -55,10 +55,10 @@ def node_of(settings: Mapping[str, Any]) -> Node:
     """Build a node.
 
     Args:
-        settings: paths of a seat (`ticket`, `data`, `policy`, `home`), or of a site with whose rows it is rehearsed
-            (`site`, `home`, and `name` if that is not the folder's).
+        settings: paths of a seat: `ticket`, `data`, `policy`, `home`. For a rehearsal with the rows of a site: `site`,
+            `home`, and `name` if that is not the folder's.
     """
-    home = Path(settings["home"])
+    folder = Path(settings["home"])
     rows: ClientRows
     rules: Rules = NoRules()
     trusts: Callable[[str, str], str | None]
@@ -67,35 +67,35 @@ def node_of(settings: Mapping[str, Any]) -> Node:
         host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
         experiment, run = site.experiment, site.digest
         algorithm, seed, rows = host.algorithm, site.seed, host.population
-        name, key = settings.get("name", home.name), home / "key"
+        name, key = settings.get("name", folder.name), folder / "key"
         (clients,) = (node.clients for node in site.roster.node if node.name == name)
         trusts = partial(_check_key, {node.name: node.key for node in site.roster.node})
     else:
         policy = None if settings["policy"] is None else Path(settings["policy"])
-        seat = Seat.read(Path(settings["ticket"]), [Path(path) for path in settings["data"]], policy, home)
+        seat = Seat.read(Path(settings["ticket"]), [Path(path) for path in settings["data"]], policy, folder)
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
         algorithm, rows = seat.algorithm, seat.rows
         study = ledger_for(experiment, algorithm)
         clip = None if experiment.wire is None else experiment.wire.build().clip
-        budget = None if study is None or clip is None else Budget(study, clip, home / OWN)
-        rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, write_log, budget)
+        budget = None if study is None or clip is None else Budget(study, clip, folder / OWN)
+        rules = owner = Owner(policy, folder / "judged.jsonl", experiment.rounds, write_log, budget)
         name, key, clients = seat.ticket.node, seat.key, seat.ticket.clients
-        trusts = Peers(home / "peers.json", lambda: owner.policy, write_log).trusts
+        trusts = Peers(folder / "peers.json", lambda: owner.policy, write_log).trusts
     wire = FLOATING if experiment.wire is None else experiment.wire.build()
     masker = None
     if wire.secure:
-        masker = Masker(run, name, certificates.read_private_key(key), trusts, home / "opened")
+        masker = Masker(run, name, certificates.read_private_key(key), trusts, folder / "opened")
     return Node(
         algorithm,
         seed,
         rows,
-        home / "memory" / run,
+        folder / "memory" / run,
         run=run,
         rules=rules,
         partial_work=experiment.timing.partial_work,
         threads=experiment.fleet.threads,
         log=write_log,
-        judged=home / "judged" if "site" not in settings else None,
+        judged=folder / "judged" if "site" not in settings else None,
         wire=wire,
         masker=masker,
         clients=frozenset(clients),
@@ -200,11 +200,11 @@ class Predicted:
     rows: int
 
 
-def predict_at_node(home: Path, path: Path, out: Path, client: int | None = None) -> Predicted:
+def predict_at_node(folder: Path, path: Path, out: Path, client: int | None = None) -> Predicted:
     """Predict the rows of a CSV, Parquet or NPZ file, and write a CSV file with their classes and probabilities.
 
     Args:
-        home: the node's folder.
+        folder: the node's folder.
         path: the file, with the features of the study; a label is not read.
         out: the new file.
         client: id of one of the node's clients; needed if there are several.
@@ -213,28 +213,28 @@ def predict_at_node(home: Path, path: Path, out: Path, client: int | None = None
         FedtideError: the node was never started or evaluated, or the rows are not those of the study.
     """
     check_free(out)
-    settings, ticket, client = _read_settings(home, client)
+    settings, ticket, client = _read_settings(folder, client)
     about = ticket.rows
     rows = read_features(path, about.shape, about.columns)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
-    node, judged = node_of(settings), Judged.read(home / "judged")
+    node, judged = node_of(settings), Judged.read(folder / "judged")
     prediction = node.predict(judged, client, x)
     write_text(out, table(prediction.told, _class_names(ticket)))
     return Predicted(ticket.node, client, judged.header["moment"]["round"], len(x))
 
 
-def model_at_node(home: Path, client: int | None = None) -> tuple[str, Model]:
+def model_at_node(folder: Path, client: int | None = None) -> tuple[str, Model]:
     """Return a name for a file, and the model that a client was evaluated with last.
 
     Args:
-        home: the node's folder.
+        folder: the node's folder.
         client: id of one of the node's clients; needed if there are several.
 
     Raises:
         FedtideError: the node was never started or evaluated, or which of several networks predicts depends on the row.
     """
-    settings, ticket, client = _read_settings(home, client)
-    node, judged, experiment = node_of(settings), Judged.read(home / "judged"), ticket.experiment
+    settings, ticket, client = _read_settings(folder, client)
+    node, judged, experiment = node_of(settings), Judged.read(folder / "judged"), ticket.experiment
     method, moment = experiment.method[0], Moment(**judged.header["moment"])
     task = task_of(experiment, method, zero_rows(ticket.rows))
     shard = node.rows.shard(client, moment)
@@ -245,7 +245,7 @@ def model_at_node(home: Path, client: int | None = None) -> tuple[str, Model]:
     parts = mixed(task, replace(task, begin=None).init(Rng(0)), rows, received, memory, prediction)
     if parts is None:
         but = "which of its networks predicts, or how much each counts, depends on the row"
-        raise FedtideError(f"{home}: {but}; allowed: fedtide predict {home} ROWS")
+        raise FedtideError(f"{folder}: {but}; allowed: fedtide predict {folder} ROWS")
     about = {
         "fedtide": installed(),
         "run": f"{experiment.title or 'a study'}, {method.name}",
@@ -259,13 +259,15 @@ def model_at_node(home: Path, client: int | None = None) -> tuple[str, Model]:
     return f"{ticket.node}-client-{client}", Model(task, parts, rows[-CHECKED:], about)
 
 
-def _read_settings(home: Path, client: int | None) -> tuple[dict[str, Any], Ticket, int]:
+def _read_settings(folder: Path, client: int | None) -> tuple[dict[str, Any], Ticket, int]:
     """Return the settings of a node's worker, its ticket, and the client that is meant."""
     try:
-        settings = json.loads((home / "run" / "worker.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "run" / "worker.json").read_text(encoding="utf-8"))
         ticket = Ticket.read(Path(settings["ticket"]))
     except (OSError, *UNREADABLE):
-        raise FedtideError(f"{home}: not the folder of a node that was started; start it with: fedtide join") from None
+        raise FedtideError(
+            f"{folder}: not the folder of a node that was started; start it with: fedtide join"
+        ) from None
     client = ticket.clients[0] if client is None and len(ticket.clients) == 1 else client
     if client is None or client not in ticket.clients:
         raise refused("--client", client, ", ".join(map(str, ticket.clients)))

@@ -528,8 +528,9 @@ def certified(folder, host="127.0.0.1", valid=timedelta(days=1)):
     """A folder with another certificate of its authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     authority = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    (folder / "server.crt").write_bytes(certificates._pem(certificates._certificate(authority, host, key, valid)))
-    (folder / "server.key").write_bytes(certificates._private(key))
+    for name in ("server.crt", "server.key"):
+        (folder / name).unlink()
+    certificates._write_pair(folder, "server", key, certificates._certificate(authority, host, key, valid))
     return folder
 
 

@@ -322,6 +322,6 @@ def test_a_key_that_is_damaged_is_one_line(federation, content):
     line = federation.line("paris")
     Path(line.key).write_bytes(content)
     with pytest.raises(FedtideError) as error:
-        line.known  # noqa: B018
+        line.server  # noqa: B018
     assert str(error.value).startswith(f"{line.key}: damaged or not a private key of OpenSSH")
     assert "\n" not in str(error.value)

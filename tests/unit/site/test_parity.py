@@ -116,7 +116,7 @@ def test_a_node_that_is_invited_later_is_played_again_too(tmp_path):
 def test_an_evaluation_that_nobody_answered_is_left_out_of_the_report(tmp_path):
     site = made(tmp_path, "FedAvg")
     play(site, lambda nodes: Lossy(nodes, seed=0, lost=1.0, held=0.0))
-    assert "What became of each node" in write_report([site.run]).read_text()
+    assert "State of each node" in write_report([site.run]).read_text()
 
 
 def test_real_and_simulated_clients_are_not_mixed_up(tmp_path, capsys):
