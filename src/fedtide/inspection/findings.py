@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.atomic import check_new, making
-from fedtide.draw.html import render, to_pictures
 from fedtide.inspection.answers import QUESTIONS, Answers, answer
 from fedtide.inspection.study import ROWS, methods, study
 from fedtide.inspection.table import Table
@@ -51,6 +50,8 @@ class Findings(Answers):
         return folder / PAGE
 
     def _repr_html_(self) -> str:
+        from fedtide.draw.html import render
+
         lines = (self.short, *self.table.said, *self.notes)
         return render("findings.html", said=lines, answers=_titled(self))
 
@@ -70,7 +71,8 @@ def _titled(answers: Answers) -> list[tuple[str, Any]]:
 
 
 def _page(answers: Answers, text: str | None) -> str:
-    from fedtide.inspection.finding_pictures import pictures  # draws: answers alone do not wait for it
+    from fedtide.draw.html import render, to_pictures  # they draw: answers alone do not wait for it
+    from fedtide.inspection.finding_pictures import pictures
 
     return render(
         "inspection.html",
