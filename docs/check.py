@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
+from fedtide.data.population_builder import build
 from fedtide.runs.build import rows_of
 
 DOCS = Path(__file__).resolve().parent

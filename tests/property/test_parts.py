@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.build import build, divide
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
@@ -25,6 +24,7 @@ from fedtide.data.partition import (
     Rotation,
 )
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build, divide
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from helpers.examples import examples

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
-from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import Shift

@@ -18,6 +18,14 @@ from fedtide.core.errors import refused
 from fedtide.fields.types import Count, Finite, Positive, Spelled, ingredient
 
 
+def _check_side(key: str, value: int, name: str, shape: tuple[int, int, int]) -> None:
+    """Raise if a number of pixels is larger than a side of the images."""
+    _, height, width = shape
+    if value > min(height, width):
+        allowed = f"at most {min(height, width)}, because images of {name} are {height} x {width}"
+        raise refused(key, value, allowed)
+
+
 @ingredient
 class CenterCrop:
     """The central square of every image; an odd remainder costs one more row or column at the bottom and right.
@@ -34,11 +42,8 @@ class CenterCrop:
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return the new shape (channels, height, width) of an image; raise if the image is too small."""
-        depth, height, width = shape
-        if self.size > min(height, width):
-            allowed = f"at most {min(height, width)}, because images of {name} are {height} x {width}"
-            raise refused(f"{where}.size", self.size, allowed)
-        return depth, self.size, self.size
+        _check_side(f"{where}.size", self.size, name, shape)
+        return shape[0], self.size, self.size
 
     def apply(self, x: Tensor) -> Tensor:
         """Crop images (rows, channels, height, width)."""
@@ -62,11 +67,8 @@ class Downscale:
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return the new shape (channels, height, width) of an image; raise if no pixel is left."""
-        depth, height, width = shape
-        if self.factor > min(height, width):
-            allowed = f"at most {min(height, width)}, because images of {name} are {height} x {width}"
-            raise refused(f"{where}.factor", self.factor, allowed)
-        return depth, height // self.factor, width // self.factor
+        _check_side(f"{where}.factor", self.factor, name, shape)
+        return shape[0], shape[1] // self.factor, shape[2] // self.factor
 
     def apply(self, x: Tensor) -> Tensor:
         """Downscale images (rows, channels, height, width)."""

@@ -23,8 +23,8 @@ from fedtide.core.base import Algorithm, Scores
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.data.build import build
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.rows import GeneratedRows, Rows, check_classes, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.sources.files import find

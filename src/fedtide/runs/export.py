@@ -31,7 +31,7 @@ from fedtide.data.sources.arrays import standardize
 from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.files import reading
 from fedtide.data.sources.series import Series
-from fedtide.data.sources.table import CSV
+from fedtide.data.sources.tabular import CSV
 from fedtide.data.sources.when import written
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed

@@ -28,7 +28,7 @@ from fedtide.data.population import Population, features
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources.cells import read_cells, read_names
-from fedtide.data.sources.table import CSV
+from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.fleets.local_engine import Host
 from fedtide.learn.target import CLASSES, Target

@@ -14,7 +14,6 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.config import from_dict, read, to_toml
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
@@ -30,6 +29,7 @@ from fedtide.data.partition import (
     Rotation,
 )
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Calendar

@@ -11,10 +11,10 @@ import torch
 from fedtide import Task, algorithms, simulate
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import IID
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_learned
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Calendar, Stream

@@ -17,10 +17,10 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite
-from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import HeldOutClients, Split
 from fedtide.data.partition import IID, Partition
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.saved import Saved, save
 from fedtide.data.sources.arrays import from_arrays

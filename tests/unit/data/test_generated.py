@@ -10,9 +10,9 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
+from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save

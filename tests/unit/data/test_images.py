@@ -20,7 +20,7 @@ from PIL import Image
 from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
+from fedtide.data.population_builder import build
 from fedtide.data.sources import Images, Manifest, images
 from fedtide.runs.digest import digest_of
 from helpers.image_files import count_decoded, idx_bytes

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Dirichlet, Natural, Resample, Rotation
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift, Who, how

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup
 from fedtide.data.partition import (
     IID,
@@ -27,6 +26,7 @@ from fedtide.data.partition import (
     Saved,
 )
 from fedtide.data.population import Population
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.transforms import CenterCrop, Normalize

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
+from fedtide.data.population_builder import build
 from fedtide.data.sources import CIFAR, IDX, LEAF, Domains
 from fedtide.data.sources.published import PUBLISHED, TYPES, read_idx
 from helpers.examples import examples

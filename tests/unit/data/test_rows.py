@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, OneGroup
 from fedtide.data.partition import IID, Dirichlet, DirichletClass, LabelShards, Majority, Pachinko, Rotation
+from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows, check_classes
 from fedtide.data.sources import Domains, Python

@@ -16,8 +16,8 @@ import fedtide as ft
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.data.build import build
 from fedtide.data.partition import IID, Dirichlet
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources import CSV, NPZ, Gaussians
 from fedtide.data.targets import TARGET_WORDS, Counts, Labels, Number

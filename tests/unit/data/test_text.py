@@ -13,9 +13,9 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural, Resample
+from fedtide.data.population_builder import build
 from fedtide.data.sources import PlayRoles, Text
 from fedtide.data.sources.text import sentences
 from helpers.texts import TINY, tiny, written

@@ -17,9 +17,9 @@ from fedtide.core.base import Moment, Prediction, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedtide.core import codec
-from fedtide.data.build import build
 from fedtide.data.partition import IID
+from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.saved import labels
 from fedtide.draw.holdings import heterogeneous

@@ -17,12 +17,12 @@ from pydantic import Field
 
 from fedtide.core.base import Moment
 from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.from_functions import AwakeBy, HeldBy, ReadBy
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
-from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
 from fedtide.data.shift.what import Calendar, ChangePoints, ClusterDrift, DomainMixture, Rhythm, Static, Stream, What
 from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
 from fedtide.data.shift.what.cluster_drift import MassEvents
-from fedtide.data.shift.what.plan import Python
+from fedtide.data.shift.what.holding import Python
 from fedtide.data.shift.what.stream import Labels, Order, Time
 from fedtide.data.shift.who import Always, BlockCyclic, Data, Periodic, Replay
 from fedtide.fields.types import Spelled, ingredient

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, shown
-from fedtide.data.shift.what.plan import PopulationView
+from fedtide.data.shift.what.holding import PopulationView
 from fedtide.data.shift.who import Arriving
 from fedtide.data.sources.cells import number, read_cells
 from fedtide.data.sources.files import find, reading
@@ -141,7 +141,12 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    spans, own_periods = _of_json(path) if path.suffix == ".json" else (_of_csv(path), {})
+    if path.suffix == ".json":
+        spans, own_periods = _of_json(path)
+    else:
+        cells, own_periods = read_cells(path, [], COLUMNS), {}
+        rows = enumerate(zip(*cells.texts.values(), strict=True))
+        spans = [_span(cells.where(row), *span) for row, span in rows]
     if not spans:
         raise FedtideError(f"shift.who.path: {path}: no client is ever awake; allowed: one interval or more")
     names = tuple(dict.fromkeys(name for _, name, _, _ in spans))
@@ -158,11 +163,6 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
 
 Span = tuple[str, str, float, float]
 """Place in the file for messages, client, beginning and end of an interval."""
-
-
-def _of_csv(path: Path) -> list[Span]:
-    cells = read_cells(path, [], COLUMNS)
-    return [_span(cells.where(row), *span) for row, span in enumerate(zip(*cells.texts.values(), strict=True))]
 
 
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.plan import PopulationView, Python
+from fedtide.data.shift.what.holding import PopulationView, Python
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Flag, Fraction, Positive, Whole, ingredient
 
@@ -352,11 +352,7 @@ class Shared(Swapped):
 
     def _first(self) -> Tensor:
         """Return the concept of each client before the first event."""
-        concept = torch.zeros(len(self.view.group), dtype=torch.int64)
-        if self.swaps.begin == "dealt":
-            for _, _, clients in self.view.shuffled(self.view.rng.at("dealt")):
-                concept[clients] = torch.arange(len(clients)) % self.concepts
-        return concept
+        return self.view.deal(self.view.rng.at("dealt"), self.concepts if self.swaps.begin == "dealt" else 1)
 
     def _after(self, concept: Tensor, event: int) -> Tensor:
         """Return the concept of each client after an event, given the concepts before it."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.saved import content_of
-from fedtide.data.shift.what.plan import PopulationView, Rhythm
+from fedtide.data.shift.what.holding import PopulationView, Rhythm
 from fedtide.draw.prose import listed
 from fedtide.fields.types import DataFile, Finite, OpenFraction, Positive, ingredient
 

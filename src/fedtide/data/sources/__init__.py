@@ -11,7 +11,7 @@ from fedtide.data.sources.images import Images, Manifest
 from fedtide.data.sources.published import CIFAR, IDX, LEAF, GasSensors
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.synthetic import Gaussians, Generated
-from fedtide.data.sources.table import CSV
+from fedtide.data.sources.tabular import CSV
 from fedtide.data.sources.text import Text
 
 Source = Annotated[

@@ -21,7 +21,7 @@ from fedtide.data.sources.files import Loading
 from fedtide.data.sources.images import Images, Manifest
 from fedtide.data.sources.published import CIFAR, IDX, LEAF
 from fedtide.data.sources.synthetic import Gaussians
-from fedtide.data.sources.table import CSV
+from fedtide.data.sources.tabular import CSV
 from fedtide.fields.types import Spelled, explained, ingredient
 
 OneSource = Annotated[

@@ -28,7 +28,7 @@ from fedtide.data.sources.guesses import (
     spelled_columns,
     when_of,
 )
-from fedtide.data.sources.table import Columns
+from fedtide.data.sources.tabular import Columns
 from fedtide.data.sources.when import spanned
 from fedtide.data.targets import Number, Setting
 from fedtide.draw.prose import listed

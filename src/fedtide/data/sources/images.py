@@ -21,7 +21,7 @@ from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.files import Loading, check_unpacked, find, opened, reading
 from fedtide.data.sources.published import read_idx
-from fedtide.data.sources.table import Where, labels_of, names_of
+from fedtide.data.sources.tabular import Where, labels_of, names_of
 from fedtide.data.sources.when import all_seconds
 from fedtide.fields.types import Count, ingredient
 

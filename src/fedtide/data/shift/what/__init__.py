@@ -10,8 +10,8 @@ from pydantic import Field
 from fedtide.data.shift.what.calendar import Calendar
 from fedtide.data.shift.what.change_points import ChangePoints
 from fedtide.data.shift.what.cluster_drift import ClusterDrift
+from fedtide.data.shift.what.holding import Dated, Holding, Plan, PopulationView, Python, Rhythm, Window
 from fedtide.data.shift.what.mixture import DomainMixture, Static
-from fedtide.data.shift.what.plan import Dated, Holding, Plan, PopulationView, Python, Rhythm, Window
 from fedtide.data.shift.what.stream import Stream
 
 What = Annotated[

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown
 from fedtide.data.ragged import Ragged
-from fedtide.data.shift.what.plan import Dated, Holding, PopulationView, Window
+from fedtide.data.shift.what.holding import Dated, Holding, PopulationView, Window
 from fedtide.fields.types import Duration, Zone, explained, ingredient, kept_if, seconds_of, zone_of
 
 COME = "come"

@@ -9,7 +9,7 @@ import csv
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from fedtide.core.errors import refused, shown, unknown
 from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.data.shift.what.holding import Holding, Plan, PopulationView
 from fedtide.data.sources.cells import number, read_cells, read_names
 from fedtide.data.sources.files import find
 from fedtide.draw.prose import share_of
@@ -218,14 +218,8 @@ class ChangePointsPlan(Plan):
 
     @cached_property
     def _drawn(self) -> Chain[Tensor]:
-        return Chain(self._start, self._after, "shift.what.when.every")
-
-    def _start(self) -> Tensor:
-        """Deal clients evenly to the concepts."""
-        concept = torch.zeros(len(self.view.group), dtype=torch.int64)
-        for _, _, order in self.view.shuffled(self.view.rng.at("change-points", 0)):
-            concept[order] = torch.arange(len(order)) % len(self.concepts)
-        return concept
+        start = partial(self.view.deal, self.view.rng.at("change-points", 0), len(self.concepts))
+        return Chain(start, self._after, "shift.what.when.every")
 
     def _after(self, concept: Tensor, number: int) -> Tensor:
         """Return the concepts after a drawn change point, given those before it."""

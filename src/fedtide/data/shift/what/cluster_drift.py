@@ -25,7 +25,7 @@ from fedtide.core.rng import Rng
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.change_points import COLUMNS, write_rows
 from fedtide.data.shift.what.drawn import Amounts, Domain, Pools, check_apart
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.data.shift.what.holding import Holding, Plan, PopulationView
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
 
@@ -132,9 +132,7 @@ class ClusterDriftPlan(Plan):
 
     def _start(self) -> State:
         """Deal clients evenly to the groups."""
-        group = np.zeros(len(self.view.group), dtype=np.int64)
-        for _, _, clients in self.view.shuffled(self.rng.at("start")):
-            group[clients] = np.arange(len(clients)) % self.drift.groups
+        group = self.view.deal(self.rng.at("start"), self.drift.groups).numpy()
         return State(group, np.zeros_like(group), self.first_groups())
 
     def _after(self, state: State, event: int) -> State:

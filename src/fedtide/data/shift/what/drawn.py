@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import refused
-from fedtide.data.shift.what.plan import PopulationView
+from fedtide.data.shift.what.holding import PopulationView
 
 
 @dataclass(frozen=True)

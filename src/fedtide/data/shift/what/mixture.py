@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView, Rhythm
+from fedtide.data.shift.what.holding import Holding, OwnRows, Plan, PopulationView, Rhythm
 from fedtide.draw.prose import listed
 from fedtide.fields.types import Count, Positive, Whole, ingredient
 

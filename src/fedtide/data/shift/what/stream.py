@@ -19,7 +19,7 @@ from torch import Tensor
 from fedtide.core.base import PARTS, Moment
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.data.shift.what.holding import Holding, Plan, PopulationView
 from fedtide.fields.types import Count, Positive, Spelled, ingredient
 
 CELLS = 20_000_000

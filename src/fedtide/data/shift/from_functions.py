@@ -12,7 +12,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.shift.how import Reading
-from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView
+from fedtide.data.shift.what.holding import Holding, OwnRows, Plan, PopulationView
 from fedtide.data.shift.who import Arriving
 from fedtide.fields.user_code import call
 

@@ -72,6 +72,13 @@ class PopulationView:
             draw = key.at(name).numpy()
             yield key.at(name), draw, first + draw.permutation(last - first)
 
+    def deal(self, key: Rng, groups: int) -> Tensor:
+        """Deal training clients, and separately held-out ones, evenly to groups at random (clients,)."""
+        group = torch.zeros(len(self.group), dtype=torch.int64)
+        for _, _, clients in self.shuffled(key):
+            group[clients] = torch.arange(len(clients)) % groups
+        return group
+
 
 @dataclass(frozen=True)
 class Window:
