@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from fedtide.draw import figures
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.report.run_records import ExperimentRecord, RunRecord
-from fedtide.report.topic import Topic, no_numbers, plan_picture
+from fedtide.report.topic import Topic, plan_picture
 
 DAY = 86400.0
 NOTHING = 1e-9
@@ -176,4 +176,4 @@ def _draw_rows(axes: Axes, record: ExperimentRecord, cycle: Cycle) -> None:
     axes.set_ylim(bottom=0)
 
 
-TOPIC = Topic((), no_numbers, (accuracy_by_cycle,))
+TOPIC = Topic(pictures=(accuracy_by_cycle,))

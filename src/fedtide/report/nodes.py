@@ -14,7 +14,7 @@ from fedtide.remote.asks import RoundLine, nodes_of, read_asks, state_of
 from fedtide.report.formats import bytes_of, seconds
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import Summary
-from fedtide.report.topic import Topic, no_numbers, plan_picture, plan_table
+from fedtide.report.topic import Topic, plan_picture, plan_table
 
 STATES = {
     "answered": ("answered", "#0072B2"),
@@ -111,4 +111,4 @@ def nodes_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     return figures.svg(figure, "what became of each node in each round")
 
 
-TOPIC = Topic((), no_numbers, (nodes_over_rounds,), (nodes_table,))
+TOPIC = Topic(pictures=(nodes_over_rounds,), tables=(nodes_table,))

@@ -75,19 +75,19 @@ def caption_of(plan: PicturePlan | TablePlan, record: ExperimentRecord) -> str:
     return " ".join("".join(paragraphs[1:2]).split()).format(**words_of(record))
 
 
+def no_numbers(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
+    """Return no numbers."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Topic:
     """A topic of the report: its numbers, the function that measures them, its pictures and tables."""
 
-    numbers: tuple[Number, ...]
-    measure: Measured
+    numbers: tuple[Number, ...] = ()
+    measure: Measured = no_numbers
     pictures: tuple[PicturePlan, ...] = ()
     tables: tuple[TablePlan, ...] = ()
-
-
-def no_numbers(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
-    """Return no numbers."""
-    return {}
 
 
 def words_of(record: ExperimentRecord) -> dict[str, str]:

@@ -26,21 +26,11 @@ from fedtide.report.accuracy import BY_WAY
 from fedtide.report.formats import FORMATS, Number, number, percent
 from fedtide.report.topic import PicturePlan, Topic
 
-TOPICS: tuple[Topic, ...] = (
-    accuracy.TOPIC,
-    dates.TOPIC,
-    periods.TOPIC,
-    rhythm.TOPIC,
-    blends.TOPIC,
-    experts.TOPIC,
-    drift.TOPIC,
-    clusters.TOPIC,
-    turns.TOPIC,
-    clients.TOPIC,
-    local_forgetting.TOPIC,
-    costs.TOPIC,
-    nodes.TOPIC,
-)
+MODULES = (
+    accuracy, dates, periods, rhythm, blends, experts, drift, clusters, turns, clients, local_forgetting, costs, nodes,
+)  # fmt: skip
+
+TOPICS: tuple[Topic, ...] = tuple(module.TOPIC for module in MODULES)
 
 NUMBERS: dict[str, Number] = {number.name: number for topic in TOPICS for number in topic.numbers}
 """Every number of a run; docs/reports.md describes the numbers."""
