@@ -170,7 +170,7 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     signs = {sign(pair) for pair in summary.paired if pair.difference.mean is not None}
     if signs:
         words = ", ".join(f"{mark} {SIGNS[mark].format(summary.paired[0].baseline)}" for mark in SIGNS if mark in signs)
-        text += f" {words}, by 95 % confidence intervals of the differences at each seed."
+        text += f" Signs, by 95 % confidence intervals of the differences at each seed: {words}."
     return f"{text}{summary.target.explained}".strip()
 
 

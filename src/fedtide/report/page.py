@@ -254,7 +254,7 @@ def compare(points: Sequence[Point]) -> Comparison:
         rows = [_row(pair, extra) for pair in pairs]
         table = Table(["method", "against", "which seeds", score, *(number.title for number in extra)], rows)
         words = ", ".join(f"{mark} {word.format('the other')}" for mark, word in SIGNS.items())
-        caption = f"The later folder minus the first one at each common seed ± one standard error: {words}."
+        caption = f"The later folder minus the first one at each common seed, ± one standard error. Signs: {words}."
         parts.append(Part("Differences between folders", table, caption, "differences-between-folders"))
     return Comparison(to_pictures([picture]), parts)
 
