@@ -64,9 +64,8 @@ def _describe(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewher
     if name == "extra_forbidden" or name == "unexpected_keyword_argument":
         last = str(problem["loc"][-1])
         tail = _below(key.rpartition(".")[0], value, kind) if last in ("kind", "by") else ""
-        return (
-            f"unknown key; allowed: {', '.join(names_of(kind))}{tail}" if tail else _unknown(key, last, kind, elsewhere)
-        )
+        line = f"unknown key; allowed: {', '.join(names_of(kind))}{tail}"
+        return line if tail else _unknown(key, last, kind, elsewhere)
     if name in ("missing", "missing_argument"):
         return "missing"
     if name in ("literal_error", "enum"):

@@ -175,9 +175,8 @@ class LocalTrainer:
         # Labels are counted on the CPU: a device would be waited for in every step.
         table += () if shard.mask is None else (shard.mask.sum(1),)
         draw = rng.at("augment").torch(task.device) if self.augment else None
-        separate = (
-            bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0
-        )  # gradients are changed in place
+        # Gradients are changed in place.
+        separate = bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0
         total, seen, steps, done = 0.0, 0, 0, 0
         unread: list[tuple[Tensor, int]] = []
 

@@ -198,12 +198,10 @@ def train_stacked(
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for group in steps.equal_sizes(number) if scratch.needs_pairs or stack.moves else [None]:
-            some_params, some_others, context = (
-                views if group is None else _select((params, others, shared), active, group)
-            )
+            weights = views if group is None else _select((params, others, shared), active, group)
             rows, more_columns = steps.rows(number, active, group)
-            context = (context, *more_columns) if more_columns else context
-            part, value, moved = stack.gradient(some_params, some_others, *rows, context, rate=fused)
+            context = (weights[2], *more_columns) if more_columns else weights[2]
+            part, value, moved = stack.gradient(weights[0], weights[1], *rows, context, rate=fused)
             where: Any = slice(active) if group is None else group
             values[number, where] = value
             for old, new in zip(others, moved, strict=True):
@@ -283,11 +281,9 @@ class _Steps:
         self.x, y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
             self.x = self.x.to(scratch.dtype)
-        kept_columns = (
-            [column for column in shard_columns if column is not shard.mask]
-            for shard_columns, shard in zip(columns, shards, strict=True)
-        )
-        row_columns = [y, *(joined(parts).to(device) for parts in zip(*kept_columns, strict=True))]
+        pairs = zip(columns, shards, strict=True)
+        no_masks = [[column for column in values if column is not shard.mask] for values, shard in pairs]
+        row_columns = [y, *(joined(parts).to(device) for parts in zip(*no_masks, strict=True))]
         masks = [shard.mask for shard in shards]
         self.mask = None if masks[0] is None else joined([mask for mask in masks if mask is not None]).to(device)
         counted = torch.from_numpy(np.ascontiguousarray(counted_rows.transpose(1, 0, 2))).to(device)
@@ -296,12 +292,9 @@ class _Steps:
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
         self.share = (1 / self.labels).to(scratch.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
-        row_columns = [
-            column.index_select(0, self.place.flatten()).unflatten(0, self.place.shape) for column in row_columns
-        ]
-        self.steps = [
-            *zip(*(column.unbind() for column in (self.place, self.share, counted, *row_columns)), strict=True)
-        ]
+        flat, shape = self.place.flatten(), self.place.shape
+        by_step = [column.index_select(0, flat).unflatten(0, shape).unbind() for column in row_columns]
+        self.steps = [*zip(self.place.unbind(), self.share.unbind(), counted.unbind(), *by_step, strict=True)]
         self.into = self.x.new_empty(wide * len(shards), *self.x.shape[1:])  # what a step reads, in warm caches
 
     def in_order(self) -> Iterator[Tensor]:

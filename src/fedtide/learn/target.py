@@ -154,9 +154,8 @@ class Classes(Target):
     def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logarithm of mixed probabilities."""
         if log_shares is None:
-            return torch.logsumexp(answers, dim) - torch.log(
-                torch.tensor(float(answers.shape[dim]), dtype=answers.dtype)
-            )
+            count = torch.tensor(float(answers.shape[dim]), dtype=answers.dtype)
+            return torch.logsumexp(answers, dim) - torch.log(count)
         return torch.logsumexp(answers + log_shares, dim)
 
     def predict_labels(self, answers: Tensor) -> Tensor:

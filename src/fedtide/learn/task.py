@@ -241,12 +241,8 @@ class Task:
         if shape not in by_shape:
             suits = torch.device(self.device).type == CPU and not self.bfloat
             by_shape[shape] = ModulePasses.of(self.scratch, shape) if suits else None
-        module_passes = by_shape[shape]
-        return (
-            module_passes
-            if module_passes is not None and len(x) <= module_passes.most and not module_passes.stack.busy
-            else None
-        )
+        passes = by_shape[shape]
+        return passes if passes is not None and len(x) <= passes.most and not passes.stack.busy else None
 
     def gradient(
         self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None
@@ -276,11 +272,10 @@ class Task:
             count = label_count(part_shard.y, part_shard.mask)
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
-            gradient = (
-                list(torch._foreach_lerp(gradient, part, share))
-                if gradient
-                else [leaf.clone(memory_format=torch.contiguous_format) for leaf in part]
-            )
+            if gradient:
+                gradient = list(torch._foreach_lerp(gradient, part, share))
+            else:
+                gradient = [leaf.clone(memory_format=torch.contiguous_format) for leaf in part]
             values.append((value, share))
         for part_loss, share in read(values):
             loss += share * (part_loss - loss)

@@ -291,8 +291,8 @@ def test_a_comparison_says_once_what_is_not_stacked():
     first = toy("fedavg", fleet={"kind": "stacked"})
     method = first.method[0].model_copy(update={"name": "CFL", "algorithm": "cfl", "options": {}})
     both = first.model_copy(update={"method": (*first.method, method)})
-    assert preflight(both).said == "not stacked, one client after the other: CFL (its clients do more than train)"
-    assert preflight(first).said == ""
+    assert preflight(both).message == "not stacked, one client after the other: CFL (its clients do more than train)"
+    assert preflight(first).message == ""
 
 
 @pytest.mark.parametrize(
