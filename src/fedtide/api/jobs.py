@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 from torch import nn
@@ -43,25 +43,24 @@ from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import InNotebook, Live
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
 from fedtide.runs.export import Model, predict_file
-from fedtide.runs.job import Job, Output, Result, Scale, experiment_file
+from fedtide.runs.job import Job, Output, Scale, experiment_file
 from fedtide.runs.preflight import Preflight, check_room, preflight
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
 from fedtide.tracking.feed import Tracking
-from fedtide.tuning import entrants, pages, plan, rungs, search, tournament, trials, tune
+from fedtide.tuning import entrants, pages, rungs, search, tournament, trials, tune
+from fedtide.tuning.stages import base_of, ends, seeds_of, with_budget
 
 if TYPE_CHECKING:
     from fedtide.api import Spelled
 
-R = TypeVar("R", bound=Result)
 
-
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `fedtide.run`, `tune` and `recommend` beside what they play."""
+    """Arguments of `fedtide.run`, `tune` and `recommend`, without the experiment or data."""
 
     out: Path | str | None = None
     scale: Scale | None = None
@@ -473,7 +472,7 @@ class _AsBegun:
         return self
 
     def unfinished(self) -> str:
-        """Return "": the page itself says what is not finished."""
+        """Return "", because the page itself names what is left."""
         return ""
 
     def summary(self) -> dict[str, Any]:
@@ -508,16 +507,16 @@ class TuningJob(_AsBegun):
         request.check_free()
         settings, where, name = request.read(experiment, timed=False, seeded=False)
         seeds = None if request.seeds is None else _seed_text(request.seeds)
-        settings = plan.with_budget(settings, where, trials=count, seeds=seeds)
+        settings = with_budget(settings, where, trials=count, seeds=seeds)
         search.imported_optuna()
-        ends = list(plan.ends(settings, where))
-        base = from_dict(plan.base_of(settings), where=where)
+        range_ends = list(ends(settings, where))
+        base = from_dict(base_of(settings), where=where)
         processes_for(settings, request.workers)
         _check(base, where)
-        for end, at_end in ends:
+        for end, at_end in range_ends:
             with within(end):
                 preflight(at_end, end, fresh=False)
-        people = population_of(base, base.shift, plan.seeds_of(settings)[0])
+        people = population_of(base, base.shift, seeds_of(settings)[0])
         if not any(view.name == "val" for view in views(people)):
             because = "trials are judged on validation rows, never on test rows"
             raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", because)
@@ -643,7 +642,7 @@ def play(job: Job, output: Output = Output()) -> Any:
     screen = console(output)
     say(f"{job.kind}: {job.root}", screen)
     for file in folder.changed_code(job.root):
-        say(f"{file}: not what it was when {job.root} was made, and numbers may depend on it", screen)
+        say(f"{file}: was changed since {job.root} was made, and numbers may depend on it", screen)
     if code := session_code(as_json(job.settings)):
         verb = "is" if len(code) == 1 else "are"
         effect = "one process plays all, and it cannot be resumed in another"
@@ -727,59 +726,38 @@ def _check(experiment: Experiment, where: str) -> Preflight:
 # -- trained models ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RunModels:
-    """Trained models of a run folder."""
-
-    root: Path
-    method: str | None = None
-    seed: int | None = None
-
-    def model(self, client: int | None, cluster: int | None) -> tuple[str, Model]:
-        """Return a model with the name of its file."""
-        from fedtide.runs.export import Model
-
-        trained = Trained.read(self.root, self.method, self.seed)
-        part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
-        return f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, client, cluster)
-
-    def predict(self, rows: Path, out: Path, client: int | None, cluster: int | None) -> str:
-        """Predict the rows of a file and return a line about it."""
-        trained = Trained.read(self.root, self.method, self.seed)
-        count = predict_file(trained, rows, out, client=client, cluster=cluster)
-        return f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted"
-
-
-@dataclass(frozen=True)
-class NodeModels:
-    """The model at a node of real clients, as it was evaluated last."""
-
-    root: Path
-    method: str | None = None
-    seed: int | None = None
-
-    def model(self, client: int | None, cluster: int | None) -> tuple[str, Model]:
-        """Return the model with the name of its file."""
+def model_of(
+    root: Path, method: str | None, seed: int | None, client: int | None, cluster: int | None
+) -> tuple[str, Model]:
+    """Return a model of a run or of a node, with the name of its file."""
+    if _is_node(root, method=method, seed=seed, cluster=cluster):
         from fedtide.site.work import model_at_node
 
-        self._check(cluster)
-        return model_at_node(self.root, client)
+        return model_at_node(root, client)
+    trained = Trained.read(root, method, seed)
+    part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
+    return f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, client, cluster)
 
-    def predict(self, rows: Path, out: Path, client: int | None, cluster: int | None) -> str:
-        """Predict the rows of a file and return a line about it."""
+
+def predict_rows(
+    root: Path, rows: Path, out: Path, method: str | None, seed: int | None, client: int | None, cluster: int | None
+) -> str:
+    """Predict the rows of a file with a model of a run or of a node, and return a line about it."""
+    if _is_node(root, method=method, seed=seed, cluster=cluster):
         from fedtide.site.work import predict_at_node
 
-        self._check(cluster)
-        done = predict_at_node(self.root, rows, out, client)
+        done = predict_at_node(root, rows, out, client)
         return f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted"
-
-    def _check(self, cluster: int | None) -> None:
-        for name, value in (("method", self.method), ("seed", self.seed), ("cluster", cluster)):
-            if value is not None:
-                raise refused(f"--{name}", value, "none at a node, which has one model")
+    trained = Trained.read(root, method, seed)
+    count = predict_file(trained, rows, out, client=client, cluster=cluster)
+    return f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted"
 
 
-def models_of(root: Path, method: str | None, seed: int | None) -> RunModels | NodeModels:
-    """Return the trained models in a folder, of a run or of a node, which has its ticket there."""
-    kind = NodeModels if any(root.glob("*.ticket")) else RunModels
-    return kind(root, method, seed)
+def _is_node(root: Path, **options: Any) -> bool:
+    """Tell whether a folder is that of a node of real clients; raise for an option that a node does not have."""
+    if not any(root.glob("*.ticket")):
+        return False
+    for name, value in options.items():
+        if value is not None:
+            raise refused(f"--{name}", value, "none at a node, which has one model")
+    return True

@@ -107,7 +107,7 @@ for module, names in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit status 2 and one line for anything a person can mend."""
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; one that is set for screens may not exist here
-    # Before NumPy is imported: its threads wait for each other in a loop, nine times the work where others use cores.
+    # Before NumPy is imported: its threads wait for each other in a loop, nine times the work on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _of_option(error: CycloptsError) -> str:
-    """Say what is wrong with an option or argument in the words of all other errors."""
+    """Describe an error of an option or argument in the words of all other errors."""
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         command = " ".join(["fedtide", *(error.command_chain or ())])
         return f"{error.keyword or error.argument.name}: no value given; {command} --help says what it is"
@@ -155,7 +155,7 @@ def _of_option(error: CycloptsError) -> str:
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Raise for an argument that no file could hold: bytes that are no text where this process runs."""
+    """Raise for an argument that no file could hold: bytes that are no text in this locale."""
     for argument in arguments:
         try:
             argument.encode()
@@ -164,7 +164,7 @@ def _check_text(arguments: list[str]) -> None:
 
 
 def _fail(line: str, status: int = 2, full: str = AGAIN) -> int:
-    """Print what is wrong, and of a full disk what to do, and return an exit status."""
+    """Print an error, with advice if the disk is full, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
     line += full if is_full(line) else ""

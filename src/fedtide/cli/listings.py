@@ -90,7 +90,7 @@ def _describe(name: str, screen: Console) -> None:
 
 
 def keys(key: str = "", /) -> int:
-    """List the keys of an experiment file, or of one of its tables: what they may be, their defaults and meaning.
+    """List the keys of an experiment file, or of one of its tables: allowed values, defaults and meaning.
 
     Args:
         key: dotted, such as data.partition (every kind), data.partition.dirichlet (one kind), data.partition.alpha (one

@@ -91,14 +91,14 @@ def export(
         cluster: number of a network of the server instead: of a cluster, component or branch.
         out: the file; it must not exist. By default METHOD-SEED or NODE here.
     """
-    from fedtide.api.jobs import models_of
+    from fedtide.api.jobs import model_of
     from fedtide.core.atomic import check_free
     from fedtide.runs.export import ENDINGS, check_onnx
     from fedtide.runs.export import export as write
 
     if format == "onnx":
         check_onnx()
-    name, model = models_of(run_folder, method, seed).model(client, cluster)
+    name, model = model_of(run_folder, method, seed, client, cluster)
     file = out or Path(f"{name}{ENDINGS[format]}")
     check_free(file)
     line = write(model, file, format)
@@ -131,8 +131,8 @@ def predict(
         cluster: with one network of the server: of a cluster, component or branch.
         out: the file; it must not exist.
     """
-    from fedtide.api.jobs import models_of
+    from fedtide.api.jobs import predict_rows
 
-    say(models_of(run_folder, method, seed).predict(rows, out, client, cluster))
+    say(predict_rows(run_folder, rows, out, method, seed, client, cluster))
     say(f"predictions: {out}")
     return 0

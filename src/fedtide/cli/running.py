@@ -135,7 +135,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
 
 
 def _play(job: Job, output: Output) -> int:
-    """Play the rest of a job and say where its report is; return the exit status."""
+    """Play the rest of a job and print the path of its report; return the exit status."""
     from fedtide.api.jobs import play
 
     result = to_the_end(job.root, lambda: play(job, output), output)
@@ -156,7 +156,7 @@ def to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     from fedtide.fleets.machine import keep_freed
 
     keep_freed()
-    # As it was started: `make demo` runs it where the shell does not find it.
+    # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
     again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {root}"
     try:

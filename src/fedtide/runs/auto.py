@@ -120,7 +120,7 @@ def _in_units(seconds: float) -> str:
 
 
 def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
-    """Measure the time of a round on each fleet, one process first; on that alone where the whole run is short.
+    """Measure the time of a round on each fleet, one process first, and only that one if the whole run is short.
 
     Args:
         experiment: of a single run.

@@ -1,6 +1,6 @@
-"""Construction of what a configuration names: population, task, algorithm, host.
+"""Construction of the parts that a configuration names: population, task, algorithm, host.
 
-Everything is made from JSON values alone, so any process can make the same.
+Everything is built from JSON values alone, so any process can build the same.
 """
 
 from __future__ import annotations

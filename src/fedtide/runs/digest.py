@@ -52,18 +52,11 @@ def device_of(experiment: Experiment) -> str:
     return name_of(find_device(experiment.fleet.device))
 
 
-def known_digest_of(experiment: Experiment, method: Method, seed: int, device: str | None = None) -> str | None:
-    """Return the digest of a run; None if it is known only to an algorithm of the user's that was not imported."""
-    files = {"path", "weights"}  # options that may name files, whose content is part of the digest
-    if not experiment.imports and is_own(method.algorithm) and _has_key(method.options, files):
-        return None
-    return digest_of(experiment, method, seed, device)
-
-
 def digest_to_read(run: Planned) -> str | None:
-    """Return the digest of a run that is read and not played; None if an older version wrote its configuration.
+    """Return the digest of a run that is read and not played; None if it is not known.
 
-    That one knew fewer options: what it wrote can be read with their defaults, but not compared.
+    An older version knew fewer options: its configuration can be read with their defaults, but not compared. And only
+    the code of a person's own algorithm, which is not imported, knows whether its options name files.
     """
     written, device = _written(run.folder), CPU
     lacks = written is not None and _lacks(written, resolved(run.experiment))
@@ -73,13 +66,16 @@ def digest_to_read(run: Planned) -> str | None:
             return None
         if run.experiment.fleet.device != CPU:  # it was played on another machine, perhaps, which had another one
             device = about.device
-    return known_digest_of(run.experiment, run.method, run.seed, device) if device else None
+    files = {"path", "weights"}  # options that may name files, whose content is part of the digest
+    method, imported = run.method, run.experiment.imports
+    unknown = not imported and is_own(method.algorithm) and _has_key(method.options, files)
+    return None if unknown or not device else digest_of(run.experiment, method, run.seed, device)
 
 
 def keys_of(folder: Path) -> str:
     """Return a short digest of the names in the configuration's file of a run; "" if there is none.
 
-    By it a line that was removed is told from an option that an older version did not know.
+    It tells a removed line from an option that an older version did not know.
 
     Args:
         folder: of the run, `<method>/<seed>` in the run folder.
@@ -117,7 +113,7 @@ def _has_key(value: Any, keys: set[str]) -> bool:
 
 
 def _files(experiment: Experiment, method: Method) -> list[str]:
-    """Return the files beside the source's that a run reads: their content decides its numbers, wherever they lie.
+    """Return the files that a run reads in addition to its source's: their content decides its numbers.
 
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
@@ -168,7 +164,7 @@ class Verdict:
 
 
 def verify(root: Path) -> Iterator[Verdict]:
-    """Check every file that the checkpoints of a run folder count on, and yield what was found run by run.
+    """Check every file that the checkpoints of a run folder need, and yield a verdict for each run.
 
     Raises:
         FedtideError: it is no run folder, or its configuration cannot be read.
@@ -177,7 +173,7 @@ def verify(root: Path) -> Iterator[Verdict]:
 
 
 def verify_runs(runs: Iterable[Planned]) -> Iterator[Verdict]:
-    """Check every file that the checkpoints of runs count on, and yield what was found run by run."""
+    """Check every file that the checkpoints of runs need, and yield a verdict for each run."""
     for run in runs:
         folder = run.folder / "checkpoints"
         try:

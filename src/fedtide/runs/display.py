@@ -22,18 +22,58 @@ PACE = 0.5
 """Least time between two pictures of a notebook's bar."""
 
 
-class Live(RunsDisplay):
-    """Shows round, accuracy, rate and time left.
+class TerminalBars:
+    """Plain lines, and a bar of all rounds in a terminal.
 
     Args:
-        console: where to; a terminal gets bars, anything else plain lines.
+        console: output; a terminal also gets bars.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._runs: list[Planned] = []
         self._bars: Bars | None = None
-        self._tasks: dict[int, object] = {}
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def start(self, total: int, shown: str = "", completed: int = 0, counted: bool = False) -> None:
+        """Start the bar of all rounds in a terminal, if any are left; `counted` shows the rounds of each bar."""
+        if self.console.is_terminal and completed < total:
+            self._bars = Bars(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=30),
+                *([MofNCompleteColumn()] if counted else []),
+                TextColumn("{task.fields[shown]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+            )
+            self._all = self._bars.add_task("all", total=total, completed=completed, shown=shown)
+            self._bars.start()
+
+    def add(self, rounds: int, **fields: Any) -> None:
+        """Add rounds to the bar of all."""
+        if self._bars is not None:
+            self._bars.update(self._all, advance=rounds, **fields)
+
+    def end(self) -> None:
+        """Remove the bars."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+class Live(TerminalBars, RunsDisplay):
+    """Display of round, accuracy, rate and time left: bars in a terminal, plain lines elsewhere.
+
+    Args:
+        console: output.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._runs: list[Planned] = []
+        self._tasks: dict[int, Any] = {}
         self._said: dict[int, float] = {}
         self._accuracy: dict[int, float] = {}
         self._left: dict[int, int] = {}  # rounds of each run
@@ -45,15 +85,8 @@ class Live(RunsDisplay):
         self._runs = runs
         self._left = {number: run.experiment.rounds for number, run in enumerate(runs)}
         already = f", {finished} already finished" if finished else ""
-        self.console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}", highlight=False)
-        if not self.console.is_terminal or not runs:
-            return
-        self._bars = Bars(
-            TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"), TimeRemainingColumn(compact=True), console=self.console,
-        )  # fmt: skip
-        self._total = self._bars.add_task("all", total=sum(run.experiment.rounds for run in runs), shown="rounds")
-        self._bars.start()
+        self.say(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}")
+        self.start(sum(self._left.values()), "rounds", counted=True)
 
     def progress(self, run: int, progress: Progress) -> None:
         """Show that run number `run` has played another round."""
@@ -71,13 +104,13 @@ class Live(RunsDisplay):
         if run not in self._tasks:
             title = self._runs[run].title
             self._tasks[run] = self._bars.add_task(title, total=progress.rounds, completed=progress.round, shown=shown)
-            self._bars.update(self._total, advance=progress.round)
+            self.add(progress.round)
         else:
-            self._bars.update(self._tasks[run], completed=progress.round, shown=shown)  # type: ignore[arg-type]
-            self._bars.update(self._total, advance=1)
+            self._bars.update(self._tasks[run], completed=progress.round, shown=shown)
+            self.add(1)
         if progress.round == progress.rounds:
-            self._bars.remove_task(self._tasks[run])  # type: ignore[arg-type]
-            self._bars.console.print(f"  done  {self._runs[run].title}  {self._shown(run)}", highlight=False)
+            self._bars.remove_task(self._tasks[run])
+            self.say(f"  done  {self._runs[run].title}  {self._shown(run)}")
 
     def _shown(self, run: int) -> str:
         score = self._runs[run].experiment.score
@@ -90,16 +123,15 @@ class Live(RunsDisplay):
         self._said[run] = now
         left = (progress.rounds - progress.round) / progress.rate if progress.rate else 0.0
         when = "done" if last else f"{spoken(left)} left"
-        self.console.print(
+        self.say(
             f"{self._runs[run].title}: round {progress.round}/{progress.rounds}, {self._shown(run).strip()}, "
-            f"{progress.rate:.1f} rounds/s, {when}{self._overall(left)}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"{progress.rate:.1f} rounds/s, {when}{self._overall(left)}"
+        )
 
     def _overall(self, seconds: float) -> str:
-        """Say how many of several runs are done, and how long the others will take at the rate so far.
+        """Say how many of several runs are done, and the time that the others need at the rate so far.
 
-        That is at least as long as this one has left by its own rate, as methods differ.
+        It is at least the time that this run needs by its own rate, because methods differ.
         """
         if len(self._runs) < 2:
             return ""
@@ -110,14 +142,9 @@ class Live(RunsDisplay):
         in_all = left * (time.monotonic() - self._since) / self._played
         return f"{message}, {spoken(max(seconds, in_all))} left in all"
 
-    def end(self) -> None:
-        """Remove the bars."""
-        if self._bars is not None:
-            self._bars.stop()
-
 
 class InNotebook(RunsDisplay):
-    """Shows a bar of all rounds, what is played and the time left, in the cell of a notebook.
+    """Display of a bar of all rounds, the current runs and the time left, in the cell of a notebook.
 
     Rich would do so by widgets, for which a notebook needs another package.
     """
@@ -147,7 +174,7 @@ class InNotebook(RunsDisplay):
             self._show()
 
     def end(self) -> None:
-        """Show where it ended."""
+        """Show the last state."""
         if self._cell is not None:
             self._show()
 

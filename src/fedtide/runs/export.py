@@ -40,7 +40,7 @@ from fedtide.learn.task import Task
 from fedtide.runs.trained import Trained, agree, module_of
 
 LABEL = "label"
-"""Column of a table that is no feature, where the run's source names none."""
+"""Column of a table that is no feature if the run's source names none."""
 
 
 def predict_file(
@@ -134,7 +134,7 @@ def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = (
 
 
 def check_there(path: Path) -> None:
-    """Raise where there is no file."""
+    """Raise if there is no file."""
     if not path.is_file():
         why = "is no file, allowed: CSV, Parquet or NPZ" if path.exists() else "no such file"
         raise FedtideError(f"{path}: {why}")
@@ -162,7 +162,7 @@ def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Ten
 
 
 def _features(trained: Trained) -> tuple[str, ...]:
-    """Return the names of the features in the run's tables, in their order; none where it has no tables."""
+    """Return the names of the features in the run's tables, in their order; none if it has no tables."""
     data = trained.run.experiment.data
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
@@ -261,19 +261,19 @@ class Model:
 
 
 def export(model: Model, out: Path, format: Format) -> str:
-    """Write the network by which rows are predicted to a file, and say what it is.
+    """Write the network that predicts rows to a file, and return a description.
 
     A program takes any number of rows as the model sees them. It returns their log-probabilities, or the columns of
     another target (`Target.columns`) in the units of the data. It is written only if it predicts as the run does.
 
     Args:
-        model: what is written.
+        model: to be written.
         out: the file.
         format: "safetensors" for the weights alone, which `init_from` reads, too; "torch-export" or "onnx" for a
             program.
 
     Raises:
-        FedtideError: several networks predict, a library is missing, or what was exported predicts otherwise.
+        FedtideError: several networks predict, a library is missing, or the exported program predicts otherwise.
     """
     parts, about, rows = list(model.parts), dict(model.about), model.rows
     if format == "safetensors":
@@ -307,7 +307,7 @@ def export(model: Model, out: Path, format: Format) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence exporters, which warn of what cannot be mended, and turn what they cannot do into one line."""
+    """Silence the warnings of exporters, and turn their failures into one line."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -340,7 +340,7 @@ class Predicting(nn.Module):
 
 
 def columns_of(target: Target) -> list[str]:
-    """Return the names of the columns that a target tells; none of classes."""
+    """Return the names of a target's columns; none for classes."""
     return list(target.columns(torch.zeros(1, target.width)))
 
 
@@ -361,7 +361,7 @@ def described(trained: Trained, client: int | None, cluster: int | None) -> dict
 
 
 def _labeled(trained: Trained) -> dict[str, str]:
-    """Return the names of the classes, or what another target is and its columns."""
+    """Return the names of the classes, or another target with its columns."""
     target = trained.task.target
     if target == CLASSES:
         return {"classes": json.dumps(names_of_classes(trained))}
@@ -369,7 +369,7 @@ def _labeled(trained: Trained) -> dict[str, str]:
 
 
 def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:
-    """Write a program for `torch.export.load`, and return what it predicts once it is read again."""
+    """Write a program for `torch.export.load`, and return its predictions after it is read again."""
     exported = torch.export.export(program, (rows,), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=1)}})
     torch.export.save(exported, file, extra_files=about)
     read: Any = torch.export.load(file).module()
@@ -377,7 +377,7 @@ def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str,
 
 
 def check_onnx() -> None:
-    """Raise where the libraries for ONNX are missing."""
+    """Raise if the libraries for ONNX are missing."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             __import__(name)
@@ -386,7 +386,7 @@ def check_onnx() -> None:
 
 
 def _onnx(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:
-    """Write a program for ONNX, and return what onnxruntime predicts with it."""
+    """Write a program for ONNX, and return the predictions of onnxruntime."""
     import onnx
     import onnxruntime
 

@@ -1,11 +1,11 @@
-"""The run folder: its files, and what is written before the first round.
+"""The run folder: its files, and those that are written before the first round.
 
     config.toml                    the whole configuration, every default written out
     environment.json               versions, machine, command
-    shift/<seed>.safetensors       who holds what and who arrived when, for replay
+    shift/<seed>.safetensors       rows of clients and arrivals, for replay
     <method>/<seed>/               one run: rounds.jsonl, timings.jsonl, clients.csv, checkpoints/, memory/, and a
-                                   forgetting.jsonl where forgetting is measured
-    track/                         what a tracker writes here, where [track] names one
+                                   forgetting.jsonl if forgetting is measured
+    track/                         files of a tracker, if [track] names one
     summary.json, report.html      written at the end, and by `fedtide report`
 
 With a `[sweep]` the folder holds one such folder per point instead of methods.
@@ -71,7 +71,7 @@ def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[
 
 
 def _methods(point: Point, root: Path) -> Sequence[Method]:
-    """Return the methods of a point; with the options of its own file where they cannot be checked here."""
+    """Return the methods of a point; with the options in its own file if they cannot be checked here."""
     methods = point.experiment.method
     if point.experiment.imports or not point.folder or not any(is_own(method.algorithm) for method in methods):
         return methods
@@ -87,14 +87,14 @@ def _methods(point: Point, root: Path) -> Sequence[Method]:
 def check_entries(root: Path, *, played: bool = False) -> None:
     """Raise unless all that is in a run folder are folders and files.
 
-    Behind a link may be what is not the run's, and a pipe or a device may never end.
+    A link may lead to a file of somebody else, and a pipe or a device may never end.
 
     Args:
         root: the run folder.
-        played: whether it is to be played, which writes on in its files: none may have another name elsewhere.
+        played: whether it is to be played, which writes to its files: none may have another name elsewhere.
 
     Raises:
-        FedtideError: it names what is there.
+        FedtideError: there is something else; the line names it.
     """
     for folder, folders, files in os.walk(root):
         for path in (Path(folder, name) for name in (*folders, *files)):
@@ -159,12 +159,12 @@ def make_folder(root: Path, files: Mapping[str, str], scale: str | None = None) 
                     (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                     (temporary / name).write_text(text, encoding="utf-8")
     except OSError:
-        free(root)  # where another command was faster
+        free(root)  # if another command was faster
         raise
 
 
 def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Experiment:
-    """The experiment of a run folder, with overrides `key=value`; see `fedtide.config.read` for `imports`.
+    """Return the experiment of a run folder, with overrides `key=value`; see `fedtide.config.read` for `imports`.
 
     Raises:
         FedtideError: it is no run folder, or there is something else in it than folders and files.
@@ -177,7 +177,7 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
 
 
 def extended(root: Path, seeds: str) -> Experiment:
-    """The experiment of a run folder with more seeds, which its configuration then asks for; what was played stays.
+    """Return the experiment of a run folder with more seeds, which its configuration then has; finished runs stay.
 
     Args:
         root: the run folder.
@@ -203,11 +203,11 @@ def unused(folder: Path, name: str) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-def environment(command: Sequence[str] | None = None) -> dict[str, object]:
+def environment() -> dict[str, object]:
     """Return versions, machine and command, for `environment.json`."""
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(sys.argv if command is None else command),
+        "command": list(sys.argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -235,11 +235,11 @@ def _processor() -> str:
 
 
 NAMED = re.compile(r'\b(?:algorithm|function) = "([A-Za-z_][\w.]*):')
-"""What names code in a configuration, as it is written out."""
+"""Names of code in a configuration, as it is written out."""
 
 
 def code_of(configurations: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return of each module that configurations name its file, the digest of that, and the commit that git knows.
+    """Return for each module that configurations name its file, the file's digest, and its commit in git.
 
     >>> sorted(code_of(['function = "json:loads"'])["json"])[-1]
     'sha256'
@@ -268,7 +268,7 @@ def _git(file: Path, *arguments: str) -> str:
 
 
 def changed_code(root: Path) -> Iterator[str]:
-    """Yield the files of code that are not what they were when a run folder was made."""
+    """Yield the files of code that were changed since a run folder was made."""
     try:
         modules = json.loads((root / "environment.json").read_text(encoding="utf-8")).get("code", {})
         for module in modules.values():

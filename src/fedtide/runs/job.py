@@ -1,4 +1,4 @@
-"""Jobs and what commands say of them; nothing here is slow to import, because `fedtide --help` waits for it."""
+"""Jobs, their output and recipes; nothing here is slow to import, because `fedtide --help` waits for it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Job(Protocol):
         """Write the page and return its path."""
 
     def unfinished(self) -> str:
-        """Return a line about what is not finished, "" if everything is."""
+        """Return a line about unfinished runs, "" if there are none."""
 
     def summary(self) -> dict[str, Any]:
         """Return the values for `--json` beside its page."""

@@ -1,4 +1,4 @@
-"""Playing several things side by side: how many processes, what they say, and a person who wants to stop."""
+"""Several calls in parallel: the number of processes, their messages, and the stop that a person asks for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedtide.fleets.totals import BLOCKS
 from fedtide.fleets.worker import STOP, Channel, own_function
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
-"""Plays what a call says, and ends early once the second argument is true: yields how far it is, returns what came."""
+"""Plays a call, and ends early once the second argument is true: yields its progress, returns its result."""
 
 
 WAIT_SECONDS = 5.0
-"""Seconds after which it is said what a stop waits for."""
+"""Seconds after which a stop names the processes that it waits for."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Stop:
             self.flag.touch()
 
     def tell(self) -> None:
-        """Say on the terminal what is waited for."""
+        """Print the processes that the stop waits for."""
         pids = [] if self.pool is None else self.pool.processes
         here = self.pool is not None and not self.pool.multi_node
         names = [f"{pid} (stopped)" if here and _is_stopped(pid) else str(pid) for pid in pids]
@@ -107,13 +107,13 @@ def started(
 
 
 def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, stop: Stop) -> Iterator[Message]:
-    """Play calls, one after the other here or in processes; yield what each of them says, and last what came of it.
+    """Play calls, one after the other here or in processes; yield the messages of each, and last its result.
 
     Args:
         player: a function at the top level of a module of this package.
-        calls: what is to be played; in processes it travels as a tree.
+        calls: to be played; they travel to processes as trees.
         pool: the processes; None plays here.
-        stop: once it is asked for no further call begins.
+        stop: no further call begins once it is asked for.
     """
     if pool is not None:
         name = f"{player.__module__}:{player.__qualname__}"
@@ -128,7 +128,7 @@ def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, s
 
 
 def _messages(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
-    """Yield what a player yields, and last, marked as final, what it returns."""
+    """Yield the values that a player yields, and last, marked as final, its result."""
     while True:
         try:
             value = next(playing)
@@ -139,7 +139,7 @@ def _messages(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool
 
 
 def play_in_worker(arguments: Tree, channel: Channel) -> Tree:
-    """Play one call in a worker process; None where a person stopped before it began."""
+    """Play one call in a worker process; None if a person stopped before it began."""
     if channel.stopping():
         return None
     value = None

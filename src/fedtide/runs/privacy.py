@@ -1,4 +1,4 @@
-"""Privacy of a run: what cannot be private is refused in words, and the server's noise follows from the budget."""
+"""Privacy of a run: the releases of a plan, and the server's noise, which follows from the budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plan_without_sampling(privacy: Privacy, rounds: int, questions: int, period:
 
 
 def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
-    """Return the forms of all that a method sums, as a trial tells them.
+    """Return the forms of all sums of a method, found by a trial.
 
     Raises:
         FedtideError: it sums something before round 0.
@@ -72,7 +72,7 @@ def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
 
 
 def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> None:
-    """Raise where a bound is of nothing that any method sums."""
+    """Raise if a bound names nothing that a method sums."""
     names = sorted({leaf.name or WHOLE for form in sums for leaf in form.leaves})
     for point in points(experiment, where):
         wire = point.experiment.wire

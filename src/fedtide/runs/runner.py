@@ -37,7 +37,7 @@ from fedtide.wire.ledger import LEDGER
 from fedtide.wire.release import simulated_noise
 
 SAVE_SECONDS = 20.0
-"""Seconds between checkpoints where the configuration does not say."""
+"""Seconds between checkpoints if the configuration has no number of rounds."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Run:
         experiment: the configuration (one point of a sweep).
         method: which of its methods.
         seed: of everything.
-        folder: where its record goes, `<method>/<seed>` in the run folder.
+        folder: of its record, `<method>/<seed>` in the run folder.
         pool: processes for its clients; None runs them here.
     """
 
@@ -81,8 +81,8 @@ class Run:
     ) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true.
 
-        `judge_of` builds the fleet, of real clients for example, and what it is judged on. With `until` it ends, saved,
-        once so many rounds are played.
+        `judge_of` builds the judge with its fleet, of real clients for example. With `until` it ends, saved, once so
+        many rounds are played.
         """
         # The server's own sums, too, have as many threads here as in one of several processes.
         with run_lock(self.folder), threads(self.experiment.fleet.threads):
@@ -228,7 +228,7 @@ def judge_of(
 
 
 def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: Grouping) -> Probe | None:
-    """Build the probe that measures local client forgetting in a run; None where it is not to be measured.
+    """Build the probe that measures local client forgetting in a run; None if it is not measured.
 
     Raises:
         FedtideError: the clients are real, and no client's model is judged on rows of others.
@@ -248,11 +248,11 @@ def evaluated(
     """Play rounds, with the scores of the state (made as they are asked for) every so many rounds and after the last.
 
     Args:
-        judge: knows the algorithm, the fleet and what is judged.
+        judge: of the algorithm, its fleet and the views.
         rounds: how many in all.
         seed: of everything.
         every: rounds between evaluations.
-        start: where to go on; None begins.
+        start: of the rounds that are left; None begins.
     """
     if every < 1 or rounds < 0:
         raise refused("rounds, eval_every", (rounds, every), "0 or more, 1 or more")
@@ -274,16 +274,16 @@ def run_rounds(
     stop_at: StopAt | None = None,
     earlier: Sequence[float | None] = (),
 ) -> Iterator[RoundRecord]:
-    """Play rounds as `evaluated` does and say about each what the record keeps.
+    """Play rounds as `evaluated` does, and yield the record of each.
 
     A run that is good enough ends; its last line says at what.
 
     Args:
-        judge: knows the algorithm, the fleet and what is judged.
+        judge: of the algorithm, its fleet and the views.
         rounds: how many in all.
         seed: of everything.
         every: rounds between evaluations.
-        start: where to go on; None begins.
+        start: of the rounds that are left; None begins.
         probe: measures forgetting in the rounds that the fleet keeps for it.
         stop_at: when to end before all rounds are played; None never does.
         earlier: accuracies of the evaluations before `start`, which count for that.

@@ -61,7 +61,7 @@ def population(
         x: (rows, ...) features; uint8 pictures are read as 0..1. Or Rows with all of their columns, such as those of
             `ft.data.table(frame)`.
         y: (rows,) labels from 0, or names; with a `target` numbers, or (rows, labels) of several labels at once.
-        partition: how rows are dealt to clients; None means natural where `client` is given, else iid.
+        partition: how rows are dealt to clients; None means natural if `client` is given, else iid.
         client: (rows,) natural clients.
         domain: (rows,) which of several data sets or modes a row is from.
         time: (rows,) seconds, dates, or ISO 8601.
@@ -71,7 +71,7 @@ def population(
         held_out_clients: clients for evaluation only.
         shift: who, what, how.
         seed: of everything that is drawn.
-        transforms: what is done to images before a model sees them, in order.
+        transforms: changes of images before a model sees them, in order.
         public_samples: number of training rows that no client holds; `population.public_features()` returns them.
         target: what rows are labeled with: "classes", "number", "quantiles", "counts" or "labels", or one of
             `fedtide.data` such as `Number(loss="huber")`. Rows of a table have their own. A task of such a population
@@ -130,11 +130,11 @@ class SimulationOptions(Strict):
 class Result(Generic[S]):
     """Result of a simulation.
 
-    state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
-    evaluation. accuracy: the accuracy then, of held-out clients where there are any, else on the clients' own test
+    state: the last state. lines: the record of each round. rounds: how many rounds were done at each
+    evaluation. accuracy: the accuracy then, of held-out clients if there are any, else on the clients' own test
     rows.
-    forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
-    trained: what it has trained (`model(client=7)`, `predict(x)`); None where the algorithm tells of no task, as one
+    forgetting: lines of `forgetting.jsonl`, one per round in which it was measured.
+    trained: the trained models (`model(client=7)`, `predict(x)`); None if the algorithm has no task, for example one
     that ends in `with_cohort` does.
     """
 
@@ -153,7 +153,7 @@ class Result(Generic[S]):
         """Module that predicts as the model of a new client does, in evaluation mode, for use without this package.
 
         Raises:
-            FedtideError: there is none, as the algorithm tells of no task, or which network predicts depends on rows.
+            FedtideError: the algorithm has no task, or which network predicts depends on rows.
         """
         if self.trained is None:
             raise refused("Result.model", None, "task.module(result.state.weights), or with_cohort in the algorithm")
@@ -172,7 +172,7 @@ class Result(Generic[S]):
         """Return a data frame with a row for each evaluation, by whose rows were judged (`view`).
 
         Args:
-            library: "pandas" or "polars"; by default pandas, or polars where that alone is installed.
+            library: "pandas" or "polars"; by default pandas, or polars if only that is installed.
         """
         return frame(list(rows_of_scores(self.lines)), library)
 
@@ -200,8 +200,8 @@ def simulate(
         eval_every: rounds between evaluations.
         threads: torch threads of one client's work.
         forgetting: at which rounds local client forgetting is measured, and on whose rows.
-        devices: how long clients take on the simulated clock. Training is taken for one pass over a client's rows where
-            the algorithm does not say what it costs.
+        devices: how long clients take on the simulated clock. Training costs one pass over a client's rows if the
+            algorithm does not declare its cost.
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
         metrics: of your own, for `Result.lines`.
 

@@ -33,7 +33,7 @@ from fedtide.runs.folder import Planned, go_on, load, plan
 from fedtide.wire.answer_schema import made_up
 
 ROWS = 256
-"""How many rows of clients, and how many made-up ones, tell whether a network predicts as the method does."""
+"""Number of rows of clients, and of invented ones, on which a network is compared with the method."""
 
 REAL = 10_000_000
 """More clients than real ones are."""
@@ -51,10 +51,10 @@ class Models:
 
     Args:
         title: name for people.
-        host: the clients, with what they keep.
+        host: the clients with their memory.
         task: model and loss.
         state: the server's state.
-        moment: the last round, at which clients hold what they hold.
+        moment: the last round.
         decide_per: which rows decide together which of several models answers for them.
         real: whether its clients are real ones, which are elsewhere and may be more than those of its study.
     """
@@ -86,7 +86,7 @@ class Models:
         Args:
             x: (rows, ...) as the model sees them. As far as the method decides by rows which of its models answers,
                 they decide together or not as `decide_per` says.
-            client: for this client, with what it keeps, and adapted on its own rows; None for a new one.
+            client: for this client, with its memory, and adapted on its own rows; None for a new one.
         """
         received, memory = self._receive(client)
         grouping = self.decide_per
@@ -124,7 +124,7 @@ class Models:
         """Return the networks by which rows are predicted, with the share of each in the probabilities.
 
         Args:
-            client: for this client, with what it keeps; None for a new one.
+            client: for this client, with its memory; None for a new one.
             cluster: number of a network of the server's state instead: a cluster's, a component's or a branch.
 
         Raises:
@@ -149,7 +149,7 @@ class Models:
         )
 
     def rows(self, most: int = ROWS) -> Tensor:
-        """Return rows of clients and made-up ones, as the model sees them, at most so many of either."""
+        """Return rows of clients and invented ones, as the model sees them, at most so many of both kinds."""
         population = self.host.population
         shard, _ = population.pool(population.clients[:most], self.moment, "train")
         invented = made_up(*population.few(), rows=most).x
@@ -158,8 +158,8 @@ class Models:
     def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.
 
-        It is in evaluation mode. The softmax of what it returns (rows, classes) are probabilities; of other targets
-        `task.target.told` reads what it returns.
+        It is in evaluation mode. The softmax of its outputs (rows, classes) are probabilities;
+        `task.target.read_outputs` reads the outputs of other targets.
         """
         return module_of(self.task, self.parts(client, cluster))
 
@@ -176,11 +176,11 @@ class Trained(Models):
 
         Args:
             root: the run folder, with a sweep that of one point.
-            method: name of one of its methods; needed where there are several.
+            method: name of one of its methods; needed if there are several.
             seed: one of its seeds; by default the first.
 
         Raises:
-            FedtideError: there is no such run, it has no checkpoint yet, or its files are not what was written.
+            FedtideError: there is no such run, it has no checkpoint yet, or its files were changed.
         """
         run = _run_of(root, method, seed)
         folder = run.folder / "checkpoints"
@@ -226,14 +226,14 @@ class Mixture(nn.Module):
 def mixed(
     task: Task, like: Weights, rows: Tensor, received: Payload, memory: Memory, prediction: Prediction
 ) -> list[tuple[Weights, float]] | None:
-    """Return the networks, with the share of each, that predict as a method does; None where that depends on the row.
+    """Return the networks, with the share of each, that predict as a method does; None if that depends on the row.
 
     Args:
         task: the model and loss.
         like: weights of one network.
         rows: as the model sees them.
-        received: what a client receives to predict with.
-        memory: what it keeps.
+        received: the message that a client predicts with.
+        memory: of the client.
         prediction: what the method predicts, each row by itself.
     """
     # What a client keeps is more its own than what everybody receives.

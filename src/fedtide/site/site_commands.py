@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedtide.core.errors import FedtideError, printable
 from fedtide.report import terminal
-from fedtide.runs.job import Scale, recipe
+from fedtide.runs.job import Scale, experiment_file
 
 Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
 Kills = Annotated[bool, Parameter(negative="--no-kills")]
@@ -47,7 +47,7 @@ def deploy(
     from fedtide.site.deploying import make_site, write_app
     from fedtide.site.site import Roster
 
-    file = recipe(experiment.removeprefix("recipe:")) if experiment.startswith("recipe:") else Path(experiment)
+    file = experiment_file(experiment)
     if flower is not None:
         app = write_app(read(file, scale=scale, sets=set_), method, nodes, flower, experiment)
         names = [node.name for node in app.roster.node]

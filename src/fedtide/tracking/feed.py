@@ -46,7 +46,7 @@ class TrackedRun:
         study: identity of the run folder, wherever it is moved.
         place: of the run in it, such as `fedavg/0`.
         title: for people.
-        settings: what it was configured with, by dotted key.
+        settings: its configuration, by dotted key.
     """
 
     root: Path

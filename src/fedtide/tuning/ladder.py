@@ -155,7 +155,7 @@ def value_at(
 
 
 def mean(values: BySeed) -> float:
-    """Return the mean over seeds; minus infinity where a seed failed."""
+    """Return the mean over seeds; minus infinity if a seed failed."""
     return fmean(values.values()) if values and all(map(math.isfinite, values.values())) else -math.inf
 
 

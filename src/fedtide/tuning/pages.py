@@ -28,7 +28,7 @@ from fedtide.evaluate.measure import Measure
 from fedtide.report.formats import percent, seconds, signed_points
 from fedtide.report.run_records import environment_line, span_of
 from fedtide.tuning.ladder import ENOUGH, Standing, standings
-from fedtide.tuning.plan import Parameter, at_edge, seeds_of, tune_of
+from fedtide.tuning.stages import Parameter, at_edge, seeds_of, tune_of
 from fedtide.tuning.tournament import (
     STUDY,
     Rung,
@@ -370,7 +370,7 @@ def flatters(words: TargetWords) -> str:
     """Say that the scores of a tournament flatter, in the words of a kind of target."""
     return (
         f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
-        f"What the {words.score} is a run of the study tells, on test rows and seeds that the tournament did not see."
+        f"A run of the study tells the {words.score}, on test rows and seeds that the tournament did not see."
         f" A ± is one standard error over seeds.{words.explained}"
     )
 
@@ -395,7 +395,7 @@ def standings_headline(record: Tournament) -> str:
     entered = {candidate.method for candidate in record.candidates if candidate.entry in record.played}
     methods = dict.fromkeys(candidate.method for candidate in record.candidates)
     absent = [method for method in methods if method not in entered]
-    left = f" Not entered, as the budget was too short: {listed(absent)}." if absent else ""
+    left = f" Not entered, because the budget was too short: {listed(absent)}." if absent else ""
     return f"{result}{why}{left} Next is a run of the study, on fresh seeds and test rows."
 
 
@@ -403,7 +403,7 @@ def tournament_setting(record: Tournament) -> str:
     """Describe the tournament."""
     study, first_seed = record.study, played_by(record.study).seeds[0]
     rungs = " and ".join(map(str, record.rungs))
-    slow = f" The budget did not pay for all {study.rounds} rounds: who is slow to learn may be better than it seems."
+    slow = f" The budget did not pay for all {study.rounds} rounds: slow learners may be better than they seem."
     whole = not record.rungs or record.rungs[-1] == study.rounds
     spent, budget = (seconds(Measure(number, None, [])) for number in (record.spent, record.budget))
     return (
@@ -432,7 +432,7 @@ def standings_table(record: Tournament) -> Table:
             ]
         )
     rows += [[entry, f"failed: {why}", "", "", "", "", ""] for entry, why in record.failed.items()]
-    header = ["entry", "standing", "rounds", "seeds", "score on validation rows", "to who led then", "nominated as"]
+    header = ["entry", "standing", "rounds", "seeds", "score on validation rows", "to the leader then", "nominated as"]
     return Table(header, rows)
 
 

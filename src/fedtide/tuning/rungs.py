@@ -13,8 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from fedtide.config import Experiment, from_dict, slug
 from fedtide.core.errors import FedtideError
@@ -22,6 +20,7 @@ from fedtide.core.record import read_rounds, run_lock
 from fedtide.fields.types import rounded_up
 from fedtide.fleets.pool import Processes
 from fedtide.runs.build import as_json
+from fedtide.runs.display import TerminalBars
 from fedtide.runs.folder import check_entries
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Run
@@ -49,46 +48,24 @@ NO_ROWS = "give data.split.val more, or data more clients or time"
 """Advice if no evaluation had rows."""
 
 
-class LiveTournament:
-    """Display of every rung with a bar, and of the leader after it.
-
-    Args:
-        console: output; a terminal also gets a bar.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._bars: Bars | None = None
+class LiveTournament(TerminalBars):
+    """Display of every rung with a bar, and of the leader after it."""
 
     def begin(self, title: str, rounds: int) -> None:
         """Start a rung with so many rounds to play in all."""
         self.end()
-        self.console.print(title, highlight=False, markup=False, soft_wrap=True)
-        if self.console.is_terminal:
-            self._bars = Bars(BarColumn(bar_width=30), TimeRemainingColumn(compact=True), console=self.console)
-            self._task = self._bars.add_task("rounds", total=rounds)
-            self._bars.start()
+        self.say(title)
+        self.start(rounds)
 
-    def advance(self) -> None:
-        """Show that one round more is played."""
-        if self._bars is not None:
-            self._bars.update(self._task, advance=1)
-
-    def say(self, line: str) -> None:
-        """Show a line."""
+    def result(self, line: str) -> None:
+        """End a rung, and show a line about it."""
         self.end()
-        self.console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-
-    def end(self) -> None:
-        """Remove the bar."""
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        self.say(f"  {line}")
 
 
 @dataclass(frozen=True)
 class Climb:
-    """One run, as it travels to a process: to which round, and when the budget is over (seconds since 1970)."""
+    """One run, as it travels to a process: its last round, and the end of the budget (seconds since 1970)."""
 
     experiment: str
     method: str
@@ -152,7 +129,7 @@ class Play:
             if message.final:
                 outcomes[message.call] = message.value or {}
             else:
-                self.display.advance()
+                self.display.add(1)
         return outcomes
 
     def rung(
@@ -195,13 +172,13 @@ class Play:
         return read_tournament(self.root)
 
     def write_rung(
-        self, record: Tournament, rounds: int, seeds: Sequence[int], values: Any, kept: Sequence[str], **line: Any
+        self, record: Tournament, rounds: int, seeds: Sequence[int], values: Any, survivors: Sequence[str], **line: Any
     ) -> Tournament:
         """Write a rung, and show the leader and how many cannot be told apart from it."""
-        record = self.write(record, rounds=rounds, seeds=seeds, values=values, kept=kept, **line)
+        record = self.write(record, rounds=rounds, seeds=seeds, values=values, kept=survivors, **line)
         first, *others = record.survivors or ["nobody"]
         rest = f"; not told apart from it: {len(others)}" if others else ""
-        self.display.say(
+        self.display.result(
             f"after {_of((rounds,), record.study.rounds)} with {count_of_seeds(seeds)}: {first} leads{rest}"
         )
         return record
@@ -293,7 +270,7 @@ def measure(play: Play, record: Tournament) -> Tournament:
     entered = [entry for names in list(entries.values())[: plan.entries] for entry in names]
     by_entry = {entry: [costs[method].setup, costs[method].round] for method in entries for entry in entries[method]}
     record = play.write(record, rungs=plan.rungs, seeds=plan.seeds, entered=entered, costs=by_entry, failed=failed)
-    play.display.say(f"{len(entered)} of {len(candidates)} are entered, for {_of(plan.rungs, experiment.rounds)}")
+    play.display.result(f"{len(entered)} of {len(candidates)} are entered, for {_of(plan.rungs, experiment.rounds)}")
     return record
 
 

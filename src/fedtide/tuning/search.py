@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.config import Range, Tune
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.tuning.plan import Search
+from fedtide.tuning.stages import Search
 from fedtide.tuning.trials import Trial
 
 DIGITS = 4

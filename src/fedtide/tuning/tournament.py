@@ -109,23 +109,19 @@ class TooShort(FedtideError):
 def played_by(study: Experiment) -> Experiment:
     """Return the experiment that a tournament plays: the study's world, other seeds, and validation rows alone."""
     first = max(study.seeds) + 1
+    step = max(min(study.eval_every, study.late // JUDGED), 1)  # so that several evaluations are averaged
     changes: dict[str, Any] = {
-        "seeds": tuple(range(first, first + SEEDS)), "eval_every": step_of(study), "eval_splits": ("val",),
+        "seeds": tuple(range(first, first + SEEDS)), "eval_every": step, "eval_splits": ("val",),
         "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "forgetting": None, "metrics": (),
         "embedding": None, "baseline": None, "checkpoint_every": None, "track": None,
     }  # fmt: skip
     return resolve_auto(study.model_copy(update=changes)).experiment
 
 
-def step_of(study: Experiment) -> int:
-    """Return the rounds between evaluations: as in the study, or fewer, so that several are averaged."""
-    return max(min(study.eval_every, study.late // JUDGED), 1)
-
-
-def first_line(budget: float, candidates: Sequence[Candidate], said: Iterable[str], spent: float) -> str:
+def first_line(budget: float, candidates: Sequence[Candidate], lines: Iterable[str], spent: float) -> str:
     """Return the first line of `ladder.jsonl`; `spent` are the seconds that the inspection took."""
     entries = [vars(candidate) for candidate in candidates]
-    return json.dumps({"budget": budget, "candidates": entries, "said": list(said), "spent": spent}) + "\n"
+    return json.dumps({"budget": budget, "candidates": entries, "said": list(lines), "spent": spent}) + "\n"
 
 
 def read_tournament(root: Path, *, imports: bool = True) -> Tournament:

@@ -23,7 +23,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.evaluate.metrics import mean_of_last
 from fedtide.runs.folder import check_entries, make_folder
-from fedtide.tuning.plan import Place, Search, digest_of_tuning, stages, with_values
+from fedtide.tuning.stages import Place, Search, digest_of_tuning, stages, with_values
 
 KNOWN = 4
 """Number of finished trials from which a median is trusted."""
@@ -118,7 +118,7 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
         rounds: rounds of a whole run.
 
     Returns:
-        Bounds by seed and by rounds done; empty where too few trials are finished.
+        Bounds by seed and by rounds done; empty if too few trials are finished.
     """
     finished = [trial for trial in before if trial.state == "finished"]
     if len(finished) < KNOWN:
@@ -137,7 +137,7 @@ def hopeless(curve: Curve, needed: Bounds) -> bool:
 
 
 def best_of(trials: Iterable[Trial]) -> Trial | None:
-    """Return the finished trial with the highest accuracy, the first at a tie; None where none is finished."""
+    """Return the finished trial with the highest accuracy, the first at a tie; None if none is finished."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     return max(finished, key=lambda trial: trial.accuracy or 0.0) if finished else None
 
@@ -156,11 +156,6 @@ def create(experiment: Experiment, root: Path) -> None:
     make_folder(root, {"config.toml": to_toml(experiment), TRIALS: ""})
 
 
-def is_tuning(root: Path) -> bool:
-    """Tell whether a folder is a tune folder and not a run folder."""
-    return (root / TRIALS).is_file() and (root / "config.toml").is_file()
-
-
 def load(root: Path, *, imports: bool = True) -> Experiment:
     """Return the experiment of a tune folder, as read for tuning; see `fedtide.config.read` for `imports`.
 
@@ -177,7 +172,7 @@ def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str | N
     Args:
         root: the tune folder.
         planned: the searches of each stage.
-        config: digest of the configuration that they have to belong to; None where that is not known.
+        config: digest of the configuration that they have to belong to; None if it is not known.
 
     Raises:
         FedtideError: a line is damaged, or belongs to another configuration.
@@ -224,7 +219,7 @@ def write_ready(root: Path, experiment: Experiment, best: Sequence[tuple[Place, 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of one method in one stage: search, every trial, and the best one (None where none is finished)."""
+    """Result of one method in one stage: search, every trial, and the best one (None if none is finished)."""
 
     search: Search
     trials: list[Trial]
@@ -237,18 +232,16 @@ def read_tuning(root: Path) -> tuple[Experiment, list[list[Tuned]]]:
     Raises:
         FedtideError: the folder is not that of a tuning, or is damaged.
     """
-    if not is_tuning(root):
-        raise FedtideError(f"{root}: not a tune folder (no {TRIALS} and config.toml in it)")
+    if not (root / TRIALS).is_file():
+        raise FedtideError(f"{root}: not a tune folder (no {TRIALS} in it)")
     experiment = load(root, imports=False)
     planned = stages(experiment, str(root / "config.toml"))
     shipped = not any(is_own(method.algorithm) for method in experiment.method)
     trials = read_trials(root, planned, digest_of_tuning(experiment) if shipped else None)
-    return experiment, [[_tuned(trials, search) for search in stage] for stage in planned]
-
-
-def _tuned(trials: Sequence[Trial], search: Search) -> Tuned:
-    of_method = of_search(trials, search)
-    return Tuned(search, of_method, best_of(of_method))
+    by_stage = [[(search, of_search(trials, search)) for search in stage] for stage in planned]
+    return experiment, [
+        [Tuned(search, of_method, best_of(of_method)) for search, of_method in stage] for stage in by_stage
+    ]
 
 
 def of_search(trials: Sequence[Trial], search: Search) -> list[Trial]:

@@ -13,8 +13,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from fedtide.config import Experiment, Tune, from_dict
 from fedtide.core.base import Scores
@@ -23,11 +21,12 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import run_lock
 from fedtide.fleets.pool import Processes
 from fedtide.runs.build import rows_of
+from fedtide.runs.display import TerminalBars
 from fedtide.runs.folder import check_entries
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import evaluated, judge_of
-from fedtide.tuning.plan import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
 from fedtide.tuning.search import asked, imported_optuna
+from fedtide.tuning.stages import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
 from fedtide.tuning.trials import (
     Bounds,
     Curve,
@@ -268,60 +267,34 @@ def _best_values(root: Path, search: Search, trials: Sequence[Trial]) -> list[tu
     return search.assigned(best.values)
 
 
-class LiveTuning:
-    """Display of every finished trial with the best of its method so far.
-
-    Args:
-        console: output; a terminal also gets a bar.
-    """
+class LiveTuning(TerminalBars):
+    """Display of every finished trial with the best of its method so far."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self._bars: Bars | None = None
-        self._rounds = 0
+        super().__init__(console)
         self._done: dict[int, int] = {}
-        self._finished = self._trials = 0
+        self._rounds = self._finished = self._trials = 0
 
     def begin(self, trials: int, finished: int, rounds: int) -> None:
         """Start a tuning of `trials` trials, of which `finished` are done, with `rounds` rounds each."""
         self._trials, self._finished, self._rounds = trials, finished, rounds
         already = f", {finished} already done" if finished else ""
-        self.console.print(f"{trials} trial{'s' * (trials != 1)}{already}", highlight=False)
-        if not self.console.is_terminal or finished == trials:
-            return
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(compact=True), console=self.console,
-        )  # fmt: skip
-        self._total = self._bars.add_task(
-            "all", total=trials * rounds, completed=finished * rounds, shown=self._count()
-        )
-        self._bars.start()
+        self.say(f"{trials} trial{'s' * (trials != 1)}{already}")
+        self.start(trials * rounds, self._count(), finished * rounds)
 
     def advance(self, call: int, done: int) -> None:
         """Show that a trial of the batch has done `done` rounds."""
-        if self._bars is not None:
-            self._bars.update(self._total, advance=done - self._done.get(call, 0))
+        self.add(done - self._done.get(call, 0))
         self._done[call] = done
 
     def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
         """Show a finished trial of the batch; the rounds that it did not play count as played."""
         self._finished += 1
-        if self._bars is not None:
-            rest = self._rounds - self._done.get(call, 0)
-            self._bars.update(self._total, advance=rest, shown=self._count())
-        self._done.pop(call, None)
-        self.console.print(
-            f"  {title}, {outcome_of(trial)}{so_far(best)}", highlight=False, markup=False, soft_wrap=True
-        )
+        self.add(self._rounds - self._done.pop(call, 0), shown=self._count())
+        self.say(f"  {title}, {outcome_of(trial)}{so_far(best)}")
 
     def _count(self) -> str:
         return f"{self._finished}/{self._trials} trials"
-
-    def end(self) -> None:
-        """Stop the bar."""
-        if self._bars is not None:
-            self._bars.stop()
 
 
 def outcome_of(trial: Trial) -> str:

@@ -80,15 +80,6 @@ def test_a_source_that_is_not_drawn_is_read_once_for_all_seeds(tmp_path, monkeyp
     assert lists[0] != lists[1]
 
 
-def test_a_partition_may_have_a_seed_of_its_own():
-    experiment = study(data={"seed": 7})
-    lists = [
-        [population_of(experiment, experiment.shift, seed).parts["train"][c].tolist() for c in range(8)]
-        for seed in (0, 1)
-    ]
-    assert lists[0] == lists[1]
-
-
 def test_with_a_seed_of_the_data_every_run_meets_the_same_rows_and_other_arrivals():
     experiment = study(data={"seed": 7})
     first, second = (population_of(experiment, experiment.shift, seed) for seed in (0, 1))

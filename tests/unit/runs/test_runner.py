@@ -20,7 +20,7 @@ from fedtide.evaluate.rounds import losses
 from fedtide.fleets.ask import Ask, Query
 from fedtide.runs import runner
 from fedtide.runs.digest import digest_of
-from helpers.blended import BLEND, FLAT, SPLITTING
+from helpers.blended import BLEND, SPLITTING
 from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
 from helpers.toys import TOY
 
@@ -80,17 +80,6 @@ def test_a_line_by_hand(tmp_path):
     assert lines[1]["scores"]["train_clients"]["rows"] == 24
 
 
-def test_losses_of_the_participants_are_told_as_quantiles(tmp_path):
-    run = run_of(study(), tmp_path)
-    list(run.play())
-    for line in lines_of(run.folder):
-        found = line["client_loss"]
-        assert list(found) == ["min", "q25", "q50", "q75", "max"]
-        assert sorted(found.values()) == list(found.values())
-        assert found["min"] <= line["facts"]["loss"] <= found["max"]
-        assert not {"domains", "split"} & set(line)
-
-
 def test_quantiles_by_hand():
     """Two asks of a round; whoever tells of no loss counts for nothing."""
 
@@ -127,12 +116,6 @@ def test_the_true_blend_and_the_split_of_rows_are_told(tmp_path):
         assert went == pytest.approx(line["facts"]["pi"], abs=0.2)  # what is hard is soft
 
 
-def test_the_split_is_as_wide_as_pi_though_nobody_went_there(tmp_path):
-    run = run_of(blend({**FLAT, "components": 3}, rounds=4, shift=TWICE), tmp_path)
-    list(run.play())
-    assert [line["split"] for line in lines_of(run.folder)] == [[[80, 0, 0], [0, 0, 0]], [[0, 0, 0], [80, 0, 0]]] * 2
-
-
 def test_the_true_blend_is_told_of_any_method_and_of_no_other_shift(tmp_path):
     run = run_of(blend(A, {**A, "name": "steady", "shift": {"what": "static"}}, rounds=1), tmp_path)
     list(run.play())
@@ -164,15 +147,6 @@ def test_more_asked_than_a_group_has_are_filled_in_and_counted(tmp_path):
     list(run.play())
     assert [line["substituted"] for line in lines_of(run.folder)][::2] == [2, 2, 2]
     assert [line["groups"] for line in lines_of(run.folder)][::2] == [[4, 2], [2, 4], [4, 2]]
-
-
-def test_wall_clock_is_kept_apart(tmp_path):
-    run = run_of(study(), tmp_path)
-    list(run.play())
-    timings = (run.folder / "timings.jsonl").read_text().splitlines()
-    assert len(timings) == 6
-    assert all(set(codec.json.loads(line)) == {"round", "seconds", "evaluation"} for line in timings)
-    assert not {"wall", "evaluation", "timing"} & set(lines_of(run.folder)[0])
 
 
 def test_drop_outs_are_asked_and_do_not_answer(tmp_path):

@@ -107,16 +107,6 @@ def test_a_call_takes_scales_and_overrides(tmp_path):
     assert done.summaries[0].methods[0].seeds == [4]
 
 
-def test_overrides_hold_for_an_experiment_made_in_python_too(tmp_path):
-    finished = ft.run(study(A, rounds=2), tmp_path / "run", sets=["rounds=5"], workers=1)
-    assert len(lines_of(finished.folder / "a" / "0")) == 5
-
-
-def test_a_recipe_is_run_by_its_name(tmp_path):
-    finished = ft.run("recipe:demo", tmp_path / "run", scale="nano", sets=["rounds=1", "seeds=[0]"], workers=1)
-    assert finished.summaries[0].title == "A day and a night of federated learning"
-
-
 def test_what_cannot_run_leaves_nothing_behind(tmp_path):
     with pytest.raises(ft.FedtideError, match="found 9, allowed: at most 8"):
         ft.run(raw({**A, "cohort": 9}), tmp_path / "run")

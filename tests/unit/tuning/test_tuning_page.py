@@ -7,7 +7,7 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.tuning import trials as records
 from fedtide.tuning.pages import best_table, budget_table, range_of, tuning_headline, write_tuning
-from fedtide.tuning.plan import digest_of_tuning, stages
+from fedtide.tuning.stages import digest_of_tuning, stages
 from fedtide.tuning.trials import Curve, Trial, read_tuning
 from helpers.pages import Page
 from helpers.studies import PROX, RATE, A, made, tuning
