@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_array
+from scipy.special import softmax
 
 from fedtide.core.rng import Rng
 
@@ -40,10 +41,6 @@ class Moments:
     def rows(self) -> np.ndarray:
         """Number of rows of each member."""
         return self.a[:, -1, -1]
-
-    def of(self, members: np.ndarray | slice) -> Moments:
-        """Return the sums of some members."""
-        return Moments(self.a[members], self.b[members], self.t[members])
 
     def errors(self, weights: np.ndarray) -> np.ndarray:
         """Return the squared error of each model (models, d, outputs) on each member's rows: (members, models)."""
@@ -279,8 +276,7 @@ def posteriors(fitted: np.ndarray, kind: np.ndarray, kinds: int, x: np.ndarray) 
     inside += 0.01 * max(np.trace(inside) / len(inside), 1e-9) * np.eye(len(inside))
     turned = np.linalg.solve(inside, mean.T)
     score = x @ turned - 0.5 * (mean * turned.T).sum(1) + np.log(np.maximum(rows, 1e-9))
-    likely = np.exp(score - score.max(1, keepdims=True))
-    return likely / likely.sum(1, keepdims=True)
+    return softmax(score, axis=1)
 
 
 def means_by(values: np.ndarray, member: np.ndarray, members: int) -> np.ndarray:
@@ -355,7 +351,7 @@ def ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng
         ridge(late_a, late_b),
         ridge(rest * past_a + fitted.a[now], rest * past_b + fitted.b[now]),
     )
-    then = judged.of(now)
+    then = Moments(judged.a[now], judged.b[now], judged.t[now])
     whole = then.squares(past_b[:, -1] / rows[:, None])
     error = np.stack([then.single_errors(model) for model in models], 1)
     past, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
