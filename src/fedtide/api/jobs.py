@@ -16,7 +16,7 @@ from torch import nn
 
 from fedtide.api import Name, Seeds, Sets
 from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
-from fedtide.config.overrides import flat, seed_list
+from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.settings import check_installed
 from fedtide.config.writing import as_toml, named
 from fedtide.core.errors import FedtideError, refused, within
@@ -76,7 +76,7 @@ class Request:
         """Overrides as on the command line."""
         if not isinstance(self.sets, Mapping):
             return list(self.sets)
-        return [_assignment(path, value) for path, value in flat(self.sets)]
+        return [_assignment(path, value) for path, value in flatten(self.sets)]
 
     def read(self, experiment: Spelled, *, timed: bool = True, seeded: bool = True) -> tuple[Experiment, str, str]:
         """Return the experiment, its name in messages, and the name of its folder.

@@ -21,10 +21,10 @@ SHORT = {"cohort": as_cohort, "stop_at": as_stop_at, "groups": by_what}
 """Readers of short values of keys that are not read by their kind."""
 
 
-def parsed(assignment: str) -> tuple[list[str], Any]:
+def parse_assignment(assignment: str) -> tuple[list[str], Any]:
     """Split `key=value` into (path, value); the value is TOML, or else a string.
 
-    >>> parsed("data.partition.alpha=0.1"), parsed("model=linear")
+    >>> parse_assignment("data.partition.alpha=0.1"), parse_assignment("model=linear")
     ((['data', 'partition', 'alpha'], 0.1), (['model'], 'linear'))
     """
     key, equals, text = assignment.partition("=")
@@ -58,27 +58,27 @@ def seed_list(text: str) -> str:
     return f"[{','.join(out)}]"
 
 
-def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
+def flatten(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
     """Return (path, value) of all values below a table; a table with `kind`, or of a sweep, is a value.
 
-    >>> flat({"rounds": 4, "data": {"partition": {"kind": "iid"}}})
+    >>> flatten({"rounds": 4, "data": {"partition": {"kind": "iid"}}})
     [(['rounds'], 4), (['data', 'partition'], {'kind': 'iid'})]
     """
     out: list[tuple[list[str], Any]] = []
     for key, value in table.items():
         if isinstance(value, Mapping) and "kind" not in value and value and key != "sweep":
-            out += flat(value, (*above, key))
+            out += flatten(value, (*above, key))
         else:
             out.append(([*above, key], value))
     return out
 
 
-def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list[str]]:
+def locate(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list[str]]:
     """Return the number of the named table that a dotted key enters (None for all of them), and the key within.
 
     A table is meant by its name, which may have dots (the longest that fits counts), or else by its position.
 
-    >>> located(["b", "2", "local", "rate"], ["A", "b.2"]), located(["0", "q"], ["A"]), located(["q"], ["A"])
+    >>> locate(["b", "2", "local", "rate"], ["A", "b.2"]), locate(["0", "q"], ["A"]), locate(["q"], ["A"])
     ((1, ['local', 'rate']), (0, ['q']), (None, ['q']))
     """
     for end in range(len(path), 0, -1):
@@ -116,7 +116,7 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
     names = [item.get("name", item.get("algorithm", item.get("kind"))) for item in items]
     where = f"{above}.{'.'.join(path)}"
-    number, rest = _located_method(path, items, names, where) if above == "method" else located(path, names)
+    number, rest = _locate_method(path, items, names, where) if above == "method" else locate(path, names)
     if not rest:
         raise FedtideError(f"{where}: that is a whole table; name one of its keys, '{where}.<key>'")
     if above == "method" and number is None and len(rest) > 1 and not _is_key(rest[0], items):
@@ -125,12 +125,12 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
         assign(item, rest, copy.deepcopy(value), above)  # a later key may change it for one of them
 
 
-def _located_method(path: list[str], methods: list[Any], names: list[Any], where: str) -> tuple[int | None, list[str]]:
+def _locate_method(path: list[str], methods: list[Any], names: list[Any], where: str) -> tuple[int | None, list[str]]:
     """Return the number of the method that a dotted key enters, by its name with or without its form, and the rest."""
     forms = [form_of(method) for method in methods]
     bare = [str(name).removesuffix(form) for name, form in zip(names, forms, strict=True)]
     for full in ([name + form for name, form in zip(bare, forms, strict=True)], bare):
-        number, rest = located(path, full)
+        number, rest = locate(path, full)
         if number is not None:
             if full.count(full[number]) > 1 and not path[0].isdigit():
                 raise FedtideError(f"{where}: several methods are called '{full[number]}'; name one with its form")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Safe, with_safe
 from fedtide.config.keys import place, place_beside, places
-from fedtide.config.overrides import assign, flat, parsed
+from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
 from fedtide.config.writing import as_toml, key_as_toml, resolved
@@ -111,9 +111,9 @@ def from_dict(
     imports: bool = True,
 ) -> Experiment:
     """Return the experiment of nested dicts, as `read` gets them from a file."""
-    values = scaled(copied(dict(raw)), where, scale)
+    values = at_scale(copy_tables(dict(raw)), where, scale)
     for assignment in sets:
-        path, value = parsed(assignment)
+        path, value = parse_assignment(assignment)
         assign(values, path, value)
         if path == ["fleet", "kind"]:  # settings of another kind of fleet do not apply
             values["fleet"] = replace_kind(values["fleet"], value)
@@ -132,12 +132,12 @@ def from_dict(
     return experiment
 
 
-def copied(value: Any) -> Any:
+def copy_tables(value: Any) -> Any:
     """Copy nested tables and lists, and values in them that are neither numbers nor strings."""
     if isinstance(value, dict):
-        return {key: copied(child) for key, child in value.items()}
+        return {key: copy_tables(child) for key, child in value.items()}
     if isinstance(value, list):
-        return [copied(child) for child in value]
+        return [copy_tables(child) for child in value]
     return value if value is None or isinstance(value, str | int | float) else copy.deepcopy(value)
 
 
@@ -153,7 +153,7 @@ def _check_integers(value: Any, key: str, dot: str = ".") -> None:
             _check_integers(child, f"{key}[{number}]")
 
 
-def scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
+def at_scale(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
     """Return the values of a file at a scale, by default "cpu" if there is one."""
     scales = values.pop("scale", {})
     if not isinstance(scales, dict):
@@ -168,7 +168,7 @@ def scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, A
     elif scale not in scales:
         raise refused(f"{where}: scale", scale, ", ".join(scales) or "none: it has no [scale] tables")
     before = _names(values)
-    for path, value in flat(scales[scale]) if scale else ():
+    for path, value in flatten(scales[scale]) if scale else ():
         assign(values, path, value)
     return _with_renamed(values, dict(zip(before, _names(values), strict=False)))
 

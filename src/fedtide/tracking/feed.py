@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtide.config import Experiment, resolved
-from fedtide.config.overrides import flat
+from fedtide.config.overrides import flatten
 from fedtide.config.settings import MLflow, TensorBoard, Track, WandB, check_installed
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
@@ -259,7 +259,7 @@ class Tracked:
         self._note()
         values = resolved(run.experiment.model_copy(update={"method": (run.method,), "seeds": (run.seed,)}))
         (method,) = values.pop("method")
-        settings = {".".join(path): value for path, value in flat({**values, "method": method})}
+        settings = {".".join(path): value for path, value in flatten({**values, "method": method})}
         about = TrackedRun(self.root, self.study, self._place(run), run.title, settings)
         return Feed(run, tracker(self.track, about))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
-from fedtide.config.overrides import assign, located, seed_list
+from fedtide.config.overrides import assign, locate, seed_list
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.runs.digest import digest_of
 
@@ -162,9 +162,9 @@ def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None
             "share the rest"
         )
     names = list(dict.fromkeys(methods.values()))
-    which, rest = located(path, names)
+    which, rest = locate(path, names)
     if which is None and not path[0].isdigit():  # a name as it is written in the file, without its form
-        place, rest = located(path, list(methods))
+        place, rest = locate(path, list(methods))
         which = None if place is None else names.index(methods[list(methods)[place]])
     if not rest or rest[0] in FIXED:
         first_key = "".join(rest[:1])
