@@ -356,7 +356,7 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
 
 
 def test_whole_models_of_scsgd_that_are_not_trained_cannot_be_trained_along():
-    with pytest.raises(FedtideError, match=r"lam: found 0.25, allowed: 0 with branch_layer = '\*'"):
+    with pytest.raises(FedtideError, match=r"lam: found 0.25, allowed: 0 if branch_layer = '\*'"):
         scsgd(task(), branch_layer="*", lam=0.25)
 
 
