@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 
 
 def check_free(out: Path) -> None:
-    """Raise where something is at the place of a new file, or where it would have no folder."""
+    """Raise if a new file already exists, or its folder does not."""
     if out.exists():
         raise FedtideError(f"{out}: is there already, allowed: a new file")
     if not out.parent.is_dir():
@@ -22,7 +22,7 @@ def check_free(out: Path) -> None:
 
 
 def check_new(root: Path, hint: str = "") -> None:
-    """Raise where something is at the place of a new folder, which may be there if it is empty; it is left as it is."""
+    """Raise if a new folder already exists, unless it is empty; nothing is changed."""
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise FedtideError(f"{root}: already exists, allowed: a new folder{hint}")
 
@@ -80,7 +80,7 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
             yield temporary
         temporary.replace(path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # where it was not renamed
+        shutil.rmtree(temporary, ignore_errors=True)  # if it was not renamed
 
 
 def write_text(path: Path, text: str) -> None:

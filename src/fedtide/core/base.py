@@ -29,7 +29,7 @@ PARTS = "train", "val", "test"
 Payload = Tree
 """Values that the server sends to a client."""
 Memory = Tree
-"""State that stays on a client between rounds; None where there is none yet."""
+"""State that stays on a client between rounds; None if there is none yet."""
 State = Tree
 """Values that the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
 S = TypeVar("S")
@@ -91,7 +91,7 @@ class Shard:
         time: (rows,) seconds, or None.
         mask: (rows, steps) which steps count, for sequences; else None.
         fetch_val: fetches the client's validation rows; see `val`.
-        bins: (rows,) what reads labels is given where `y` are no classes; else None.
+        bins: (rows,) classes in place of `y`, for code that reads labels, if `y` are no classes; else None.
         apart: whether the client is never judged on its validation rows; if it is, they are hidden from its `adapt`.
     """
 
@@ -131,7 +131,7 @@ class Shard:
 
     @cached_property
     def val(self) -> Shard | None:
-        """The client's validation rows, for work that stops early, weighs or chooses; None where it has none."""
+        """The client's validation rows, for work that stops early, weighs or chooses; None if it has none."""
         return None if self.fetch_val is None else self.fetch_val()
 
 
@@ -215,7 +215,7 @@ class Reply:
     """Result of one ask for the server.
 
     Args:
-        total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when no client answered.
+        total: the sums (Sum leaves; a list of K if `slot=` or Slotted was used); None if no client answered.
         rows: the revealed names only, in the order of `clients`.
         clients: ids of those that answered, sorted; drop-outs and abstentions are absent.
         seconds: (clients,) from when each was sent the question until its answer, on the simulated or real clock.
@@ -241,7 +241,7 @@ class Prediction:
     Args:
         told: the answer for each row (`Target.read_outputs`): (rows, classes) log-probabilities; for sequences (rows,
             steps, classes); for other targets (rows, width), such as a number in the units of the data.
-        choice: (rows,) the branch or model used, or None where there is only one.
+        choice: (rows,) the branch or model used, or None if there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
         others: by name, the labels (rows,) that other combinations of the same models would predict, for the report;
             for sequences (rows, steps); for other targets their answers.
@@ -265,10 +265,10 @@ class Scores:
             source leaves out (ends, unknown words).
         correct: (clients,) how many of them were right; of numbers their skill, summed (see `credited`).
         loss: (clients,) their summed cross-entropy, or plain loss.
-        choice: (clients, K) rows predicted by each branch or model, None where there is only one.
-        weights: (clients, experts) mixture or gate weights, summed over rows; None where nothing is mixed.
+        choice: (clients, K) rows predicted by each branch or model, None if there is only one.
+        weights: (clients, experts) mixture or gate weights, summed over rows; None if nothing is mixed.
         others: (clients,) how many rows each other way to predict gets right, by its name.
-        density: (clients,) log-densities summed over rows, that of a sequence once for each of its steps; None where
+        density: (clients,) log-densities summed over rows, that of a sequence once for each of its steps; None if
             the method has none.
         sums: by name, what the target sums over rows beside: (clients,) or (clients, k).
         group: (clients,) number of each client's true group, in an evaluation that knows it.
@@ -405,7 +405,7 @@ class AskOptions(QuestionOptions, total=False):
 
 
 class TimedOptions(AskOptions, total=False):
-    """Options of a question where the clock can be read ahead.
+    """Options of a question on a clock that can be read ahead.
 
     Args:
         first: count only the first so many to answer.
@@ -555,7 +555,7 @@ class Algorithm(Generic[S]):
         as_served: (payload of "train", memory, answer) -> (payload, memory) with which `predict` gives the client's
             prediction at the time of the question; None for no prediction. By default the payload itself, and the
             client's memory now.
-        check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
+        check: raises `FedtideError` if the clients do not suit the algorithm's options, before anything is written.
         others: by name, algorithms with another use of the same state, each evaluated as a method of its own. Only
             their `adapt`, `predict` and `traits.own_expert` count.
         traits: what it declares.
@@ -618,7 +618,7 @@ def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:
 
 
 def mean(total: Tree) -> Tree:
-    """Divide every Sum by its weight; None where the weight is zero or no client answered.
+    """Divide every Sum by its weight; None if the weight is zero or no client answered.
 
     >>> mean({"loss": Sum(6.0, 3.0), "empty": Sum(0.0, 0.0)})
     {'loss': 2.0, 'empty': None}

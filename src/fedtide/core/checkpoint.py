@@ -83,7 +83,7 @@ class About:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint read back: where to start, and how far each record file was written at that moment."""
+    """A checkpoint read back: the starting point, and the length of each record file at that moment."""
 
     start: Start[Any]
     marks: Mapping[str, Mark]
@@ -175,7 +175,7 @@ def check(folder: Path, *, config: str | None) -> About | None:
 
     Args:
         folder: of the checkpoints.
-        config: digest of the configuration that it has to belong to; None where that is not known.
+        config: digest of the configuration that it has to belong to; None if that is not known.
 
     Raises:
         FedtideError: it is damaged, or was written by another configuration or an unreadable version.

@@ -46,7 +46,7 @@ DEEPEST = 32
 """How deep a tree may be nested that anyone may have written."""
 
 LONGEST = 2**40
-"""Largest dimension of a shape, which matters only where another one is zero."""
+"""Largest dimension of a shape, which matters only if another one is zero."""
 
 UNFINISHED = r"\.tmp[A-Za-z0-9]{6}"
 """Pattern of the names of files that safetensors has not finished, as those of a process that was killed."""
@@ -115,7 +115,7 @@ def _tree_of(
     Args:
         skeleton: as `_skeleton_of` makes it.
         take: returns an array, by what stands in its place.
-        classes: those that may be in it, by name, where anyone may have written it; None trusts it.
+        classes: allowed classes by name, for a skeleton of a stranger; None trusts it.
         deep: how deep this part of it lies.
     """
     if not isinstance(skeleton, dict):
@@ -210,8 +210,7 @@ def from_bytes(data: bytes | memoryview, classes: Mapping[str, type] | None = No
 
     Args:
         data: the bytes.
-        classes: dataclasses that may be in the tree, by "module:qualname", where anyone may have written the bytes;
-            None where this program did.
+        classes: allowed dataclasses by "module:qualname", for bytes of a stranger; None for bytes of this program.
     """
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:start]))
@@ -259,7 +258,7 @@ class _Arrays:
         return array.view(torch.bfloat16) if name == "BF16" else array
 
     def check_taken(self) -> None:
-        """Raise where the tree has not all of them."""
+        """Raise if the tree has not all of them."""
         for name, flat in self._flat.items():
             if self._at[name] != len(flat):
                 raise refused("message", f"{len(flat) - self._at[name]} numbers ({name}) in no tree", "none")

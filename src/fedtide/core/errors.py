@@ -39,10 +39,10 @@ def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     """The error of a value that is not allowed.
 
     Args:
-        key: where it stands, as the person wrote it.
+        key: its key, as the person wrote it.
         found: the value; shown as Python writes it, cut at 60 characters.
         allowed: what would do, in words.
-        but: why it will not do, where the range does not say so.
+        but: why it will not do, if the range does not say it.
 
     >>> raise refused("clusters", 0, "an integer of 1 or more")
     Traceback (most recent call last):

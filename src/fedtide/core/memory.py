@@ -44,7 +44,7 @@ class MemoryStore:
     Args:
         directory: where large rows go; None keeps every row in RAM.
         small: bytes up to which a row stays in RAM.
-        name: of this process, where several put rows aside in the directory.
+        name: of this process, if several put rows aside in the directory.
 
     >>> store = MemoryStore(None)
     >>> store.stage(7, {"count": 1})

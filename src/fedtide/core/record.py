@@ -41,7 +41,7 @@ OTHERS = "others"
 """Key in a line with an evaluation: entries of each other use of the state, by its name and by view."""
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 TRUTH = "truth"
-"""One column more where groups drift: the number of the group that a client is in at that moment."""
+"""One column more if groups drift: the number of the group that a client is in at that moment."""
 
 
 def view_of(view: str, other: str) -> str:
@@ -164,7 +164,7 @@ class Record:
             self._files[name].flush()
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Append rows in the order of `CLIENT_COLUMNS`, and with the truth where there is one, to `clients.csv`."""
+        """Append rows in the order of `CLIENT_COLUMNS`, and with the truth if there is one, to `clients.csv`."""
         with naming(Path(self._files["clients.csv"].name)):
             self._clients.writerows(rows)
             self._files["clients.csv"].flush()
@@ -212,7 +212,7 @@ def run_lock(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
 
 
 def stopped_after(folder: Path) -> int | None:
-    """After how many rounds a run ended as it was good enough; None where it did not."""
+    """After how many rounds a run ended as it was good enough; None if it did not."""
     lines = read_rounds(folder)
     last = lines[-1] if lines else None
     return int(last["round"]) + 1 if isinstance(last, dict) and STOPPED in last else None

@@ -18,7 +18,7 @@ from fedtide.core.weights import mul
 
 
 def add(partial: Tree, total: Tree) -> Tree:
-    """Add an answer's total to `partial`, in place where there are tensors; None starts a new sum.
+    """Add an answer's total to `partial`, in place for tensors; None starts a new sum.
 
     >>> first = add(None, {"n": Weighted(2.0, 3.0)})
     >>> add(first, {"n": Weighted(5.0, 1.0)})
@@ -65,7 +65,7 @@ def _node_by_node(function: Any, left: Tree, right: Tree) -> Tree:
 
 
 def _add_value(total: Tree, value: Tree, weight: float) -> Tree:
-    """Compute `held + weight * value`, in place where there are tensors; the two must have the same keys."""
+    """Compute `held + weight * value`, in place for tensors; the two must have the same keys."""
     if not is_node(total):
         return _plus(total, value, weight)
     ours, theirs = children(total), dict(children(value))

@@ -123,7 +123,7 @@ def add_update(
         weights: of a state: one model, or a tuple of K.
         update: `Answer.update`, of one model, or by the number of the model. Parameters that it does not name stay as
             they are.
-        slot: the slot that the client was asked in, where it was asked in one.
+        slot: the slot that the client was asked in, if it was asked in one.
 
     Raises:
         LookupError: there are several models, and nothing says which of them the update belongs to, or it is an update

@@ -113,7 +113,7 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
 
 
 def _below(key: str, word: Any, kind: Any) -> str:
-    """Say in which key of a table a word would choose, as in `data = { source = "cifar" }`; "" where in none."""
+    """Say in which key of a table a word would choose, as in `data = { source = "cifar" }`; "" if in none."""
     last = key.rpartition(".")[2]
     if isinstance(word, int | float) and not isinstance(word, bool):
         kinds = {name: bare(hint) for name, hint in fields_of(kind).items()}
@@ -132,7 +132,7 @@ def _below(key: str, word: Any, kind: Any) -> str:
 
 
 def _kinds_with(keys: Any, kind: Any, by: str) -> str:
-    """Say which kinds of a choice have all of some keys, as they may be meant; "" where many have, or none."""
+    """Say which kinds of a choice have all of some keys, as they may be meant; "" if many have them, or none."""
     names = names_of(kind)
     spelled = {key: _near(key, names) for key in keys} if isinstance(keys, Mapping) and keys else {}
     members = get_args(kind) if spelled else ()
@@ -145,7 +145,7 @@ def _kinds_with(keys: Any, kind: Any, by: str) -> str:
 
 
 def _near(key: str, names: list[str]) -> str:
-    """Return the name that a key may mean; the key itself where there is none."""
+    """Return the name that a key may mean; the key itself if there is none."""
     return next(iter(_meant(key, names) or get_close_matches(key, names, n=1, cutoff=0.75)), key)
 
 

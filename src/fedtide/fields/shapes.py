@@ -93,7 +93,7 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def tags(kind: Any) -> tuple[str, ...]:
-    """The spellings of `kind` (or `by`) that choose a table among others; none where it has neither.
+    """The spellings of `kind` (or `by`) that choose a table among others; none if it has neither.
 
     >>> from fedtide.cohorts import Everyone
     >>> tags(Everyone)

@@ -87,7 +87,7 @@ Distinct = AfterValidator(_distinct)
 
 @dataclasses.dataclass(frozen=True)
 class OfShift:
-    """Marks a value that an experiment takes from its shift where it is None.
+    """Marks a value that an experiment takes from its shift if it is None.
 
     Args:
         what: for a periodic shift the "period"; a round at which the first group "peak"s; the round at which the turn
@@ -103,7 +103,7 @@ class IsFile:
     """Marks a value that names a file; its content decides numbers.
 
     Args:
-        hint: what to do where there is no such file, for the error.
+        hint: advice if there is no such file, for the error.
     """
 
     hint: str

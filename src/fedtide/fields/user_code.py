@@ -50,7 +50,7 @@ class Python:
         return f"{self.function.__module__}:{getattr(self.function, '__qualname__', self.function)}"
 
     def find(self, key: str) -> Callable[..., Any]:
-        """Return the function, imported if it is named; `key` is where it stands, for messages."""
+        """Return the function, imported if it is named; `key` is its key, for messages."""
         function = imported(self.function, f"{key}.function") if isinstance(self.function, str) else self.function
         if not callable(function):
             raise refused(f"{key}.function", self.name, "a function or class")
@@ -103,7 +103,7 @@ def imported(name: str, key: str) -> Any:
 
     Args:
         name: as written in the configuration; configurations may name code, data and checkpoints never do.
-        key: where it was written, for messages.
+        key: its key, for messages.
 
     >>> imported("math:sqrt", "data.source.function")(4.0)
     2.0
@@ -141,11 +141,11 @@ def _session() -> ModuleType:
 
 
 def name_of(code: Any, called: str) -> str:
-    """Return the `module:name` under which `imported` finds code: where it stands, else in this session's module.
+    """Return the `module:name` under which `imported` finds code: its own module, else this session's module.
 
     Args:
         code: a function, a class, or any other object.
-        called: its name in the session where it has none of its own.
+        called: its name in the session if it has none of its own.
 
     >>> from collections import Counter
     >>> name_of(Counter, "count"), name_of(lambda: 3, "three").partition(":")[2]

@@ -86,7 +86,7 @@ def read(losses: Sequence[tuple[Tensor, float]]) -> list[tuple[float, float]]:
 
 
 def resident(rows: Tensor, device: str) -> Tensor:
-    """Return rows on a device, as they are stored; where they take more than an eighth of a GPU, as they are.
+    """Return rows on a device, as they are stored; unchanged if they take more than an eighth of a GPU.
 
     Those that stay on the CPU go there whenever they are used. The limit is of the whole GPU, not of what is free: it
     must not depend on who else computes.
@@ -140,7 +140,7 @@ def gain() -> float:
 
     The instructions that a processor names do not tell: some have them and lose. Steps take turns, on one thread, and
     the least processor time counts, so that others who use the machine hardly matter. About 20 ms a look, and there
-    is another one only where bfloat16 seems to lose.
+    is another one only if bfloat16 seems to lose.
     """
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
@@ -178,7 +178,7 @@ def check_gain(device: str) -> None:
 
 
 def run_in_bfloat(module: nn.Module, x: Tensor) -> Any:
-    """Run a module on `x` in bfloat16 where that gains, and return its output as float32.
+    """Run a module on `x` in bfloat16, and return its output as float32.
 
     >>> run_in_bfloat(nn.Linear(2, 1), torch.ones(3, 2)).dtype
     torch.float32

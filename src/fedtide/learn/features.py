@@ -48,7 +48,7 @@ class PCA:
     moves: ClassVar[bool] = False
 
     def of(self, task: Task, key: str = "features") -> Extract:
-        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        """Return the feature extractor of a task; `key` is its key, for errors."""
         public = _public(task, f"{key}.kind: 'pca'", "features = 'network'")
         return _projected(lambda model, x: to_cpu(x).flatten(1).double(), public, self.width, key)
 
@@ -74,7 +74,7 @@ class FrozenInputs:
             raise ValueError(f"found seed {self.seed} and weights, allowed: one of the two")
 
     def extractor(self, task: Task, key: str) -> Extract:
-        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        """Return the feature extractor of a task; `key` is its key, for errors."""
         begin = task.init_random(Rng(self.seed).at("frozen features"))
         model = begin if self.weights is None else load_weights(Path(self.weights), begin, f"{key}.weights")
         inputs = _inputs_of(task, self.layer, key)
@@ -95,7 +95,7 @@ class Frozen(FrozenInputs):
     moves: ClassVar[bool] = False
 
     def of(self, task: Task, key: str = "features") -> Extract:
-        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        """Return the feature extractor of a task; `key` is its key, for errors."""
         return self.extractor(task, key)
 
 
@@ -115,7 +115,7 @@ class Network:
     moves: ClassVar[bool] = True
 
     def of(self, task: Task, key: str = "features") -> Extract:
-        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        """Return the feature extractor of a task; `key` is its key, for errors."""
         return _inputs_of(task, self.layer, key)
 
 
@@ -134,7 +134,7 @@ def _inputs_of(task: Task, layer: str, key: str) -> Extract:
 
 
 def feature_width(task: Task, layer: str, key: str) -> int:
-    """Return the width of the inputs of a layer of the task's network; `key` is where the layer stands, for errors."""
+    """Return the width of the inputs of a layer of the task's network; `key` is the key of the layer, for errors."""
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
     return width(one, join_models([task.init_random(Rng(0))], layer), f"{key}.layer")
 

@@ -54,7 +54,7 @@ class Fitted:
         lr_sum: the sum of the step sizes.
         scratch: the module that was trained.
         received: the weights that training started from.
-        features: of a branched task (rows, d) of the client's samples after training, where they were asked for.
+        features: of a branched task (rows, d) of the client's samples after training, if they were asked for.
     """
 
     loss: float
@@ -407,7 +407,7 @@ def gradient_step(
     Args:
         task: model and loss.
         local: learning rate and schedule; see `one_gradient`.
-        weights: where the gradient is taken.
+        weights: the point of the gradient.
         shard: the client's samples.
         moment: the time, for the schedule.
 
@@ -477,7 +477,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
         shard: a few samples.
         classes: number of classes of all samples.
         local: local training, if there is any.
-        key: where local training stands, for messages.
+        key: key of local training, for messages.
 
     Raises:
         FedtideError: the model does not take such samples, or has no logits for their classes.
@@ -510,7 +510,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
 
 
 def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
-    """Raise where the loss, which may be a person's own, has no value by which a model can be trained."""
+    """Raise if the loss, which may be a person's own, has no value by which a model can be trained."""
     try:
         value = task.loss.value(outputs, *task.to_device((shard.y, *task.loss.prepare(shard))))
     except FedtideError:

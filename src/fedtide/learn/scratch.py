@@ -20,7 +20,7 @@ class Scratch:
         module: a fresh one.
         dtype: its number type.
         channels_last: memory format of 4-D parameters.
-        device: where it computes.
+        device: device of its computation.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool, device: str = CPU) -> None:

@@ -123,7 +123,7 @@ def layer_gradients(
 
     Args:
         task: model and loss.
-        weights: where the gradients are taken.
+        weights: the point of the gradients.
         shards: samples of each client, with masks all or none.
         names: parameters whose gradient is wanted.
     """

@@ -40,7 +40,7 @@ class Fit:
         delta: update (new - old) of params and buffers (clients, ...), in storage that the next training overwrites.
         loss: (clients,) mean training loss over all samples seen, in float64.
         steps: (clients,) number of steps.
-        features: (rows, d) of each client's samples after training, where they were asked for; else None.
+        features: (rows, d) of each client's samples after training, if they were asked for; else None.
     """
 
     delta: Weights

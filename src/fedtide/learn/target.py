@@ -163,7 +163,7 @@ class Classes(Target):
         return answers.argmax(-1)
 
     def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
-        """Return 1 where the class is that of the row, else 0."""
+        """Return 1 if the class is that of the row, else 0."""
         return (answers == y).double()
 
     def best_constant(self, y: Tensor, rows: Tensor) -> float:
@@ -288,7 +288,7 @@ class NumberTarget(Measured):
         return 0.5 * (off / log_spread.exp()).square() + log_spread + 0.5 * math.log(2 * math.pi)
 
     def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
-        """Return the mean, and the standard deviation of the mixture where models say theirs."""
+        """Return the mean, and the standard deviation of the mixture if models predict theirs."""
         if self.form != "gaussian":
             return super().mix(answers, log_shares, dim)
         mean, variance = answers[..., :1], (2 * answers[..., 1:]).exp()

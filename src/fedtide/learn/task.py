@@ -42,11 +42,11 @@ class Task:
             frozen ones, are always drawn.
         init_layers: draws the weights of a fresh module's layers anew, from torch's global generator; None keeps those
             that they were built with.
-        bfloat: compute forward and backward passes in bfloat16 where that gains; parameters, losses and outputs stay
+        bfloat: compute forward and backward passes in bfloat16 (operations that gain); parameters, losses and outputs stay
             in `dtype`, which must be float32.
         target: what rows are labeled with, and how outputs are read. Of other targets than classes the default loss is
             their own.
-        device: where forward and backward passes are computed; weights and results are on the CPU all the same.
+        device: device of forward and backward passes; weights and results stay on the CPU.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -234,7 +234,7 @@ class Task:
         return value.detach(), list(gradient)
 
     def _passes(self, x: Tensor) -> ModulePasses | None:
-        """Return passes without autograd for a batch; None where the module needs it, or is as fast with it."""
+        """Return passes without autograd for a batch; None if the module needs it, or is as fast with it."""
         by_shape, shape = self.scratch.passes, tuple(x.shape[1:])
         if x.dtype != self.dtype or not len(x):
             return None
@@ -254,7 +254,7 @@ class Task:
         by its size would change the last bit of a tenth of all numbers.
 
         Args:
-            weights: where the gradient is taken.
+            weights: the point of the gradient.
             shard: the samples.
             train: in training mode, as a client's own steps. Else in evaluation mode, which is deterministic: without
                 dropout, with fixed running statistics.

@@ -215,7 +215,7 @@ class CifarCNN:
 
 @ingredient
 class LeNet5:
-    """LeNet-5 with ReLU and max pooling, where 28 x 28 images are padded by 2 (LeCun et al. 1998).
+    """LeNet-5 with ReLU and max pooling; 28 x 28 images are padded by 2 (LeCun et al. 1998).
 
     >>> sum(p.numel() for p in LeNet5().build((1, 28, 28), 10).parameters())
     61706
@@ -253,7 +253,7 @@ def sequence(**layers: nn.Module) -> nn.Sequential:
 
 
 def dropout(name: str, probability: float, layer: type[nn.Module] = nn.Dropout) -> dict[str, nn.Module]:
-    """Return a layer of dropout by its name, or nothing where its probability is 0."""
+    """Return a layer of dropout by its name, or nothing if its probability is 0."""
     return {name: layer(probability)} if probability else {}
 
 
@@ -673,7 +673,7 @@ class ViT:
     Positions are learned for one image size; the published number of parameters is for 224x224.
 
     Args:
-        size: "tiny" is for a CPU, "b/16" is ViT-B/16. The next five options replace its values where they are not None.
+        size: "tiny" is for a CPU, "b/16" is ViT-B/16. The next five options replace its values if they are not None.
         patch: side of a patch in pixels, which divides both sides of an image.
         depth: number of blocks.
         width: width of a token; the last class token is the feature.

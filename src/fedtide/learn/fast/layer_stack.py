@@ -22,7 +22,7 @@ PLANS = 64
 
 
 def feature_of(scratch: Scratch) -> Feature:
-    """Return where the features of a branched task come from."""
+    """Return the source of the features of a branched task."""
     return next(part.feature for part in scratch.module.modules() if isinstance(part, Branches))
 
 
@@ -44,7 +44,7 @@ class LayerStack:
     Args:
         scratch: the module of the model.
         layers: the layers of its model.
-        room: where their numbers are.
+        room: storage of their numbers.
         loss: a loss with `graded`.
     """
 
@@ -101,7 +101,7 @@ class LayerStack:
         return plan
 
     def run(self, x: Tensor, purpose: Purpose, judge: Callable[[Plan], T]) -> T:
-        """Pass rows (clients, rows, ...) forward, and back where a gradient or a step is wanted.
+        """Pass rows (clients, rows, ...) forward, and back for a gradient or a step.
 
         Args:
             x: the rows.

@@ -76,7 +76,7 @@ class Product(ABC):
         return [weight[:clients] for weight in self.weights]
 
     def _target(self, plan: Plan, clients: int) -> list[Tensor]:
-        """Return where the gradient goes: to storage of its own, or to the weights as a step."""
+        """Return the target of the gradient: storage of its own, or the weights for a step."""
         if plan.purpose == "descent":
             return self._now(clients)
         gradient = self.storage("gradient", clients, plan.room)
@@ -193,7 +193,7 @@ class Conv2d(Product):
         return [torch.stack(matrices, 3).permute(0, 4, 1, 3, 2), *bias]
 
     def sides(self, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
-        """Return the sides of a padded picture, and those of the output, which are below one where it does not fit."""
+        """Return the sides of a padded picture, and those of the output, which are below one if it does not fit."""
         padded = [side + 2 * pad for side, pad in zip(shape[1:], self.pad, strict=True)]
         steps = zip(padded, self.shape[2:], self.stride, strict=True)
         out = [(side - kernel) // step + 1 for side, kernel, step in steps]
@@ -204,7 +204,7 @@ class Conv2d(Product):
         return (self.shape[0], *self.sides(shape)[1])
 
     def _padded(self, x: Any, plan: Plan) -> Tensor:
-        """Return the input amid zeros, where it stays."""
+        """Return the input amid zeros, in fixed storage."""
         clients, channels, *inner, rows = x.shape
         if not any(self.pad):
             return plan.hold(x, (self, "padded"))
@@ -216,7 +216,7 @@ class Conv2d(Product):
         return padded.expand(clients, *padded.shape[1:])
 
     def _inner(self, sides: Sequence[int]) -> tuple[slice, ...]:
-        """Return where in a padded picture the picture is."""
+        """Return the place of the picture in a padded picture."""
         return slice(None), slice(None), *(slice(pad, pad + n) for pad, n in zip(self.pad, sides, strict=True))
 
     def forward(self, x: Any, plan: Plan) -> Tensor:
@@ -422,7 +422,7 @@ def known_layers(scratch: Scratch, shape: tuple[int, ...], room: Room, *, within
     Args:
         scratch: the module of the model.
         shape: of a row.
-        room: where their numbers are.
+        room: storage of their numbers.
         within: name of a part of the model, if its layers are asked for alone.
     """
     module = scratch.module.get_submodule(within)

@@ -27,8 +27,8 @@ class ModulePasses:
 
     Args:
         scratch: the module of the model, on the CPU.
-        layers: its layers, which read and write the module's parameters where they are.
-        room: where their numbers are.
+        layers: its layers, which read and write the module's parameters in place.
+        room: storage of their numbers.
         copies: how often the model is repeated as a whole; 0 if it is not, or in a layer alone.
     """
 
@@ -48,7 +48,7 @@ class ModulePasses:
 
     @classmethod
     def of(cls, scratch: Scratch, shape: tuple[int, ...]) -> ModulePasses | None:
-        """Return passes for rows of a shape; None where the module needs autograd, or a library is faster."""
+        """Return passes for rows of a shape; None if the module needs autograd, or a library is faster."""
         room, model = Room(scratch.dtype, torch.device(scratch.device)), getattr(scratch.module, "model", None)
         copies = 0
         if isinstance(scratch.module, Branched) and isinstance(model, Branches):

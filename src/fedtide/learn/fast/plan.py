@@ -33,7 +33,7 @@ class Room:
         """Return storage of a shape; the old content of this name is lost."""
         tensor = self._held.get(name)
         if tensor is None or tensor.numel() < math.prod(shape):
-            with torch.inference_mode(False):  # where it is grown says nothing of where it is written
+            with torch.inference_mode(False):  # storage may be written in another mode than it is taken in
                 self._held[name] = tensor = self._like.new_empty(math.prod(shape))
             self.grown += 1
         return tensor[: math.prod(shape)].view(shape)
@@ -87,15 +87,15 @@ class Plan:
         layers: which have their weights.
         rows: what comes.
         purpose: what it is for.
-        room: where its numbers are.
+        room: storage of its numbers.
 
     Attributes:
-        fills: put numbers where no pass does; done anew after another plan.
+        fills: write numbers that no pass writes; repeated after another plan.
         forward: the forward pass.
         backward: the backward pass.
         made: the output of each layer.
-        dy: where the gradient by the outputs goes; nothing if it is for outputs alone.
-        gradient: where a pass leaves the gradient of each parameter, as it is held.
+        dy: storage of the gradient by the outputs; empty for outputs alone.
+        gradient: storage of the gradient of each parameter, in the layout of its layer.
         rate: learning rate of steps in place of a gradient.
     """
 
