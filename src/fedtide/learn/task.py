@@ -42,10 +42,9 @@ class Task:
             frozen ones, are always drawn.
         init_layers: draws the weights of a fresh module's layers anew, from torch's global generator; None keeps those
             that they were built with.
-        bfloat: compute forward and backward passes in bfloat16 (operations that gain); parameters, losses and outputs stay
-            in `dtype`, which must be float32.
-        target: what rows are labeled with, and how outputs are read. Of other targets than classes the default loss is
-            their own.
+        bfloat: compute matrix products and convolutions in bfloat16; parameters, losses and outputs stay in `dtype`,
+            which must be float32.
+        target: kind of labels, and the reading of outputs. Other targets than classes have default losses of their own.
         device: device of forward and backward passes; weights and results stay on the CPU.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
