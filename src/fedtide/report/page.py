@@ -40,42 +40,35 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Methods of several folders in tables and one picture."""
-
-    pictures: list[Picture]
-    parts: list[Part]
-
-
-@dataclass(frozen=True)
 class Section:
-    """Section of an experiment, or of one point of a sweep, on the page."""
+    """Part of the page: an experiment or a point of a sweep, all points of a sweep, or a comparison of folders.
 
-    heading: str
-    anchor: str
-    setting: str
-    alarms: list[str]
-    headline: str
-    methods: Part
-    sentences: list[tuple[Markup, str, str]]
-    unfinished: str
-    pictures: list[Picture]
-    parts: list[Part]
-    config: str
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Part of the page about all points of a sweep.
-
-    shown: sentence on the points with a section; "" if all have one. parts: accuracy at every point, then claims.
+    Args:
+        pictures: its pictures.
+        parts: its tables, the first one at the top.
+        heading: its heading; "" without one.
+        text: sentences about the setting, or about the points with a section.
+        alarms: alarms of an experiment.
+        headline: headline of an experiment.
+        sentences: mark, name and sentence of each method.
+        unfinished: sentence on unfinished runs; "" without any.
+        config: the whole configuration as TOML.
     """
 
-    heading: str
-    anchor: str
-    shown: str
     pictures: list[Picture]
     parts: list[Part]
+    heading: str = ""
+    text: str = ""
+    alarms: Sequence[str] = ()
+    headline: str = ""
+    sentences: Sequence[tuple[Markup, str, str]] = ()
+    unfinished: str = ""
+    config: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """Anchor of the heading; "" without one."""
+        return anchor(self.heading) if self.heading else ""
 
 
 def report_of(root: Path) -> Path:
@@ -129,12 +122,11 @@ def write_report(
         # Everything is computed by now: no file appears if one of the folders is damaged.
         for _, study in studies:
             write_summary(study.root / "summary.json", study)
-    content: list[Comparison | Sweep | Section] = [*([comparison] if comparison else []), *sweeps, *sections]
+    content = [*([comparison] if comparison else []), *sweeps, *sections]
     if pictures is not None:
-        save_pictures((picture for part in content for picture in part.pictures), pictures)
+        save_pictures((picture for section in content for picture in section.pictures), pictures)
     if saved_tables is not None:
-        heads = [section.methods for section in sections]
-        save_tables([*heads, *(table for part in content for table in part.parts)], saved_tables)
+        save_tables((table for section in content for table in section.parts), saved_tables)
     return path
 
 
@@ -169,24 +161,23 @@ def _section(point: Point, *, verdicts: bool) -> Section:
     empty = [Markup("")] * (len(methods.rows) - len(summary.methods))
     left = [f"{method.unfinished} of {method.unfinished + len(method.seeds)} runs of {method.name}"
             for method in summary.methods if method.unfinished]  # fmt: skip
+    first = Part("", methods, about_methods(record, summary), anchor("Methods", heading), [*marks, *empty])
+    tables = tables_of(record, summary, verdicts=verdicts)
+    sentences = [(mark, m.name, narrative.sentence(summary, m)) for mark, m in zip(marks, summary.methods, strict=True)]
     return Section(
+        to_pictures(pictures_of(record), heading),
+        [first, *(Part(title, table, about, anchor(f"table {title}", heading)) for title, table, about in tables)],
         heading,
-        anchor(heading) if heading else "",
         narrative.setting(record),
         narrative.alarms(summary),
         narrative.headline(record, summary),
-        Part("", methods, about_methods(record, summary), anchor("Methods", heading), [*marks, *empty]),
-        [(mark, method.name, narrative.sentence(summary, method))
-         for mark, method in zip(marks, summary.methods, strict=True)],
+        sentences,
         f"Not finished and not counted: {listed(left)}." if left else "",
-        to_pictures(pictures_of(record), heading),
-        [Part(title, table, caption, anchor(f"table {title}", heading))
-         for title, table, caption in tables_of(record, summary, verdicts=verdicts)],
         to_toml(record.experiment),
-    )  # fmt: skip
+    )
 
 
-def _sweep(study: Study, name: str) -> Sweep:
+def _sweep(study: Study, name: str) -> Section:
     """Return the part about all points of a sweep; `name` is that of its folder, if there are several."""
     verdicts = not study.nano
     sections = [summary for _, summary in _sections_of(study)]
@@ -204,12 +195,11 @@ def _sweep(study: Study, name: str) -> Sweep:
         own_weight_over_sweep(study),
     )
     heading = f"All points of the sweep{f' of {name}' if name else ''}"
-    return Sweep(
-        heading,
-        anchor(heading),
-        f"{len(sections)} of {len(study.summaries)} points have a section below." if others else "",
+    return Section(
         to_pictures([picture], name),
         [Part("", table, caption, anchor(title, name)) for title, table, caption in tables],
+        heading,
+        f"{len(sections)} of {len(study.summaries)} points have a section below." if others else "",
     )
 
 
@@ -234,7 +224,7 @@ Pair = tuple[Point, MethodSummary, Point, MethodSummary]
 """A method of a later folder, and its counterpart in the first folder."""
 
 
-def compare(points: Sequence[Point]) -> Comparison:
+def compare(points: Sequence[Point]) -> Section:
     """Return the beginning of a page about these points of several folders."""
     settings = [point.record.experiment.model_dump() for point in points]
     keys = [k for k in ("data", "shift", "model", "rounds", "seeds") if any(s[k] != settings[0][k] for s in settings)]
@@ -256,7 +246,7 @@ def compare(points: Sequence[Point]) -> Comparison:
         words = ", ".join(f"{mark} {word.format('the other')}" for mark, word in SIGNS.items())
         caption = f"The later folder minus the first one at each common seed, ± one standard error. Signs: {words}."
         parts.append(Part("Differences between folders", table, caption, "differences-between-folders"))
-    return Comparison(to_pictures([picture]), parts)
+    return Section(to_pictures([picture]), parts)
 
 
 def methods_of_all(points: Sequence[Point]) -> Table:
