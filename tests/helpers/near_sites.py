@@ -15,12 +15,12 @@ from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.site.accounts import private_wire
-from fedtide.site.client_rows import host_of_files
+from fedtide.site.client_rows import host_without_rows
 from fedtide.site.deploying import make_site
 from fedtide.site.seat import RECORD, Seat
 from fedtide.site.serve import fleet_of
 from fedtide.site.site import Roster, Site
-from fedtide.site.work import Watch, node_of
+from fedtide.site.work import WatchedNode, node_of
 from helpers.hospitals import NAMES, hospitals
 
 
@@ -38,12 +38,12 @@ def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str,
         policy.write_text(rules(name))
         seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [folder / f"{name}.csv"], policy, folder / name)
         seat.settle()
-        nodes[name] = Watch(node_of(seat.settings), datetime.now(UTC), seat.home / RECORD)
+        nodes[name] = WatchedNode(node_of(seat.settings), datetime.now(UTC), seat.home / RECORD)
     return nodes
 
 
 def host_at(site: Site) -> Host:
-    return host_of_files(site.experiment, site.about.rows, site.roster.clients, MemoryStore(None))
+    return host_without_rows(site.experiment, site.about.rows, site.roster.clients, MemoryStore(None))
 
 
 def fleet_at(site: Site, nodes: dict[str, Any], host: Host) -> RemoteFleet:

@@ -32,7 +32,7 @@ from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.fleets.local_engine import Host
 from fedtide.learn.target import CLASSES, Target
-from fedtide.runs.build import algorithm_of, task_of, wire_of
+from fedtide.runs.build import algorithm_of, host_of, task_of
 from fedtide.site.tickets import RowsAbout
 from fedtide.wire.answer_schema import made_up
 
@@ -221,28 +221,21 @@ def _population(
     return Population(rows, lists, group, ("all",), clients, transforms=transforms)
 
 
-def host_of_files(experiment: Experiment, about: RowsAbout, rows: FileRows | int, store: MemoryStore) -> Host:
-    """Return the host of real clients, with their rows or with made-up ones.
+def host_without_rows(experiment: Experiment, about: RowsAbout, clients: int, store: MemoryStore) -> Host:
+    """Return the host of real clients, each of which has the same made-up rows, because nobody here has theirs.
 
     Args:
         experiment: the study, with one method and one seed.
         about: the description of rows.
-        rows: the rows of all clients; a number gives each of as many clients the same rows, which nobody holds.
+        clients: number of clients.
         store: the memory of clients.
     """
-    algorithm, data = algorithm_without_rows(experiment, about), experiment.data
-    if isinstance(rows, FileRows):
-        population = rows.population()
-    else:
-        like = zero_rows(about)
-        shard = made_up(Shard(like.x, like.y, torch.zeros(1, dtype=torch.int64)), about.classes)
-        everything = [list(range(len(shard)))] * rows
-        parts: dict[str, list[list[int]]] = {
-            part: everything if part != "val" or data.split.val else [[]] * rows for part in PARTS
-        }
-        population = _population(replace(like, x=shard.x, y=shard.y), parts, rows, data.transforms)
-    wire = wire_of(experiment, experiment.method[0], algorithm, population.registered)
-    return Host(algorithm, population, experiment.seeds[0], store, experiment.timing.partial_work, wire)
+    like, data = zero_rows(about), experiment.data
+    shard = made_up(Shard(like.x, like.y, torch.zeros(1, dtype=torch.int64)), about.classes)
+    positions = {part: list(range(len(shard))) for part in PARTS if part != "val" or data.split.val}
+    parts = {part: [positions.get(part, [])] * clients for part in PARTS}
+    population = _population(replace(like, x=shard.x, y=shard.y), parts, clients, data.transforms)
+    return host_of(experiment, experiment.method[0], experiment.seeds[0], store, population)
 
 
 def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:

@@ -43,7 +43,7 @@ from fedtide.runs.digest import digest_of, verify
 from fedtide.runs.runner import Run
 from fedtide.site import certificates
 from fedtide.site.accounts import recorded_sums
-from fedtide.site.client_rows import FileRows, host_of_files
+from fedtide.site.client_rows import FileRows, host_without_rows
 from fedtide.site.machine import Log, check_free
 from fedtide.site.node_process import LineSettings, node_command, write_settings
 from fedtide.site.serve import serve
@@ -340,11 +340,11 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     recorded = None
     if data or (settings.wire is not None and settings.wire.privacy is not None):
         site = Site.read(root.parent)
-        rows: FileRows | int = site.roster.clients
+        host = host_without_rows(run.experiment, site.about.rows, site.roster.clients, store)
         if data:
             split, transforms = run.experiment.data.split, run.experiment.data.transforms
             rows = FileRows.read(data, range(site.roster.clients), site.about.rows, split, transforms)
-        host = host_of_files(run.experiment, site.about.rows, rows, store)
+            host = replace(host, population=rows.population())
         recorded = recorded_sums(site, host)
     else:
         host = host_of(run.experiment, run.method, run.seed, store)

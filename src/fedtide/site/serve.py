@@ -34,7 +34,7 @@ from fedtide.runs.privacy import server_wire
 from fedtide.runs.runner import Progress, Run
 from fedtide.site import certificates
 from fedtide.site.accounts import forget, open_safe, private_wire
-from fedtide.site.client_rows import host_of_files
+from fedtide.site.client_rows import host_without_rows
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
 from fedtide.site.status import Connected, Status, describe_way_in
@@ -347,13 +347,11 @@ def judge_of(
         # Noise follows from the seed, as in a simulation: rows of a rehearsal are the study's own.
         wire = server_wire(experiment, method, host, simulated_noise(site.seed), site.record / LEDGER, open_safe(site))
     else:
-        host = host_of_files(experiment, site.about.rows, site.roster.clients, MemoryStore(None))
+        host = host_without_rows(experiment, site.about.rows, site.roster.clients, MemoryStore(None))
         every = None if site.deploy.every is None else seconds_of(site.deploy.every)
         # Time is counted from the midnight before the site was made.
         who, clock = Present(site.seed), WallClock(site.about.made.timestamp(), site.deploy.zone, every)
         wire = private_wire(site, host)
-    if host.algorithm.check is not None:
-        host.algorithm.check(host.population)
     fleet = fleet_of(site, carrier, host, who, clock, wire, waits)
     algorithm = survive_failures(host.algorithm, fleet, partial(_say_failure, log, method.name))
     judged = views(host.population, experiment.eval_clients, site.seed, experiment.eval_splits)

@@ -108,7 +108,7 @@ def _check_key(keys: Mapping[str, str | None], node: str, key: str) -> str | Non
 
 
 @dataclass
-class Watch:
+class WatchedNode:
     """A node whose questions and answers are written down, and which tells programs of its machine how it is.
 
     Args:
@@ -297,7 +297,7 @@ def _slow_down(handle: Handle, slow: Mapping[str, Any] | None) -> Handle:
 def main(path: Path, line: int) -> None:
     """Answer questions on a line to the node's process, with the settings of a file."""
     settings = json.loads(path.read_text(encoding="utf-8"))
-    watch = Watch(node_of(settings), datetime.now(UTC), Path(settings["home"]) / RECORD)
+    watch = WatchedNode(node_of(settings), datetime.now(UTC), Path(settings["home"]) / RECORD)
     with ExitStack() as stack:
         if (port := settings.get("health")) is not None:
             write_log(f"health: {stack.enter_context(Health(port, watch.status)).address}")

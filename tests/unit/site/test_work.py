@@ -26,7 +26,7 @@ from fedtide.runs.runner import Run
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
 from fedtide.site.machine import Health
 from fedtide.site.seat import Seat
-from fedtide.site.work import Watch, node_of, predict_at_node
+from fedtide.site.work import WatchedNode, node_of, predict_at_node
 from helpers.hospitals import CLASSES, COLUMNS, NAMES
 from helpers.near_sites import site_of
 from helpers.shell import done, refused
@@ -106,9 +106,9 @@ def test_predictions_that_cannot_be_made_are_named(place, tmp_path, capsys):
 HEADER = {"kind": "ask", "question": "train", "reveal": ["count"], "members": 3, "clients": [0], "moment": {"round": 7}}
 
 
-def watch(record: Path, **answer) -> Watch:
+def watch(record: Path, **answer) -> WatchedNode:
     node = SimpleNamespace(run="0123456789abcdef", handle=lambda header, sent: ({"seconds": 0.5, **answer}, b"delta!"))
-    return Watch(node, datetime.now(UTC), record)
+    return WatchedNode(node, datetime.now(UTC), record)
 
 
 def test_a_node_says_how_it_is(tmp_path):
