@@ -7,7 +7,7 @@ import pytest
 
 from fedtide.core.rng import Rng
 from fedtide.inspection import shares
-from fedtide.inspection.linear import Parts, ahead, explained, grouped, moments, ridge
+from fedtide.inspection.linear import Parts, explain, find_groups, judge_ahead, moments, ridge
 
 
 def test_total_variation_to_the_pooled_shares():
@@ -104,7 +104,7 @@ def test_two_groups_of_clients():
     t = np.where(member < 2, 1.0, -1.0)[:, None]
     fit = moments(np.ones((60, 1)), t, member, 4)
     one = ridge(fit.a.sum(0), fit.b.sum(0))
-    group, weights = grouped(fit, 2, one, Rng(0))
+    group, weights = find_groups(fit, 2, one, Rng(0))
     assert one.tolist() == [[0.0]]
     assert group[0] == group[1] != group[2] == group[3]
     assert weights[group[0]].tolist() == [[0.75]]
@@ -117,7 +117,7 @@ def test_what_groups_explain_and_what_features_tell_of_them():
     label = (member < 2).astype(int)
     t, z = np.where(member < 2, 1.0, -1.0)[:, None], np.stack([np.tile([1.0, -1.0], 60), np.ones(120)], 1)
     fitted, judged = np.arange(60), np.arange(60, 120)
-    found = explained(z, t, label, member, 4, Parts(fitted, judged, judged), Rng(0), (1, 2))
+    found = explain(z, t, label, member, 4, Parts(fitted, judged, judged), Rng(0), (1, 2))
     assert (found.one, found.grouped, found.count) == pytest.approx((0.0, 15 / 16, 2), abs=1e-3)
     assert found.gain == pytest.approx(15 / 16, abs=1e-3)
 
@@ -129,7 +129,7 @@ def test_the_next_block_from_the_past_and_from_the_last():
     Shares explained: 1 - (2/3)^2 / (1/2)^2 = -7/9, and 0. Block 3: 20 / 40 = 1/2, and 1/2, with a mean of 2/3: 1 - 9/4.
     """
     block = np.repeat(np.arange(4), 10)
-    found = ahead(np.ones((40, 1)), (block > 0).astype(float)[:, None], block, 4, Rng(0), last=1)
+    found = judge_ahead(np.ones((40, 1)), (block > 0).astype(float)[:, None], block, 4, Rng(0), last=1)
     np.testing.assert_allclose(found.blocks[1:, :2], [[-7 / 9, 0.0], [-5 / 4, -5 / 4]])
     assert (found.blocks[1:, 2] > found.blocks[1:, 0]).all()  # half of the block itself helps
 
@@ -139,7 +139,7 @@ def test_shuffles_keep_what_they_should():
     client, label, cycle = draw.integers(0, 5, 200), draw.integers(0, 3, 200), draw.integers(0, 9, 200)
     other = shares.within(client, label)(draw)
     sizes = (5, 3)
-    np.testing.assert_array_equal(shares.counted(other, label, sizes), shares.counted(client, label, sizes))
+    np.testing.assert_array_equal(shares.count_by(other, label, sizes), shares.count_by(client, label, sizes))
     assert (other != client).any()
     slot = draw.integers(0, 24, 200)
     turned = shares.rotated(slot, cycle, 24)(draw)

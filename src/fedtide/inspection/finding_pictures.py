@@ -18,7 +18,7 @@ from fedtide.draw.holdings import NAMED, draw_rows
 from fedtide.inspection import shares
 from fedtide.inspection.answers import WHY, Answers, slot_name
 from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_rows, local_slots, mean_looks
-from fedtide.inspection.shares import counted
+from fedtide.inspection.shares import count_by
 
 FEW = 12
 """Clients whose names have room."""
@@ -100,7 +100,7 @@ def _label_maps(answers: Answers) -> Drawn | None:
         return None
     size = rows.clients, len(rows.label_names)
     shuffled = rows.rng.at("shown").numpy().permutation(rows.label)
-    mixes = [shares.shares(counted(rows.client, labels, size)) for labels in (rows.label, shuffled)]
+    mixes = [shares.normalize(count_by(rows.client, labels, size)) for labels in (rows.label, shuffled)]
     group = np.zeros(rows.clients, dtype=np.int64)
     group[clients.members] = clients.groups[1]
     figure = Figure(figsize=(9.6, float(np.clip(1.6 + 0.2 * size[1], 2.6, 5.0))))
@@ -199,7 +199,7 @@ def _hours(answers: Answers) -> Drawn | None:
             axes.set_xticks(range(7), WEEKDAYS)
             axes.set_ylabel("rows")
             continue
-        counts = counted(weekday[members], hour[members], (7, 24))
+        counts = count_by(weekday[members], hour[members], (7, 24))
         image = axes.imshow(counts, aspect="auto", cmap=LEVEL, vmin=0, interpolation="nearest")
         axes.set_xticks([0, 6, 12, 18], ["0 h", "6", "12", "18"])
         axes.set_yticks(range(7), WEEKDAYS)
@@ -254,7 +254,7 @@ def _drift(answers: Answers) -> Drawn | None:
     if drift is None or rows.seconds is None:
         return None
     blocks, ahead = drift.blocks, drift.ahead
-    mixes = shares.shares(counted(drift.block, rows.label, (blocks, len(rows.label_names))))
+    mixes = shares.normalize(count_by(drift.block, rows.label, (blocks, len(rows.label_names))))
     figure = Figure(figsize=(9.6, 3.0 if ahead is None else 5.2))
     panels = figure.subplots(1 if ahead is None else 2, 1, sharex=True, squeeze=False)[:, 0]
     extent = (-0.5, blocks - 0.5, -0.5, mixes.shape[1] - 0.5)

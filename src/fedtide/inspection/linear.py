@@ -97,10 +97,10 @@ class Parts:
     judge: np.ndarray
 
 
-def divided(rows: int, rng: Rng) -> Parts:
+def split_rows(rows: int, rng: Rng) -> Parts:
     """Divide rows at random: half to fit, a fifth to choose, the others to judge.
 
-    >>> parts = divided(10, Rng(0))
+    >>> parts = split_rows(10, Rng(0))
     >>> len(parts.fit), len(parts.choose), len(parts.judge)
     (5, 2, 3)
     """
@@ -150,7 +150,7 @@ class Explained:
         return max(self.grouped, self.single) - max(self.guessed, self.guessed_single)
 
 
-def explained(
+def explain(
     z: np.ndarray,
     t: np.ndarray,
     label: np.ndarray,
@@ -181,7 +181,7 @@ def explained(
     tried = [ridge(fit.a, fit.b, penalty, offset) for penalty in SHRUNK]
     single = min([offset, *tried], key=lambda weights: choose.single_errors(weights).sum())
 
-    searched = {k: grouped(fit, k, one, rng.at(k)) for k in (counts or range(1, min(MOST_GROUPS, members) + 1))}
+    searched = {k: find_groups(fit, k, one, rng.at(k)) for k in (counts or range(1, min(MOST_GROUPS, members) + 1))}
     errors = {k: _grouped_errors(choose, *groups).sum() for k, groups in searched.items()}
     # Another group has to reduce the error on unseen rows.
     best = min(error for k, error in errors.items() if k > 1 or members == 1)
@@ -217,7 +217,7 @@ def _grouped_errors(sums: Moments, group: np.ndarray, weights: np.ndarray) -> np
     return sums.errors(weights)[np.arange(len(group)), group]
 
 
-def grouped(fit: Moments, k: int, one: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+def find_groups(fit: Moments, k: int, one: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
     """Find k models and each client's group: a client has the model that fits its rows best, as in k-means.
 
     Returns:
@@ -327,7 +327,7 @@ class Ahead:
         return self.itself - self.past
 
 
-def ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng, last: int = 3) -> Ahead:
+def judge_ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng, last: int = 3) -> Ahead:
     """Judge models of the past on half of the next block, from a third of the blocks on.
 
     Args:

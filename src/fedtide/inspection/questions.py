@@ -11,8 +11,8 @@ import numpy as np
 from fedtide.clusters.array_kmeans import distances, draw_seeds, kmeans_from
 from fedtide.core.rng import Rng
 from fedtide.inspection import shares
-from fedtide.inspection.linear import Ahead, Explained, ahead, divided, explained, means_by
-from fedtide.inspection.shares import Against, against, counted, draw_shuffles, mean_distance
+from fedtide.inspection.linear import Ahead, Explained, explain, judge_ahead, means_by, split_rows
+from fedtide.inspection.shares import Against, against, count_by, draw_shuffles, mean_distance
 from fedtide.inspection.table import Table
 
 DISTANCE = 0.08, 0.2
@@ -96,11 +96,11 @@ class Sample:
         assert self.client is not None
         place = np.full(self.clients, -1)
         place[self.members] = np.arange(len(self.members))
-        rows = drawn(np.flatnonzero(place[self.client] >= 0), MODELED, self.rng.at("members"))
+        rows = draw_some(np.flatnonzero(place[self.client] >= 0), MODELED, self.rng.at("members"))
         return rows, place[self.client[rows]]
 
 
-def drawn(rows: np.ndarray, most: int, rng: Rng) -> np.ndarray:
+def draw_some(rows: np.ndarray, most: int, rng: Rng) -> np.ndarray:
     """Return at most so many of some rows, drawn at random, in their order."""
     return rows if len(rows) <= most else np.sort(rng.numpy().choice(rows, most, replace=False))
 
@@ -108,16 +108,16 @@ def drawn(rows: np.ndarray, most: int, rng: Rng) -> np.ndarray:
 def sample(table: Table, seed: int = 0) -> Sample:
     """Prepare the rows of a table."""
     rng = Rng(seed)
-    rows = drawn(np.arange(len(table.label)), ROWS, rng.at("rows"))
+    rows = draw_some(np.arange(len(table.label)), ROWS, rng.at("rows"))
     label, names, targets = classes(table.label[rows])
     z = cell = client = None
     client_names: tuple[str, ...] = ()
     if table.features is not None:
-        straight = narrowed(table.features[rows], rng.at("narrow"))
+        straight = standardize(table.features[rows], rng.at("narrow"))
         z = np.concatenate([straight, waves(straight, rng.at("waves")), np.ones((len(rows), 1))], 1)
         looks = np.delete(table.features[rows], table.calendar, 1) if table.calendar else None
         if looks is None or looks.shape[1]:
-            cell = cells(straight if looks is None else narrowed(looks, rng.at("narrow")), rng.at("cells"))
+            cell = cells(straight if looks is None else standardize(looks, rng.at("narrow")), rng.at("cells"))
     if table.client is not None:
         unique, client = np.unique(table.client[rows], return_inverse=True)
         client_names = tuple(map(str, unique))
@@ -149,12 +149,12 @@ def classes(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...], np.ndarray
     return label, tuple(names), hot - hot.mean(0)
 
 
-def narrowed(features: np.ndarray, rng: Rng) -> np.ndarray:
+def standardize(features: np.ndarray, rng: Rng) -> np.ndarray:
     """Return standardized features, of very many their main directions."""
     x = features.reshape(len(features), -1).astype(np.float64)
     x = np.clip((x - x.mean(0)) / np.maximum(x.std(0), 1e-9), -5, 5)
     if x.shape[1] > WIDTH:
-        few = x[drawn(np.arange(len(x)), 4000, rng)]
+        few = x[draw_some(np.arange(len(x)), 4000, rng)]
         x = x @ np.linalg.svd(few - few.mean(0), full_matrices=False)[2][:WIDTH].T
         x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-9)
     return x
@@ -169,7 +169,7 @@ def waves(x: np.ndarray, rng: Rng) -> np.ndarray:
 
 def cells(x: np.ndarray, rng: Rng) -> np.ndarray:
     """Return each row's cell, by k-means of some rows: cells are to looks what labels are to meaning."""
-    few = x[drawn(np.arange(len(x)), 3000, rng.at("some"))]
+    few = x[draw_some(np.arange(len(x)), 3000, rng.at("some"))]
     centers, _ = kmeans_from(few, draw_seeds(few, CELLS, rng.at("seeds")), iterations=12)
     return distances(x, centers).argmin(1)
 
@@ -231,7 +231,7 @@ def clients_of(rows: Sample) -> Clients:
     client, label, rng, members = rows.client, rows.label, rows.rng.at("clients"), rows.members
     assert client is not None
     size = rows.clients, len(rows.label_names)
-    counts = counted(client, label, size)
+    counts = count_by(client, label, size)
     shuffled = draw_shuffles(shares.anywhere(label), rng.at("labels"))
     labels = against(lambda labels: mean_distance(client, labels, size), label, shuffled)
     heaps = {}
@@ -259,12 +259,12 @@ def compare(z: np.ndarray, t: np.ndarray, label: np.ndarray, member: np.ndarray,
     Labels that differ make models of members better, too: shuffled among rows of the same label they still differ, and
     nothing else does.
     """
-    parts = divided(len(z), rng.at("parts"))
-    seen = explained(z, t, label, member, members, parts, rng.at("groups"))
+    parts = split_rows(len(z), rng.at("parts"))
+    seen = explain(z, t, label, member, members, parts, rng.at("groups"))
     counts = sorted({1, seen.count})
     worth = max(seen.gain, seen.meaning, seen.recognized - 1 / members) >= GAIN[0]  # else shuffles change no answer
     draws = draw_shuffles(shares.within(member, label), rng.at("shuffles"), MODEL_SHUFFLES if worth else FEW_SHUFFLES)
-    shuffled = [explained(z, t, label, other, members, parts, rng.at("groups"), counts) for other in draws]
+    shuffled = [explain(z, t, label, other, members, parts, rng.at("groups"), counts) for other in draws]
     names = ("gain", "by_client", "meaning", "recognized")
     return Compared(
         seen, *(Against.of(getattr(seen, name), [getattr(one, name) for one in shuffled]) for name in names)
@@ -295,7 +295,7 @@ def heaps_of_labels(counts: np.ndarray, rng: Rng) -> tuple[float, np.ndarray]:
         return 0.0, np.zeros(len(counts), dtype=bool)
     mixes = draw.dirichlet(np.maximum(alpha * seen.sum() * pooled[seen], 1e-3), (DRAWS, len(counts)))
     dealt = draw.multinomial(rows.astype(np.int64), mixes)
-    return heaps_of(shares.shares(counts), rows, map(shares.shares, dealt))
+    return heaps_of(shares.normalize(counts), rows, map(shares.normalize, dealt))
 
 
 def _main_heaps(means: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
@@ -464,16 +464,16 @@ def changed_meaning(
     less. Drift would else seem to follow the week, because some weekdays have more rows.
     """
     assert rows.z is not None
-    picked = drawn(np.arange(len(slot)), MODELED, rng.at("rows"))
+    picked = draw_some(np.arange(len(slot)), MODELED, rng.at("rows"))
     z, t, label = rows.z[picked], rows.targets[picked], rows.label[picked]
     left = t - predictions_of_groups(rows, picked, clients)
     compared = compare(z, left, label, slot[picked], slots, rng)
     scale = float(((left - left.mean(0)) ** 2).sum() / max(((t - t.mean(0)) ** 2).sum(), 1e-12))
     effect = scale * compared.beyond_features
     if turns and effect >= GAIN[0]:
-        parts, counts = divided(len(z), rng.at("parts")), sorted({1, compared.models.count})
+        parts, counts = split_rows(len(z), rng.at("parts")), sorted({1, compared.models.count})
         turned = [
-            explained(z, left, label, turn[picked], slots, parts, rng.at("groups"), counts).meaning
+            explain(z, left, label, turn[picked], slots, parts, rng.at("groups"), counts).meaning
             for turn in turns[:MODEL_SHUFFLES]
         ]
         effect = min(effect, scale * Against.of(compared.models.meaning, turned).gain)
@@ -551,14 +551,14 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
     labels = against(lambda block: mean_distance(block, rows.label, size), block, shuffles)
     changes = changes_of(rows, block, blocks, clients, rng, shuffles, cyclic=False)
     looks = seen = recency = cost = None
-    means = shares.shares(counted(block, rows.label, size))
+    means = shares.normalize(count_by(block, rows.label, size))
     if rows.cell is not None and rows.z is not None:
         cell, cells_size = rows.cell, (blocks, CELLS)
         within = draw_shuffles(shares.within(block, rows.label), rng.at("looks"))
         looks = against(lambda block: mean_distance(block, cell, cells_size), block, within)
         seen, recency, cost = _ahead_of(rows, rows.z, block, blocks, rng)
         if looks.distance > labels.distance:
-            means = shares.shares(counted(block, cell, cells_size))
+            means = shares.normalize(count_by(block, cell, cells_size))
         mixed = max(labels.distance, looks.distance) >= DISTANCE[0]
         if changes.alike is not None and changes.meaning >= GAIN[0] and not mixed:
             means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
@@ -569,11 +569,11 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
 
 def _ahead_of(rows: Sample, z: np.ndarray, block: np.ndarray, blocks: int, rng: Rng) -> tuple[Ahead, Against, Against]:
     """Judge models of the past, and compare their recency and cost with those of shuffled blocks."""
-    picked = drawn(np.arange(len(block)), MODELED, rng.at("ahead"))
+    picked = draw_some(np.arange(len(block)), MODELED, rng.at("ahead"))
     z, t = z[picked], rows.targets[picked]
-    seen = ahead(z, t, block[picked], blocks, rng.at("halves"))
+    seen = judge_ahead(z, t, block[picked], blocks, rng.at("halves"))
     count = MODEL_SHUFFLES if max(seen.recency, seen.cost) >= GAIN[0] else FEW_SHUFFLES
     shuffles = draw_shuffles(shares.anywhere(block[picked]), rng.at("shuffled"), count)
-    shuffled = [ahead(z, t, other, blocks, rng.at("halves")) for other in shuffles]
+    shuffled = [judge_ahead(z, t, other, blocks, rng.at("halves")) for other in shuffles]
     recency = Against.of(seen.recency, [other.recency for other in shuffled])
     return seen, recency, Against.of(seen.cost, [other.cost for other in shuffled])

@@ -128,19 +128,19 @@ def between_blocks(client: np.ndarray, cycle: np.ndarray) -> Shuffle:
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-def counted(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def count_by(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Count rows by two columns, such as client and label.
 
-    >>> counted(np.array([0, 0, 1]), np.array([1, 1, 0]), (2, 2)).tolist()
+    >>> count_by(np.array([0, 0, 1]), np.array([1, 1, 0]), (2, 2)).tolist()
     [[0.0, 2.0], [1.0, 0.0]]
     """
     return np.bincount(who * size[1] + what, minlength=size[0] * size[1]).reshape(size).astype(np.float64)
 
 
-def shares(counts: np.ndarray) -> np.ndarray:
+def normalize(counts: np.ndarray) -> np.ndarray:
     """Divide each row by its sum; a row of zeros stays.
 
-    >>> shares(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
+    >>> normalize(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
     [[0.25, 0.75], [0.0, 0.0]]
     """
     return counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
@@ -152,13 +152,13 @@ def total_variation(counts: np.ndarray) -> float:
     >>> total_variation(np.array([[2.0, 0.0], [0.0, 2.0]]))
     0.5
     """
-    distances = 0.5 * np.abs(shares(counts) - counts.sum(0) / counts.sum()).sum(1)
+    distances = 0.5 * np.abs(normalize(counts) - counts.sum(0) / counts.sum()).sum(1)
     return float(distances @ counts.sum(1) / counts.sum())
 
 
 def mean_distance(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> float:
     """Mean total variation distance of the shares of each (client, slot, block) to the pooled shares, from rows."""
-    return total_variation(counted(who, what, size))
+    return total_variation(count_by(who, what, size))
 
 
 def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
@@ -176,7 +176,7 @@ def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
     if len(counts) < 3 or (counts.sum(0) > 0).sum() < 2:
         return float("nan")
     rows, pooled = counts.sum(1), counts.sum(0) / counts.sum()
-    distances = ((shares(counts) - pooled) ** 2).sum(1) / (1 - (pooled**2).sum())
+    distances = ((normalize(counts) - pooled) ** 2).sum(1) / (1 - (pooled**2).sum())
     ratio = (distances - 1 / rows) / (1 - 1 / rows)
     # Beyond some rows a client's mean is no better known, because clients differ.
     r = float(np.average(ratio, weights=rows / (1 + 0.2 * rows)))
@@ -210,9 +210,9 @@ def change(
 def changes(slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]) -> np.ndarray:
     """Return the distances (3, slots) of which `change` has the means; the distances of an empty slot mean nothing."""
     slots, clients, kinds = size
-    counts = counted(slot, what, (slots, kinds))
-    mixes = shares(counted(client, what, (clients, kinds)))
-    seen, composed = shares(counts), shares(counted(slot, client, (slots, clients))) @ mixes
+    counts = count_by(slot, what, (slots, kinds))
+    mixes = normalize(count_by(client, what, (clients, kinds)))
+    seen, composed = normalize(counts), normalize(count_by(slot, client, (slots, clients))) @ mixes
     pooled = counts.sum(0) / counts.sum()
     return 0.5 * np.abs([seen - pooled, composed - pooled, seen - composed]).sum(2)
 
