@@ -1,4 +1,4 @@
-"""Streams, drift and swapped labels: what is refused, what waits, what is judged and what the record says."""
+"""Streams, drift and swapped labels: chains of events, rows over time, records of runs, and mistakes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.clusters.representation import Embedding
@@ -25,15 +27,17 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import Shift
+from fedtide.data.shift.chain import KEPT, MOST, Chain, check_events
 from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
-from fedtide.runs.build import host_of, task_of
+from fedtide.runs.build import host_of, population_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
+from helpers.studies import A, study
 from helpers.toys import played, toy
 
 
@@ -516,3 +520,55 @@ def test_algorithms_play_with_drift(kind, algorithm):
         assert torch.isfinite(scores.loss).all()
         assert slot is None or int(slot.min()) >= 0
     assert all_finite(run.state.weights)
+
+
+@given(st.lists(st.integers(0, 60), max_size=40))
+def test_a_state_does_not_depend_on_what_was_asked_before(numbers):
+    chain = Chain(lambda: (), lambda state, number: (*state, number), "every")
+    assert [chain[number] for number in numbers] == [tuple(range(1, number + 1)) for number in numbers]
+    assert len(chain._kept) <= KEPT
+
+
+def test_rounds_in_order_draw_every_event_once():
+    drawn = []
+    chain = Chain(lambda: 0, lambda state, number: drawn.append(number) or state + 1, "every")
+    for number in range(50):
+        assert (chain[number], chain[max(number - 1, 0)]) == (number, max(number - 1, 0))
+    assert drawn == [*range(1, 50)]
+
+
+@pytest.mark.parametrize("number", [MOST + 1, float("inf"), float("nan")])
+def test_too_many_events_are_one_line(number):
+    with pytest.raises(FedtideError, match=r"shift.what.every: it makes .* events, allowed: at most 100000"):
+        check_events(number, "shift.what.every")
+
+
+EVENTFUL = [
+    Shift(what=ChangePoints(when={"kind": "drawn", "every": 2})),
+    Shift(what=ClusterDrift(groups=2, labels=1, every=2, events=(3, 8))),
+    Shift(how=LabelSwaps(every=2)),
+    Shift(how=LabelSwaps(every=2, concepts=2)),
+]
+
+
+@pytest.mark.parametrize("shift", EVENTFUL, ids=["changes", "drift", "private swaps", "shared swaps"])
+def test_what_a_run_keeps_of_its_shift_does_not_grow_with_events(shift):
+    """Law 12: memory is flat over rounds."""
+    experiment = study(A, data={"groups": {"by": "none"}}, shift={"who": "always"})
+    population = population_of(experiment, shift, 0)
+    chain = {
+        "change-points": lambda: population.plan._drawn,
+        "cluster-drift": lambda: population.plan._states,
+        "static": lambda: getattr(population.row_transform, "_tables", None) or population.row_transform._groups,
+    }[shift.what.kind]
+    for number in range(1, 60):
+        now, before = Moment(number, 60), Moment(number - 1, 60)
+        population.changed(now, before)
+        population.group_at(now)
+    assert 1 < len(chain()._kept) <= KEPT
+
+
+@given(st.lists(st.floats(0.5, 20), max_size=4, unique=True), st.sampled_from([0.7, 2, 3.0]))
+def test_events_of_a_drift_are_numbered_in_the_order_of_their_times(events, every):
+    trace = ClusterDriftPlan(ClusterDrift(groups=2, labels=1, every=every, events=tuple(events)), None)
+    assert [trace._when(n) for n in range(1, trace.number(20.0) + 1)] == trace._events(20.0)
