@@ -14,7 +14,6 @@ from fedtide.learn.branched_task import with_branches
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.fast.layer_stack import LayerStack
 from fedtide.learn.fast.layers import known_layers
-from fedtide.learn.fast.plan import Room
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.stack import stack_of, train_stacked
@@ -206,17 +205,13 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
     ids=["channels", "kernel", "pool", "inputs"],
 )
 def test_rows_that_do_not_fit_are_left_to_torch_which_says_so(layers, shape):
-    assert (
-        known_layers(Task(lambda: nn.Sequential(*layers)).scratch, shape, Room(torch.float32, torch.device("cpu")))
-        is None
-    )
+    assert known_layers(Task(lambda: nn.Sequential(*layers)).scratch, shape) is None
 
 
 def test_bytes_of_a_row_are_those_of_what_is_computed():
     """A 3 x 3 kernel on 8 x 9 and a pool: 6 x 6 outputs of 6 x 7, from eight lines of 3 x 6 numbers and ones."""
-    room = Room(torch.float32, torch.device("cpu"))
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 2))
-    convolution = known_layers(Task(lambda: model).scratch, (1, 8, 9), room)[0]
+    (convolution, *_), room = known_layers(Task(lambda: model).scratch, (1, 8, 9))
     assert {key[1]: held.numel() for key, held in room._held.items() if key[0] is convolution} == {
         "padded": 72,
         "x": 192,

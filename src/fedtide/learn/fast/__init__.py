@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.fast.layer_stack import LayerStack
 from fedtide.learn.fast.layers import branch_count, has_wide, known_layers
 from fedtide.learn.fast.passes import ModulePasses
-from fedtide.learn.fast.plan import Room
 from fedtide.learn.losses import known_part
 from fedtide.learn.scratch import Scratch
 
@@ -25,16 +22,14 @@ Copies = FuncStack | LayerStack
 
 def stack_copies(scratch: Scratch, loss: Any, shape: tuple[int, ...]) -> Copies:
     """Return several copies of a model for training on rows of a shape by a loss."""
-    room = Room(scratch.dtype, torch.device(scratch.device))
     graded = known_part(loss, "graded") is not None  # layers need the gradient of the loss
-    layers = known_layers(scratch, shape, room) if graded else None
-    return FuncStack(scratch, loss) if layers is None else LayerStack(scratch, layers, room, loss)
+    network = known_layers(scratch, shape) if graded else None
+    return FuncStack(scratch, loss) if network is None else LayerStack(scratch, *network, loss)
 
 
 def stack_models(scratch: Scratch, shape: tuple[int, ...]) -> LayerStack | None:
     """Return several models for forward passes on rows of a shape; None if a loop over the models is as fast."""
-    room = Room(scratch.dtype, torch.device(scratch.device))
-    layers = known_layers(scratch, shape, room)
-    if layers is None or has_wide(layers) or branch_count(layers) is not None:
+    network = known_layers(scratch, shape)
+    if network is None or has_wide(network[0]) or branch_count(network[0]) is not None:
         return None
-    return LayerStack(scratch, layers, room, None)
+    return LayerStack(scratch, *network, None)

@@ -414,16 +414,15 @@ FEW_CHANNELS = 16
 """Outputs of a convolution up to which products of matrices are mostly faster than a library for convolutions."""
 
 
-def known_layers(scratch: Scratch, shape: tuple[int, ...], room: Room, *, within: str = "") -> list[Layer] | None:
-    """Return the layers of a model for rows of a shape; None if one of them is not in this file.
+def known_layers(scratch: Scratch, shape: tuple[int, ...], within: str = "") -> tuple[list[Layer], Room] | None:
+    """Return the layers of a model for rows of a shape, and their storage; None if a layer is not in this file.
 
-    Branches are allowed in the last layer only. Afterwards the room has the storage for one client and one row.
+    Branches are allowed in the last layer only. The storage is that of one client and one row.
 
     Args:
         scratch: the module of the model.
         shape: of a row.
-        room: storage of their numbers.
-        within: name of a part of the model, if its layers are asked for alone.
+        within: name of a part of the model, for the layers of that part.
     """
     module = scratch.module.get_submodule(within)
     if torch.nn.modules.module._has_any_global_hook() or any(map(_is_watched, scratch.module.modules())):
@@ -446,8 +445,9 @@ def known_layers(scratch: Scratch, shape: tuple[int, ...], room: Room, *, within
         return None
     for product in products:
         product.weights = [torch.empty(1, *size, device="meta") for size in product.sizes]
+    room = Room(scratch.dtype, torch.device(scratch.device))
     Plan(layers, Input(turned(layers, torch.empty(1, 1, *row_shape, device="meta")).shape, False), "descent", room)
-    return layers
+    return layers, room
 
 
 def turned(layers: Sequence[Layer], x: Tensor) -> Tensor:

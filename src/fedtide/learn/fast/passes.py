@@ -17,9 +17,9 @@ from fedtide.learn.scratch import Scratch
 from fedtide.models.branched import Branched, Branches
 
 MOST_BYTES = 32 * 2**20
-"""Bytes of what a pass makes of its rows, up to which it is faster than autograd: more leave a processor's caches."""
+"""Bytes of a pass up to which it is faster than autograd: more bytes leave a processor's caches."""
 COPY = "model.copies.{}."
-"""What names begin with in a copy of a model that is repeated as a whole."""
+"""Start of the names in a copy of a model that is repeated as a whole."""
 
 
 class ModulePasses:
@@ -49,13 +49,11 @@ class ModulePasses:
     @classmethod
     def of(cls, scratch: Scratch, shape: tuple[int, ...]) -> ModulePasses | None:
         """Return passes for rows of a shape; None if the module needs autograd, or a library is faster."""
-        room, model = Room(scratch.dtype, torch.device(scratch.device)), getattr(scratch.module, "model", None)
-        copies = 0
+        model, copies = getattr(scratch.module, "model", None), 0
         if isinstance(scratch.module, Branched) and isinstance(model, Branches):
             copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
-        within = COPY.format(0)[:-1] if copies else ""
-        layers = known_layers(scratch, shape, room, within=within)
-        return None if layers is None or has_wide(layers) else cls(scratch, layers, room, copies)
+        network = known_layers(scratch, shape, COPY.format(0)[:-1] if copies else "")
+        return None if network is None or has_wide(network[0]) else cls(scratch, *network, copies)
 
     def _of(self, name: str, copy: int) -> str:
         return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
