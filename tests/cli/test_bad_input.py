@@ -374,14 +374,8 @@ def test_more_clients_than_there_are(capsys, here):
 # -- other files that a configuration names ----------------------------------------------------------------------------
 
 POOLS = {"groups": {"by": "none"}}
-SHARES = "concept,0,1,2\na,0.5,0.5,0\nb,0,0,1\n"
 SHARED = {"kind": "label-shares", "path": "shares.csv", "samples": 5, "test_samples": 2, "val_samples": 1}
 DRAWN = {"kind": "change-points", "concepts": SHARED}
-
-
-def noted(here: Path, **files: str) -> None:
-    for name, text in files.items():
-        (here / name.replace("__", ".")).write_text(text)
 
 
 def shifted(here: Path, what=None, who="always", **changes) -> None:

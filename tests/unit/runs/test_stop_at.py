@@ -59,15 +59,6 @@ def test_so_many_in_a_row(known, evaluations, ends):
     assert not reached(None, known)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    root = tmp_path_factory.mktemp("whole")
-    whole = run_of(study(A, **LONG, stop_at=TARGET, seeds=[2]), root, seed=2)
-    list(whole.play())
-    assert 8 < len(lines_of(whole.folder)) < 16
-    return root
-
-
 def test_resuming_a_run_that_has_ended_does_nothing(tmp_path):
     experiment = study(A, MOMENTUM, **LONG, stop_at=TARGET, seeds=[0, 1])
     create(experiment, tmp_path / "run")
