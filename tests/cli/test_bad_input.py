@@ -83,7 +83,7 @@ MISTAKES = [
     ({}, {**always(what="domain-mixture"), "data": {**ALONE, "source": {"kind": "day-night-characters",
      "labels": "disjoint"}, "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}}},
      "found 'domain-mixture', but no client has a training row of domain 'night'; allowed: domains with samples"),
-    ({}, always(what=STREAM), "shift.what.intervals: found 1000000000, allowed: at most .*, as there are .* clients"),
+    ({}, always(what=STREAM), "shift.what.intervals: found 1000000000, allowed: at most .*, because there are"),
     ({}, always(what=HUGE_DRIFT), "shift.what.every: it makes too many events, allowed: at most 100000"),
     ({}, always(what={"kind": "cluster-drift", "events": {"fraction": 0.3}}), "shift.what.events.at: missing"),
     ({}, always(how={"kind": "label-swaps", "every": 1e-300}), r"shift.how.every: it makes 6e\+300 events, allowed: a"),

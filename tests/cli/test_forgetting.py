@@ -73,7 +73,7 @@ def test_a_study_of_forgetting_has_its_maps_its_table_and_its_record(capsys, her
     assert re.search(
         rf">Forgetting within a round <a class=.*?<td>{re.escape(mean)} ± [\d.]+ points</td>", text, re.DOTALL
     )
-    assert ">of those without a common class</th>" in text
+    assert ">on rows of clients without a common class</th>" in text
 
 
 def test_without_it_there_is_nothing_of_it(capsys, here):
