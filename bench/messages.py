@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.messages import Question
 from fedtide.site import certificates
 from fedtide.site.parity import free_port

@@ -17,9 +17,9 @@ import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
-from fedtide.fleets.machine import cores
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.ray_pool import RayPool
+from fedtide.fleets.this_machine import cores
 from helpers.shell import Shell
 
 ROOT = Path(__file__).parents[1]

@@ -21,9 +21,9 @@ from fedtide.core.trees import all_finite, leaves, same
 from fedtide.evaluate.metrics import METRICS
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import Block, join
-from fedtide.remote.answers import Received, SentQuestion, read
 from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.messages import Response
+from fedtide.remote.node_answers import Received, SentQuestion, read
 from fedtide.remote.offline import near_fleet
 from fedtide.wire.answer_schema import Schemas, made_up, misfit
 from helpers.carriers import host, lying

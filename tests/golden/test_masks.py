@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import PIECE, Context, Masker, Question, derived, library, link, put, unmasked
+from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, library, link, unmasked
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
 
 
 def stream(seed: bytes, count: int) -> np.ndarray:
     made = np.zeros(count, np.uint64)
-    put(made, seed)
+    add_stream(made, seed)
     return made
 
 
@@ -54,7 +54,7 @@ def test_a_long_stream_goes_on_where_its_pieces_end():
     whole = ciphers.Cipher(ciphers.algorithms.ChaCha20(b"k" * 32, bytes(16)), mode=None).encryptor()
     made = stream(b"k" * 32, count)
     assert made.astype("<u8").tobytes() == whole.update(bytes(8 * count))
-    put(made, b"k" * 32, add=False)
+    add_stream(made, b"k" * 32, add=False)
     assert not made.any()
 
 

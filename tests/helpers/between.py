@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedtide.remote.grpc.protocol import METHOD, library
+from fedtide.remote.grpc.stream_protocol import METHOD, library
 from helpers.callers import Loop, run
 
 

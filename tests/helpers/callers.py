@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc.line import Known, Line, channel_to
-from fedtide.remote.grpc.protocol import (
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
+from fedtide.remote.grpc.line import Caller, Line, channel_to
+from fedtide.remote.grpc.stream_protocol import (
     METHOD,
     SCHEME,
     Message,
@@ -30,7 +31,6 @@ from fedtide.remote.grpc.protocol import (
     public_line,
     sign,
 )
-from fedtide.remote.grpc.server import GrpcCarrier
 from helpers.federation import Federation, until
 from helpers.processes import used
 
@@ -90,7 +90,7 @@ class Near:
         answer: answers a question.
     """
 
-    def __init__(self, known: Known, answer: Callable[..., tuple[bytes, bytes]] = echo) -> None:
+    def __init__(self, known: Caller, answer: Callable[..., tuple[bytes, bytes]] = echo) -> None:
         self.lines: list[str] = []
         self.error = ""
         self._line = Line(known, answer, self.lines.append)
@@ -177,7 +177,7 @@ def small(megabytes: float) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def stream(known: Known, **options: Any) -> AsyncIterator[Any]:
+async def stream(known: Caller, **options: Any) -> AsyncIterator[Any]:
     """A stream on a connection of its own, on which nothing was said."""
     async with channel_to(known) as channel:
         call = channel.stream_stream(METHOD)(**options)
@@ -195,22 +195,22 @@ async def said_by(call: Any) -> Message:
     return message
 
 
-def introduction(known: Known, asked: str, **changes: Any) -> bytes:
+def introduction(known: Caller, asked: str, **changes: Any) -> bytes:
     """What a node says of itself, with other words where they are given; `claim` changes what is signed."""
     own = make_nonce()
-    signed = {"run": known.run, "authority": known.authority, "name": known.name, "asked": asked, "own": own}
+    signed = {"run": known.run, "authority": known.authority, "name": known.name, "asked": asked, "nonce": own}
     claim = claim_bytes(**signed | changes.pop("claim", {}))
     said = {
         "scheme": SCHEME, "run": known.run, "name": known.name, "key": public_line(known.key), "nonce": own,
         "signature": sign(known.key, claim),
     }  # fmt: skip
-    return next(Message("introduction", said=said | changes).pieces())
+    return next(Message("introduction", extra=said | changes).pieces())
 
 
-async def enter(call: Any, known: Known, **changes: Any) -> None:
+async def enter(call: Any, known: Caller, **changes: Any) -> None:
     """Show a key, and be let in."""
     challenge = await said_by(call)
-    await call.write(introduction(known, challenge.said["nonce"], **changes))
+    await call.write(introduction(known, challenge.extra["nonce"], **changes))
     assert (await said_by(call)).kind == "welcome"
 
 
@@ -284,7 +284,7 @@ def left_open(connection: socket.socket, seconds: float = 0.0) -> bool:
         return False
 
 
-def elsewhere(known: Known, port: int) -> Known:
+def elsewhere(known: Caller, port: int) -> Caller:
     """The same node at another port."""
     return replace(known, address=f"127.0.0.1:{port}")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedtide.remote.grpc.line import Known
-from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
+from fedtide.remote.grpc.line import Caller
 from fedtide.remote.messages import Question, Response
 from fedtide.site import certificates
 from fedtide.site.node_process import LineSettings, node_command, write_settings
@@ -67,7 +67,7 @@ class Federation:
         settings = {"run": RUN, "with_parent": True, **more}
         return LineSettings(f"127.0.0.1:{self.port}", ca, name=name or home, key=str(own), **settings)
 
-    def known(self, name: str, admitted: bool = True) -> Known:
+    def known(self, name: str, admitted: bool = True) -> Caller:
         """Return what a node knows of the server, with its key, which is let in."""
         known = self.line(name).server
         if admitted:

@@ -153,7 +153,7 @@ class NoRoom(FedtideError):
 
 def to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     """Play the rest of a folder and return its result; None if a person stopped it, after a line about how to go on."""
-    from fedtide.fleets.machine import keep_freed
+    from fedtide.fleets.this_machine import keep_freed
 
     keep_freed()
     # As it was started: the shell may not find the command of `make demo`.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Scores, Slot, State
+from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, QuestionOptions, Scores, Slot, State
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import Tree
@@ -29,9 +29,9 @@ class Ask:
         slot: (clients,) the slot of each, or None.
         slots: how many slots there are.
         reveal: names of `Answer.rows` that the server gets per client.
-        passes: cost for each client on the clock, where the server states it.
+        passes: cost for each client on the clock, if the server states it.
         number: how many asks came before it in the round.
-        forms: by slot, or 0, the form of the sum in fixed point; None where sums are in floating point.
+        forms: by slot, or 0, the form of the sum in fixed point; None if sums are in floating point.
     """
 
     question: str
@@ -73,19 +73,17 @@ def make_ask(
     payload: Payload,
     moment: Moment,
     before: Sequence[Query],
-    *,
-    slot: Slot | None = None,
-    slots: int | None = None,
-    reveal: Sequence[str] = (),
-    passes: float | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Ask:
     """Return a question as a server puts it (see `fedtide.core.base.Fleet.ask`); `before` are those of the round."""
     clients, order = clients.sort()
+    slot, slots = options.get("slot"), options.get("slots")
     slot = None if slot is None else slot[order]
     width = 0 if slot is None else len(payload) if slots is None else slots
     times = sum(query.ask.question == question for query in before)
     purpose = f"{question}#{times}" if times else question
-    return Ask(question, purpose, moment, clients, slot, width, tuple(reveal), passes, len(before))
+    reveal = tuple(options.get("reveal", ()))
+    return Ask(question, purpose, moment, clients, slot, width, reveal, options.get("passes"), len(before))
 
 
 def check_ask(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:
@@ -124,7 +122,7 @@ class Scoring:
     """
 
     ask: Ask
-    part: str
+    part: str = "test"
     personal: bool = True
     grouping: Grouping = "client"
     other: str = ""
@@ -156,22 +154,13 @@ class ScoreOptions(TypedDict, total=False):
     pooled: tuple[str, ...]
 
 
-def make_scoring(
-    clients: Tensor,
-    moment: Moment,
-    number: int,
-    *,
-    slot: Slot | None = None,
-    part: str = "test",
-    personal: bool = True,
-    grouping: Grouping = "client",
-    other: str = "",
-    pooled: tuple[str, ...] = (),
-) -> Scoring:
+def make_scoring(clients: Tensor, moment: Moment, number: int, **options: Unpack[ScoreOptions]) -> Scoring:
     """Return the evaluation of some clients, after so many asks of the round."""
     clients, order = clients.sort()
+    how: dict[str, Any] = {**options}
+    slot = how.pop("slot", None)
     ask = Ask("adapt", "adapt", moment, clients, None if slot is None else slot[order], number=number)
-    return Scoring(ask, part, personal, grouping, other, pooled=pooled)
+    return Scoring(ask, **how)
 
 
 @dataclass(frozen=True)
@@ -182,7 +171,7 @@ class BlockResult:
         total: partial sum of its answers; with slots it is `Slotted`.
         clients: sorted ids of the clients that were counted.
         revealed: values that each counted client revealed, by name.
-        kept: ids of the clients that keep something new.
+        keepers: ids of the clients that keep something new.
         notes: diagnostics by client.
         refused: ids of clients whose numbers were not finite, or did not fit the sum's fixed point.
         up: bytes that clients sent.
@@ -194,7 +183,7 @@ class BlockResult:
     total: Tree
     clients: list[int]
     revealed: dict[str, list[Tensor]]
-    kept: list[int]
+    keepers: list[int]
     notes: dict[int, Notes]
     refused: list[int]
     up: int
@@ -209,8 +198,8 @@ class Query:
 
     Args:
         ask: the question and its clients.
-        sent: (clients,) bool, clients that were sent the question now, where others were sent it in an earlier round;
-            None where all were.
+        sent: (clients,) bool, clients that were sent the question now; the others were sent it in an earlier round.
+            None if all were.
         answered: ids of the clients that were counted.
         refused: ids of the clients whose numbers were not finite.
         cost: bytes down and up.
@@ -253,13 +242,13 @@ class Replayed:
 class Engine(Protocol):
     """An engine runs blocks of clients in any process and yields results in the order of the blocks.
 
-    Of an ask a result may be the sum of a branch of blocks (`fedtide.fleets.totals.add_up`). What clients keep stays
-    with it: the fleet that asks says when a version counts (`memory.commit`).
+    A result of an ask may be the sum of a branch of blocks (`fedtide.fleets.totals.add_up`). The engine holds the
+    memory of clients. The fleet that asks says when a version counts (`memory.commit`).
     """
 
     @property
     def memory(self) -> MemoryStore:
-        """What clients keep."""
+        """The memory of clients."""
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""

@@ -1,4 +1,4 @@
-"""What clients do with questions, wherever their rows lie: in a simulation or on their own machines."""
+"""The work of clients, in a simulation or on their own machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClientRows(Protocol):
 
     @property
     def target(self) -> Target:
-        """What they are labeled with."""
+        """The target of their rows."""
 
     @property
     def apart(self) -> bool:
@@ -42,10 +42,10 @@ class ClientRows(Protocol):
 
 
 class Kept(Protocol):
-    """What clients keep between rounds."""
+    """The memory of clients between rounds."""
 
     def read(self, client: int, now: Version) -> Memory:
-        """Return what a client keeps as of the ask of that version; None where it keeps nothing."""
+        """Return a client's memory before the ask of that version; None if it keeps nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Clients:
         return Answer({}) if self.hides and (answer is None or not is_finite(answer)) else answer
 
     def adapt(self, ask: Ask, client: int, received: Payload, part: str) -> Memory:
-        """Return what a client would keep when it is evaluated, adapted on its own rows where the algorithm says so.
+        """Return a client's memory in an evaluation, adapted on its own rows if the algorithm adapts.
 
         Args:
             ask: the clients, the moment and the version of what they keep.
@@ -100,16 +100,16 @@ class Clients:
             shard = replace(self.rows.shard(client, ask.moment), apart=self.rows.apart)
             if judged == "val" and not shard.apart:  # rows that are judged must not be adapted on
                 shard = replace(shard, fetch_val=None)
-            return work(*self.given(ask, client, received, shard, rng))
+            return work(*self.arguments_of(ask, client, received, shard, rng))
 
     def key(self, ask: Ask, client: int) -> Rng:
         """Return the key of all that a client draws for a question."""
         return Rng(self.seed).at(ask.moment.round, client, ask.purpose)
 
-    def given(
+    def arguments_of(
         self, ask: Ask, client: int, received: Payload, shard: Shard, rng: Rng
     ) -> tuple[Payload, Memory, Shard, Moment, Rng]:
-        """Return what a client's work is called with."""
+        """Return the arguments of a client's work."""
         moment = ask.moment
         if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
             moment = replace(moment, part=rng.at("work"))

@@ -1,4 +1,4 @@
-"""Devices: how fast the clients of a simulation compute and how fast their lines are."""
+"""Devices and their clock: how fast the clients of a simulation compute and send, and how long answers take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -118,9 +118,9 @@ class Steady:
 
     Args:
         seconds: of a round.
-        partial_work: probability that a client asked to train does only a part of its local work, in the same time: any
-            number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which clients
-            are slow in a round is the same for every method.
+        partial_work: probability that a client does only a part of its local work when it trains, in the same time. The
+            part is any number of its epochs, or of its `local_steps`, except all and none. The update counts in full.
+            The slow clients of a round are the same for every method.
     """
 
     seconds: Moderate = 1.0
@@ -147,9 +147,9 @@ class LogNormal:
         bandwidth_spread: standard deviation of the logarithm, at most 10.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
-        partial_work: probability that a client asked to train does only a part of its local work, in the same time: any
-            number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which clients
-            are slow in a round is the same for every method.
+        partial_work: probability that a client does only a part of its local work when it trains, in the same time. The
+            part is any number of its epochs, or of its `local_steps`, except all and none. The update counts in full.
+            The slow clients of a round are the same for every method.
     """
 
     compute: Moderate = 0.01
@@ -189,9 +189,9 @@ class Traces:
         case: only lines with this number in the column `case`; None takes all.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
-        partial_work: probability that a client asked to train does only a part of its local work, in the same time: any
-            number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which clients
-            are slow in a round is the same for every method.
+        partial_work: probability that a client does only a part of its local work when it trains, in the same time. The
+            part is any number of its epochs, or of its `local_steps`, except all and none. The update counts in full.
+            The slow clients of a round are the same for every method.
     """
 
     latency: DataFile = "device-traces/training_latency.json"
@@ -233,22 +233,15 @@ def latencies(path: Path, column: str) -> Tensor:
         FedtideError: it is no such list, or has no such number.
     """
     with reading(f"devices.latency: {path}", "JSON"):
-        made = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(made, list) or not all(isinstance(each, dict) for each in made):
-        raise refused(f"devices.latency: {path}", made, "a list of objects")
-    found = [float(each[column]) for each in made if _positive(each.get(column))]
-    if not found:
+        devices = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
+        raise refused(f"devices.latency: {path}", devices, "a list of objects")
+    numbers = [device.get(column) for device in devices]
+    numbers = [number for number in numbers if isinstance(number, int | float) and not isinstance(number, bool)]
+    values = [float(number) for number in numbers if SMALLEST <= number <= LARGEST]
+    if not values:
         raise refused(f"devices.latency: {path}: positive numbers under '{column}'", 0, "one or more")
-    return torch.tensor(found, dtype=torch.float64)
-
-
-def _positive(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return SMALLEST <= float(value) <= LARGEST
-    except OverflowError:  # a whole number that no float holds
-        return False
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def speeds(path: Path, case: int | None) -> Tensor:
@@ -263,13 +256,13 @@ def speeds(path: Path, case: int | None) -> Tensor:
     missing = next((name for name in needed if not table or name not in table[0]), None)
     if missing is not None:
         raise refused(f"devices.lines: {path}: columns", list(table[0]) if table else [], f"'{missing}' in each line")
-    found = [
+    values = [
         _speed(path, number, line) for number, line in enumerate(table, 2) if case in (None, _whole(line.get("case")))
     ]
-    if not found:
+    if not values:
         allowed = ", ".join(sorted({line["case"] or "" for line in table} - {""}))
         raise refused("devices.case", case, f"{allowed}, as {path} has")
-    return torch.tensor(found, dtype=torch.float64) * KBIT
+    return torch.tensor(values, dtype=torch.float64) * KBIT
 
 
 def _whole(text: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The host, which runs clients' work block by block in a process of a simulation."""
+"""The local engine, which runs every client's work in this process, and the host that it runs it with."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Host:
         # Works are pure, so a block whose sum is not finite can be run again, now looking at every answer.
         if all_finite(done.total):
             return done
-        self.memory.discard(done.kept)
+        self.memory.discard(done.keepers)
         return self._run(ask, payload, answers, careful=True)
 
     def _run(self, ask: Ask, payload: Tree, answers: Answers, *, careful: bool) -> BlockResult:
@@ -131,7 +131,7 @@ class LocalEngine:
 
     @property
     def memory(self) -> MemoryStore:
-        """What clients keep."""
+        """The memory of clients."""
         return self.host.memory
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
@@ -146,9 +146,9 @@ class LocalEngine:
         """Put a question to clients once more, one by one."""
         return (self._with_threads(self.host.replay, replay, payload, state) for replay in replays)
 
-    def _with_threads(self, run: Callable[..., T], *given: Any) -> T:
+    def _with_threads(self, run: Callable[..., T], *arguments: Any) -> T:
         with threads(self.threads):
-            return run(*given)
+            return run(*arguments)
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""A pool of worker processes, and messages to and from them. Nothing is pickled; a process that dies is replaced."""
+"""Calls of functions by several processes, and the pool of worker processes on this machine.
+
+A call names a function of this package, `module:function`, which a process imports and calls with (arguments, channel).
+If a process dies another one does its calls again. Nothing is pickled.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fields.user_code import current_folder
-from fedtide.fleets.machine import Scratch, search_path
+from fedtide.fleets.this_machine import Scratch, search_path
 from fedtide.fleets.worker import SharedRef, read_shared, write_shared
 
 DEATHS = 3
@@ -56,9 +60,15 @@ M = TypeVar("M", bound=Member)
 class Batch:
     """Calls that are to be made.
 
-    short: answered at once, without messages on the way. here: does a call in this process, beside the others. reach:
-    how far the calls that begin may be ahead of the first one without an answer. waiting: not handed out yet. taken:
-    how many results were taken, in order. deaths: how many processes each call took down.
+    Attributes:
+        function: name of the function.
+        arguments: of each call.
+        short: whether calls are answered at once, without messages on the way.
+        here: does a call in this process, beside the others.
+        reach: how far the next calls may be ahead of the first one without an answer.
+        taken: number of results that were taken, in order.
+        waiting: calls that are not handed out yet.
+        deaths: number of processes that each call took down.
     """
 
     function: str
@@ -74,10 +84,14 @@ class Batch:
 class Processes(ABC, Generic[M]):
     """Processes that take calls, wherever they are.
 
-    title: of a member, in messages. reach: how many calls for each member may be ahead of the first one without an
-    answer, so that few results wait for a slow one. folder: of this process, for the flag that asks calls to end soon.
-    multi_node: whether members may be on machines that see none of this one's files. joined: whether this process takes
-    short calls, too.
+    Attributes:
+        title: of a member, in messages.
+        reach: number of calls for each member that may be ahead of the first one without an answer, so that few results
+            wait for a slow one.
+        members: the processes.
+        folder: of this process, for the flag that asks calls to end soon.
+        multi_node: whether members may be on machines that see none of this one's files.
+        joined: whether this process takes short calls, too.
     """
 
     title: str
@@ -116,12 +130,12 @@ class Processes(ABC, Generic[M]):
         unanswered = len(batch.arguments)
         try:
             while unanswered:
-                own = self._own(batch)
+                own_call = self._take_own_call(batch)
                 self._hand_out(batch)
-                if batch.here is not None and own is not None:  # the others have work meanwhile
+                if batch.here is not None and own_call is not None:  # the others have work meanwhile
                     unanswered -= 1
-                    yield Message(own, batch.here(own), True)
-                for member in self._ready(batch, wait=own is None):
+                    yield Message(own_call, batch.here(own_call), True)
+                for member in self._ready(batch, wait=own_call is None):
                     received = self._receive(member)
                     if received is None:
                         self._recover(member, batch)
@@ -139,7 +153,7 @@ class Processes(ABC, Generic[M]):
                 if member.calls:
                     self._replace(member)
 
-    def _own(self, batch: Batch) -> int | None:
+    def _take_own_call(self, batch: Batch) -> int | None:
         """Take the next call for this process; one that took down another is not for the one that all depends on."""
         if batch.here is None or not batch.waiting or batch.deaths[batch.waiting[0]]:
             return None
@@ -173,7 +187,7 @@ class Processes(ABC, Generic[M]):
         """Process ids, each on its own machine."""
 
     @abstractmethod
-    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+    def share(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Share a tree with all calls.
 
         Args:
@@ -265,7 +279,7 @@ class Pool(Processes[_Worker]):
             self.close()
             raise
 
-    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+    def share(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Write a tree into shared memory, where all calls can read it."""
         if name is not None:
             path = self.folder / f"{kind}-{name}"
@@ -287,7 +301,7 @@ class Pool(Processes[_Worker]):
             raise FedtideError(self._advised(f"{path}: {error.strerror}")) from None
 
     def _advised(self, line: str) -> str:
-        """Add to the line of an error what to do where shared memory is full."""
+        """Add to the line of an error what to do if shared memory is full."""
         full = "No space left" in line and str(self.folder) in line
         advice = f"; allowed: fewer workers (--workers), or a larger {self.folder.parent}"
         return line + advice if full else line
@@ -320,7 +334,7 @@ class Pool(Processes[_Worker]):
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stderr=errors,
-                cwd=None if current_folder() else "/",  # where the current folder was removed libraries end at once
+                cwd=None if current_folder() else "/",  # if the current folder was removed libraries end at once
                 process_group=0,  # Ctrl-C in a terminal is for this process, which decides when to stop
             )
         os.close(terminal)
@@ -351,8 +365,8 @@ class Pool(Processes[_Worker]):
         return [(message["kind"], message["value"] if file is None else read_shared(Path(file)))]
 
     def _recover(self, member: _Worker, batch: Batch) -> None:
-        said = member.began.read_text(errors="replace").split("\n") if member.began.exists() else []
-        if why := next((line.strip() for line in reversed(said) if line.strip()), ""):
+        lines = member.began.read_text(errors="replace").split("\n") if member.began.exists() else []
+        if why := next((line.strip() for line in reversed(lines) if line.strip()), ""):
             raise FedtideError(f"fleet.workers: a worker process could not start: {why}")
         super()._recover(member, batch)
 
@@ -364,7 +378,7 @@ class Pool(Processes[_Worker]):
             for worker in self.members:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(timeout=1.0)
-        finally:  # also where a person is in a hurry
+        finally:  # also if a person is in a hurry
             with uninterrupted():
                 for worker in self.members:
                     worker.process.kill()

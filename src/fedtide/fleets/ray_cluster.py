@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fleets.machine import Scratch, search_path
+from fedtide.fleets.this_machine import Scratch, search_path
 
 MARK = "fedtide-ray "
 
@@ -37,16 +37,16 @@ def options() -> dict[str, Any]:
     return {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
-def report(**found: Any) -> None:
+def report(**values: Any) -> None:
     """Report to the process that started this one."""
-    print(MARK + json.dumps(found), flush=True)
+    print(MARK + json.dumps(values), flush=True)
 
 
 def start(cpus: int, folder: str, terminal: int, hint: str) -> None:
     """Start a cluster on this machine, say where it is, and end it when standard input closes.
 
-    Ray ends most of its processes with the one that started it, but its agents live on; so this process is the one that
-    starts them, in a group of their own, and takes the group with it. `folder` is removed in the end.
+    Ray ends most of its processes with the one that started it, but its agents live on. So this process starts them, in
+    a group of their own, and ends the group. `folder` is removed in the end.
 
     If one of Ray's own processes dies, Ray ends the program in the middle, without a word. So a process that Ray does
     not know writes `hint` to the file descriptor `terminal` then.
@@ -77,7 +77,7 @@ def hold(cpus: int, folder: str) -> NoReturn:
         report(address=ray.get_runtime_context().gcs_address)
         ended = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        done = sys.stdin.buffer.read()  # empty where the program did not come to its end
+        done = sys.stdin.buffer.read()  # empty if the program did not come to its end
         node: Any = ray._private.worker._global_node
         ended = not done and bool(node.dead_processes())
         ray.shutdown()
@@ -142,7 +142,7 @@ def imported_ray() -> Any:
 
 
 def check(address: str | None) -> None:
-    """Raise unless Ray is there and, where an address is given, something listens at it."""
+    """Raise unless Ray is there and, if an address is given, something listens at it."""
     if find_spec("ray") is None:
         raise FedtideError(MISSING)
     if address is None or address == "auto":
@@ -186,10 +186,10 @@ def connected(address: str | None, cpus: int, resume: str = "") -> Iterator[Any]
     with _environment(QUIET | (_secret() | LOOPBACK if address is None else {})):
         ray = imported_ray()
         _environment_read_again(loopback=address is None)
-        with _cluster(address, cpus, resume) as found:
+        with _cluster(address, cpus, resume) as cluster:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ray.init(address=found, **options())
+                ray.init(address=cluster, **options())
             # Ray's own handler prints where every thread was.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, terminated)
@@ -298,10 +298,10 @@ def _read_address(process: subprocess.Popen[bytes], trouble: str) -> str:
         reader.join()
         why = f"ended after {time.monotonic() - began:.0f} seconds" if ended else f"{JOIN_SECONDS:.0f} seconds"
         raise FedtideError(f"{trouble} ({why})")
-    found = json.loads(lines[0])
-    if "error" in found:
-        raise FedtideError(f"{trouble}: {found['error']}")
-    return str(found["address"])
+    report = json.loads(lines[0])
+    if "error" in report:
+        raise FedtideError(f"{trouble}: {report['error']}")
+    return str(report["address"])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ each node.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
@@ -23,14 +22,14 @@ import torch
 from fedtide._version import installed
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
-from fedtide.core.trees import Tree, detached, raw
-from fedtide.fleets.machine import Scratch, cores, keep_freed, search_path
+from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Batch, Member, Processes
 from fedtide.fleets.ray_cluster import already_connected, connected
-from fedtide.fleets.worker import STOP, Channel, LastShared, SharedRef, error_message, own_function
+from fedtide.fleets.this_machine import Scratch, cores, keep_freed, search_path
+from fedtide.fleets.worker import STOP, Channel, SharedRef, error_message, own_function
 
-Packed = tuple[str, dict[str, np.ndarray[Any, Any]]]
-"""A tree for Ray: a header, and each of its arrays as bytes, which Ray lays into shared memory one by one, aligned."""
+Packed = np.ndarray[Any, np.dtype[np.uint8]]
+"""A tree for Ray, as bytes, which Ray lays once into the shared memory of each node."""
 
 PackedMessage = tuple[str, Packed]
 """Kind ("message", "done" or "error") and content of a message."""
@@ -40,48 +39,34 @@ POLL_SECONDS = 0.5
 
 
 def packed(tree: Tree) -> Packed:
-    """Pack a tree for Ray; the arrays are views of its tensors.
+    """Pack a tree for Ray.
 
     >>> unpacked(packed({"w": torch.ones(2), "n": (3, None)}))
     {'w': tensor([1., 1.]), 'n': (3, None)}
     """
-    arrays, skeleton = codec.encode(tree)
-    layout = {name: [str(array.dtype).removeprefix("torch."), list(array.shape)] for name, array in arrays.items()}
-    return json.dumps({"tree": skeleton, "arrays": layout}), {name: raw(a).numpy() for name, a in arrays.items()}
+    return np.frombuffer(codec.to_bytes(tree), np.uint8)
 
 
-def unpacked(parcel: Packed, *, copy: bool = True) -> Tree:
-    """Unpack a tree; without a copy its tensors lie in shared memory, which must not be written to."""
-    header, buffers = json.loads(parcel[0]), parcel[1]
-    arrays = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it cannot be written to
-        for name, (dtype, shape) in header["arrays"].items():
-            if copy or not buffers[name].size:  # an array of nothing has no stride
-                flat = torch.empty(buffers[name].size, dtype=torch.uint8)
-                flat.numpy()[:] = buffers[name]
-            else:
-                flat = torch.from_numpy(buffers[name])
-            arrays[name] = flat.view(getattr(torch, dtype)).reshape(shape)
-    return codec.decode(arrays, header["tree"])
+def unpacked(parcel: Packed) -> Tree:
+    """Unpack a tree, as a copy."""
+    return codec.from_bytes(parcel.data)
 
 
-class RayChannel:
+class RayChannel(Channel):
     """The channel between a call and the pool that made it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.outbox: queue.SimpleQueue[PackedMessage] = queue.SimpleQueue()
         self.stop = threading.Event()
         self.shared: dict[str, Packed] = {}
-        self._last = LastShared()
+
+    def _read(self, ref: SharedRef) -> Tree:
+        return unpacked(self.shared[ref.name])
 
     def send(self, value: Tree) -> None:
         """Send something small on the way."""
-        self.outbox.put(("message", packed(detached(value))))
-
-    def get(self, ref: SharedRef) -> Tree:
-        """Return a shared tree, which stays in the node's shared memory."""
-        return self._last.get(ref, lambda: unpacked(self.shared[ref.name], copy=False))
+        self.outbox.put(("message", packed(value)))
 
     def stopping(self) -> bool:
         """Tell whether a person has asked to stop."""
@@ -100,7 +85,7 @@ class Actor:
     """Runs calls in a process of the cluster, one at a time.
 
     Args:
-        directory: from which relative paths of the configuration start, where the node has it.
+        directory: from which relative paths of the configuration start, if the node has it.
         threads: of torch.
     """
 
@@ -135,13 +120,13 @@ class Actor:
         """
         if stop:
             self._channel.stop.set()
-        said: list[PackedMessage] = []
+        messages: list[PackedMessage] = []
         try:
-            said.append(self._channel.outbox.get(timeout=POLL_SECONDS))
+            messages.append(self._channel.outbox.get(timeout=POLL_SECONDS))
             while True:
-                said.append(self._channel.outbox.get_nowait())
+                messages.append(self._channel.outbox.get_nowait())
         except queue.Empty:
-            return said
+            return messages
 
 
 BEGIN_SECONDS, OWN_SECONDS = 120.0, 1800.0
@@ -156,8 +141,12 @@ WAIT_SECONDS = 1.0
 class _ActorState(Member):
     """An actor and its calls.
 
-    pending: what it will answer next, in order. starting: its first word, until that is heard. since: when it was asked
-    for.
+    Attributes:
+        actor: the actor, as Ray knows it.
+        starting: its first word, until that is received.
+        since: when it was asked for.
+        process: its process id.
+        pending: its next answers, in order.
     """
 
     actor: Any
@@ -172,7 +161,7 @@ class RayPool(Processes[_ActorState]):
 
     Args:
         size: how many; None takes as many as the cluster has room for.
-        most: at most so many, where `size` does not say.
+        most: at most so many, if `size` does not say.
         address: of a cluster that runs already, HOST:PORT or "auto"; None starts one on this machine, which ends with
             this process.
         threads: of torch, and CPUs of the cluster, of each actor.
@@ -197,8 +186,8 @@ class RayPool(Processes[_ActorState]):
         resume: str = "",
     ) -> None:
         self._threads, self._gpus = threads, gpus
-        own = address is None and not already_connected()
-        self._patience = OWN_SECONDS if own else BEGIN_SECONDS
+        is_own = address is None and not already_connected()
+        self._patience = OWN_SECONDS if is_own else BEGIN_SECONDS
         self._numbers = 0
         self._shared: dict[str, Any] = {}
         self.members: list[_ActorState] = []
@@ -230,9 +219,9 @@ class RayPool(Processes[_ActorState]):
             room["GPUs"] = int(has.get("GPU", 0) / self._gpus + 1e-9)
         scarce = min(room, key=lambda name: room[name])
         if (size or 1) > room[scarce]:
-            each = f"{self._threads} CPUs" if scarce == "CPUs" else f"{self._gpus:g} of a GPU"
+            share = f"{self._threads} CPUs" if scarce == "CPUs" else f"{self._gpus:g} of a GPU"
             raise FedtideError(
-                f"fleet.workers: found {size or 1} with {each} each, allowed: at most {room[scarce]}, for which the "
+                f"fleet.workers: found {size or 1} with {share} each, allowed: at most {room[scarce]}, for which the "
                 f"Ray cluster has {scarce} ({has.get(scarce[:-1], 0):g})"
             )
         return size or min(most, room[scarce])
@@ -248,7 +237,7 @@ class RayPool(Processes[_ActorState]):
             "num_gpus": self._gpus,
             "max_restarts": 0,
             "runtime_env": {"env_vars": one | {"PYTHONPATH": search_path()}},
-            # Where files decide who may do the work, a node that comes later must not be given any.
+            # If files decide who may do the work, a node that comes later must not be given any.
             "scheduling_strategy": "SPREAD" if self.multi_node else NodeAffinitySchedulingStrategy(here, soft=False),
         }
 
@@ -259,13 +248,13 @@ class RayPool(Processes[_ActorState]):
 
     # -- shared trees -------------------------------------------------------------------------------------------------
 
-    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+    def share(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Put a tree into the object store, from which each node that needs it takes one copy."""
         self._numbers += name is None
-        known = f"{kind}-{name or self._numbers}"
-        if known not in self._shared:
-            self._shared[known] = self._ray.put(packed(tree))
-        return SharedRef(kind, known)
+        key = f"{kind}-{name or self._numbers}"
+        if key not in self._shared:
+            self._shared[key] = self._ray.put(packed(tree))
+        return SharedRef(kind, key)
 
     def free(self, ref: SharedRef) -> None:
         """Free a shared tree as soon as the last call that reads it is over."""

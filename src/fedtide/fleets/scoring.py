@@ -1,10 +1,9 @@
-"""What clients predict for their own rows, wherever these lie."""
+"""Predictions of clients for their own rows, as sums for each client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +29,12 @@ def confusion(logp: Tensor, y: Tensor) -> Tensor:
     >>> confusion(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]).log(), torch.tensor([0, 1, 1])).tolist()
     [[1.0, 2.0, 1.0], [1.0, 1.0, 2.0]]
     """
-    said, classes = logp.argmax(-1), logp.shape[-1]
-    known = ~logp.isnan().any(-1)
-    counts = (torch.bincount(each, minlength=classes) for each in (y[known & (said == y)], said[known], y))
+    predicted, classes = logp.argmax(-1), logp.shape[-1]
+    is_number = ~logp.isnan().any(-1)
+    counts = (
+        torch.bincount(labels, minlength=classes)
+        for labels in (y[is_number & (predicted == y)], predicted[is_number], y)
+    )
     return torch.stack(list(counts), 1).double()
 
 
@@ -97,56 +99,57 @@ def _first_rows(unit: Tensor) -> Tensor:
 
 
 class Tally:
-    """Sums of a scoring for each client."""
+    """Sums of a scoring for each client.
+
+    Args:
+        clients: how many there are.
+        pooled: names of sums over the rows of all of them, see `POOLED`.
+        target: what rows are labeled with.
+    """
 
     def __init__(self, clients: int, pooled: Sequence[str] = (), target: Target = CLASSES) -> None:
-        self.target = target
-        self.rows = torch.zeros(clients, dtype=torch.float64)
-        self.correct = torch.zeros(clients, dtype=torch.float64)
-        self.loss = torch.zeros(clients, dtype=torch.float64)
-        self.choice: Tensor | None = None
-        self.weights: Tensor | None = None
-        self.others: dict[str, Tensor] = {}
-        self.density: Tensor | None = None
-        self.sums: dict[str, Tensor] = {}
-        self.wanted = pooled
+        self._clients, self._wanted, self._target = clients, pooled, target
+        zeros = torch.zeros(clients, dtype=torch.float64)
+        self._columns: dict[str, Any] = {name: zeros.clone() for name in ("rows", "correct", "loss")}
+        self._others: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
         self.pooled: dict[str, Tensor] = {}
 
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
-        told, choice, weights, target = prediction.told, prediction.choice, prediction.weights, self.target
-        right = target.score_rows(target.predict_labels(told), y)
+        output, target, columns = prediction.told, self._target, self._columns
+        right = target.score_rows(target.predict_labels(output), y)
         if target == CLASSES:
-            right = right.masked_fill(told.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
+            right = right.masked_fill(output.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
         rows = _per_row(torch.ones_like(right), scored)
-        self.rows.index_add_(0, owner, rows)
-        self.correct.index_add_(0, owner, _per_row(right, scored))
-        self.loss.index_add_(0, owner, _per_row(target.losses(told, y).double(), scored))
+        self._add(columns, "rows", owner, rows)
+        self._add(columns, "correct", owner, _per_row(right, scored))
+        self._add(columns, "loss", owner, _per_row(target.losses(output, y).double(), scored))
         for name, other in prediction.others.items():
-            correct = _per_row(target.score_rows(other, y), scored)
-            self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
-        for name, summed in target.sums(told, y).items():
-            known = self.sums.setdefault(name, summed.new_zeros(len(self.rows), *summed.shape[1:]))
-            known.index_add_(0, owner, summed)
-        for name in self.wanted:
-            counted = POOLED[name](*_flat(told, y, scored))
-            self.pooled[name] = self.pooled[name] + counted if name in self.pooled else counted
+            self._add(self._others, name, owner, _per_row(target.score_rows(other, y), scored))
+        for name, summed in target.sums(output, y).items():
+            self._add(self._sums, name, owner, summed)
+        for name in self._wanted:
+            counts = POOLED[name](*_flat(output, y, scored))
+            self.pooled[name] = self.pooled[name] + counts if name in self.pooled else counts
         if prediction.density is not None:
-            self.density = torch.zeros_like(self.rows) if self.density is None else self.density
-            self.density.index_add_(0, owner, prediction.density.double() * rows)
-        if choice is not None:
-            counts = _wide(self.choice, len(self.rows), int(choice.max()) + 1)
-            self.choice = counts.index_put_((owner, choice), torch.ones(len(y), dtype=torch.float64), accumulate=True)
-        if weights is not None:
-            self.weights = _wide(self.weights, len(self.rows), weights.shape[1])
-            self.weights[:, : weights.shape[1]].index_add_(0, owner, weights.double())
+            self._add(columns, "density", owner, prediction.density.double() * rows)
+        if prediction.choice is not None:
+            self._add(columns, "choice", owner, torch.nn.functional.one_hot(prediction.choice).double())
+        if prediction.weights is not None:
+            self._add(columns, "weights", owner, prediction.weights.double())
+
+    def _add(self, sums: dict[str, Tensor], name: str, owner: Tensor, values: Tensor) -> None:
+        """Add values (rows, ...) to the sums of their owners, which grow to the width of the values."""
+        shape = values.shape[1:]
+        sums.setdefault(name, values.new_zeros(self._clients, *shape))
+        if sums[name].shape[1:] < shape:
+            sums[name] = _widen(sums[name], self._clients, shape)
+        sums[name][(slice(None), *map(slice, shape))].index_add_(0, owner, values)
 
     def scores(self, clients: Tensor) -> Scores:
         """Return the scores of the clients."""
-        return Scores(
-            clients, self.rows, self.correct, self.loss, self.choice, self.weights, self.others, self.density,
-            pooled=self.pooled, sums=self.sums,
-        )  # fmt: skip
+        return Scores(clients, **self._columns, others=self._others, pooled=self.pooled, sums=self._sums)
 
 
 def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
@@ -154,34 +157,27 @@ def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
     return column if scored is None else column.masked_fill(~scored, 0.0).reshape(len(column), -1).sum(1)
 
 
-def _flat(told: Tensor, y: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
+def _flat(output: Tensor, y: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return predictions (rows, classes) and labels (rows,) of rows, or of those steps of sequences that are scored."""
-    flat, labels = told.reshape(-1, told.shape[-1]), y.reshape(-1)
+    flat, labels = output.reshape(-1, output.shape[-1]), y.reshape(-1)
     return (flat, labels) if scored is None else (flat[scored.reshape(-1)], labels[scored.reshape(-1)])
 
 
-def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
-    """Copy a table (clients, K), padded with zeros to at least `width` columns; None is an empty table."""
-    known = 0 if table is None else table.shape[1]
-    grown = torch.zeros(clients, max(width, known), dtype=torch.float64)
+def _widen(table: Tensor | None, clients: int, shape: Sequence[int]) -> Tensor:
+    """Copy a table (clients, ...), padded with zeros to a shape; None is an empty table."""
+    wide = torch.zeros(clients, *shape, dtype=torch.float64)
     if table is not None:
-        grown[:, :known] = table
-    return grown
+        wide[tuple(map(slice, table.shape))] = table
+    return wide
 
 
-def _stacked(tables: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor | None:
-    """Concatenate the tables of several blocks, padded to the widest; None where no block has one."""
-    width = max((table.shape[1] for table in tables if table is not None), default=0)
-    return torch.cat([_wide(*each, width) for each in zip(tables, clients, strict=True)]) if width else None
-
-
-def _filled(columns: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor:
-    """Concatenate the columns of several blocks, with zeros for a block in which no client had rows."""
-    inner = next((tuple(column.shape[1:]) for column in columns if column is not None), ())
-    zeros = partial(torch.zeros, dtype=torch.float64)
-    return torch.cat(
-        [zeros(n, *inner) if column is None else column for column, n in zip(columns, clients, strict=True)]
-    )
+def _concat(tables: Iterable[Tensor | None], clients: Sequence[int]) -> Tensor | None:
+    """Concatenate the tables of several blocks, padded to the widest; None if no block has one."""
+    tables = list(tables)
+    shape = max((tuple(table.shape[1:]) for table in tables if table is not None), default=None)
+    if shape is None:
+        return None
+    return torch.cat([_widen(table, count, shape) for table, count in zip(tables, clients, strict=True)])
 
 
 def concat_scores(blocks: Iterable[Scores]) -> Scores:
@@ -189,22 +185,21 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
     none = torch.empty(0, dtype=torch.float64)
     parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
     clients = [len(part) for part in parts]
-    names = dict.fromkeys(name for part in parts for name in part.others)
-    summed = dict.fromkeys(name for part in parts for name in part.sums)
-    density = [part.density for part in parts]
-    pooled = dict.fromkeys(name for part in parts for name in part.pooled)
-    return Scores(
-        torch.cat([part.clients for part in parts]),
-        torch.cat([part.rows for part in parts]),
-        torch.cat([part.correct for part in parts]),
-        torch.cat([part.loss for part in parts]),
-        _stacked([part.choice for part in parts], clients),
-        _stacked([part.weights for part in parts], clients),
-        {name: _filled([part.others.get(name) for part in parts], clients) for name in names},
-        None if all(column is None for column in density) else _filled(density, clients),
-        pooled={name: torch.stack([p.pooled[name] for p in parts if name in p.pooled]).sum(0) for name in pooled},
-        sums={name: _filled([part.sums.get(name) for part in parts], clients) for name in summed},
-    ).credited
+    columns = {
+        name: _concat((getattr(part, name) for part in parts), clients)
+        for name in ("rows", "correct", "loss", "choice", "weights", "density")
+    }
+    tables: dict[str, dict[str, Any]] = {
+        kind: {
+            name: _concat((getattr(part, kind).get(name) for part in parts), clients)
+            for name in dict.fromkeys(name for part in parts for name in getattr(part, kind))
+        }
+        for kind in ("others", "sums")
+    }
+    names = dict.fromkeys(name for part in parts for name in part.pooled)
+    pooled = {name: torch.stack([part.pooled[name] for part in parts if name in part.pooled]).sum(0) for name in names}
+    ids = torch.cat([part.clients for part in parts])
+    return Scores(ids, **columns, **tables, pooled=pooled).credited  # type: ignore[arg-type]
 
 
 PERSONAL_BYTES = 256_000_000
@@ -222,8 +217,8 @@ def score(clients: Clients, scoring: Scoring, payload: Payload) -> Scores:
     for slot in slots.unique().tolist():
         received = payload if ask.slot is None else payload[slot]
         for places in _batches(clients, scoring, (slots == slot).nonzero().flatten()):
-            for some, memories in _with_memory(clients, scoring, received, places):
-                _predict(clients, scoring.of(some), received, memories, some, tally)
+            for positions, memories in _with_memory(clients, scoring, received, places):
+                _predict(clients, scoring.of(positions), received, memories, positions, tally)
     return tally.scores(ask.clients)
 
 
@@ -248,10 +243,10 @@ def _predict(
 def _with_memory(
     clients: Clients, scoring: Scoring, received: Payload, places: Tensor
 ) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
-    """Yield positions of clients with their memory, adapted on their own rows where the algorithm says so.
+    """Yield positions of clients with their memory, adapted on their own rows if the algorithm says so.
 
-    Nothing flows back. Memory is read when `predict` looks at it, and adapted memory is held for some clients at a
-    time, so that no scoring needs the memory of all.
+    Nothing flows back. Memory is read when `predict` looks at it. Adapted memory is held for some clients at a time, so
+    that no scoring needs the memory of all.
     """
     ask = scoring.ask.of(places)
     if not scoring.personal:
@@ -260,14 +255,14 @@ def _with_memory(
     if clients.algorithm.adapt is None:
         yield places, _Memories(clients.memory, ask, ask.clients.tolist())
         return
-    made: list[Memory] = []
-    first, held = 0, 0
+    memories: list[Memory] = []
+    first, size = 0, 0
     for i, client in enumerate(ask.clients.tolist()):
-        made.append(clients.adapt(ask, client, received, scoring.part))
-        held += size_in_bytes(made[-1])
-        if held >= PERSONAL_BYTES or i + 1 == len(places):
-            yield places[first : i + 1], made
-            made, first, held = [], i + 1, 0
+        memories.append(clients.adapt(ask, client, received, scoring.part))
+        size += size_in_bytes(memories[-1])
+        if size >= PERSONAL_BYTES or i + 1 == len(places):
+            yield places[first : i + 1], memories
+            memories, first, size = [], i + 1, 0
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,11 @@ class Race:
 
     Args:
         counts: (clients,) bool, clients whose work is run and counts.
-        sent: (clients,) bool, clients that are sent the question now, where others were sent it in an earlier round:
-            then the server waits for each until its answer is due, and learns which dropped out. None where all are.
+        sent: (clients,) bool, clients that are sent the question now; None if all are. The others were sent it in an
+            earlier round. Then the server waits for each until its answer is due, and learns which dropped out.
         ahead: (clients,) seconds that each client has been at work already.
         rows: (clients,) training rows of each client.
-        each: bytes down to a client.
+        payload_bytes: bytes down to a client.
         down: bytes down in all.
         wanted: number of answers that end the ask.
         deadline: seconds after which the ask ends in any case; None is never.
@@ -69,13 +69,13 @@ class Race:
     sent: Tensor | None
     ahead: Tensor
     rows: Tensor
-    each: int
+    payload_bytes: int
     down: int
     wanted: int
     deadline: float | None
 
     def waited(self, seconds: Tensor) -> float | None:
-        """Compute how long the server waits where answers are missing; None where it has all that it wants.
+        """Compute how long the server waits if answers are missing; None if it has all that it wants.
 
         Args:
             seconds: (clients,) time of each answer.
@@ -91,7 +91,7 @@ class Race:
 class SimulatedFleet:
     """A population as a fleet.
 
-    Sums are taken over sorted client ids, in blocks cut from the number of clients asked, so neither the engine, nor
+    Sums are taken over sorted client ids, in blocks cut from the number of clients asked. So neither the engine, nor
     the number of its workers, nor a drop-out changes how the rest is summed. Memory is written when an ask ends, for
     counted answers only.
 
@@ -100,8 +100,8 @@ class SimulatedFleet:
         engine: the engine that runs the work, with what clients keep.
         clock: times of answers and rounds.
         reveals: values that the server may see per client, () for sums only; None leaves it to the algorithm.
-        replayable: rounds whose questions may be put again when they are over (`replay`): there the fleet keeps the
-            payload, and the memory of clients as it was.
+        replayable: rounds whose questions may be put again when they are over (`replay`). For these the fleet keeps the
+            payload, and the memory of clients before the round.
         adapts: whether clients work before they are evaluated, so that work is cut by clients and not by rows.
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
@@ -161,8 +161,7 @@ class SimulatedFleet:
     def elapsed(self) -> float:
         """Return the simulated seconds since `begin`, at least until a client is awake; 0 before round 0.
 
-        Where rounds are windows of wall-clock time, the next one begins at its time, and the first one at that of the
-        day.
+        If rounds are windows of wall-clock time, the next one begins at its time, and the first one at that of the day.
         """
         if (begins := self.population.clock(self.moment.round + 1)) is not None:
             return begins - self.moment.seconds if self.moment.round >= -1 else 0.0
@@ -181,22 +180,22 @@ class SimulatedFleet:
 
     @property
     def truth(self) -> Population:
-        """What no fleet of real clients knows."""
+        """The population, which no fleet of real clients knows."""
         return self.population
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the clients, () where they have none."""
+        """Names of the clients, () if they have none."""
         return self.population.names
 
     @property
     def memory(self) -> MemoryStore:
-        """What clients keep."""
+        """The memory of clients."""
         return self.engine.memory
 
     @property
     def ledger(self) -> Ledger | None:
-        """What was released of clients, and who may be asked; None where sums are not private."""
+        """The releases of clients so far, and who may be asked; None if sums are not private."""
         return self.vectors.wire.ledger
 
     def record_lines(self) -> Sequence[Mapping[str, Any]]:
@@ -204,7 +203,7 @@ class SimulatedFleet:
         return ()
 
     def judged(self, clients: Tensor, part: str) -> Tensor:
-        """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""
+        """Keep the clients that can be evaluated now: they are available and hold rows of the part."""
         return self.population.judged(clients, part, self.moment)
 
     # -- who ----------------------------------------------------------------------------------------------------------
@@ -217,8 +216,8 @@ class SimulatedFleet:
     @property
     def reachable(self) -> Tensor:
         """Ids that could answer now, sorted: of those whose privacy allows it."""
-        there = self.population.reachable(self.moment)
-        return there[eligible(self.ledger, there, self.moment.round)]
+        reachable = self.population.reachable(self.moment)
+        return reachable[eligible(self.ledger, reachable, self.moment.round)]
 
     @property
     def true_groups(self) -> Tensor:
@@ -245,9 +244,9 @@ class SimulatedFleet:
         def draw(size: int) -> Tensor:
             return self.population.arrivals(size, self.moment)
 
-        came, size = arrivals(self.ledger, draw, m, self.population.registered, self.moment.round)
+        clients, size = arrivals(self.ledger, draw, m, self.population.registered, self.moment.round)
         self.substituted += self.population.substituted(size, self.moment)
-        return came
+        return clients
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -273,8 +272,8 @@ class SimulatedFleet:
         race = replace(race, counts=self.vectors.keep_enough(ask, race.counts))
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload), len(blocks))
-        kept, done = done.kept, self.vectors.open(ask, payload, done)
-        self.memory.discard(client for client in kept if client in done.unopened)
+        staged, done = done.keepers, self.vectors.open(ask, payload, done)
+        self.memory.discard(client for client in staged if client in done.unopened)
         reply, seconds = self._reply(ask, race, done)
         self._close(ask, race, reply, seconds, done, payload)
         return reply
@@ -286,13 +285,13 @@ class SimulatedFleet:
             first = self.first if first is None else first
             deadline = self.deadline if deadline is None else deadline
         sent, since, ahead = None, None, torch.zeros(len(clients))
-        each = down // max(len(clients), 1)
+        size = down // max(len(clients), 1)
         if began is not None:
             sent = began.isinf()
             since = began.where(~sent, self.moment.seconds)
-            ahead, down = self.moment.seconds - since, each * int(sent.sum())
+            ahead, down = self.moment.seconds - since, size * int(sent.sum())
         rows = self.population.counts(clients, "train", self.moment)
-        seconds = self.clock.answers(ask, rows, each, each) - ahead
+        seconds = self.clock.answers(ask, rows, size, size) - ahead
         counts = self.population.answers(clients, self.moment, number, since)
         counts &= eligible(self.ledger, clients, self.moment.round)
         if deadline is not None:
@@ -306,7 +305,7 @@ class SimulatedFleet:
             fastest = mixed[torch.where(able, seconds, torch.inf)[mixed].argsort(stable=True)][:first]
             counts &= torch.zeros_like(counts).index_fill_(0, fastest, True) | (rows == 0)
         wanted = len(clients) if first is None else min(first, len(clients))
-        return Race(counts, sent, ahead, rows, each, down, wanted, deadline)
+        return Race(counts, sent, ahead, rows, size, down, wanted, deadline)
 
     def _silent_still(self, ask: Ask) -> Tensor:
         """Return the mask (clients,) of those who said nothing the last time, and whose samples have not changed."""
@@ -320,7 +319,9 @@ class SimulatedFleet:
         """Return the server's reply and the seconds that it waited, now that the size of answers is known."""
         clients = ask.clients
         answered, refused = (torch.tensor(ids, dtype=torch.int64) for ids in (done.clients, done.refused))
-        whole = self.clock.answers(ask, race.rows, race.each, done.up // max(len(answered) + len(done.unopened), 1))
+        whole = self.clock.answers(
+            ask, race.rows, race.payload_bytes, done.up // max(len(answered) + len(done.unopened), 1)
+        )
         seconds = (whole - race.ahead).clamp(0, race.deadline)
         waited = race.waited(seconds)
         due = race.counts
@@ -342,17 +343,17 @@ class SimulatedFleet:
 
     def _close(self, ask: Ask, race: Race, reply: Reply, seconds: float, done: BlockResult, payload: Payload) -> None:
         """End an ask: what its clients keep counts from now on; note the ask for the record and who was silent."""
-        self.memory.commit(ask.version, done.kept)
-        kept = torch.tensor(done.kept, dtype=torch.int64)
+        self.memory.commit(ask.version, done.keepers)
+        keeping = torch.tensor(done.keepers, dtype=torch.int64)
         for question, (people, before, silent) in self._silent.items():
-            self._silent[question] = people, before, silent[~torch.isin(silent, kept)]
+            self._silent[question] = people, before, silent[~torch.isin(silent, keeping)]
         if ask.question in self.unless_changed:
             asked = ask.clients[race.counts]
-            heard = torch.cat([reply.clients, reply.refused, torch.tensor(done.unopened, dtype=torch.int64)])
-            silent = asked[~torch.isin(asked, heard)]
+            answered = torch.cat([reply.clients, reply.refused, torch.tensor(done.unopened, dtype=torch.int64)])
+            silent = asked[~torch.isin(asked, answered)]
             self._silent[ask.question] = self.population, self.moment, silent
-        held = payload if self.moment.round in self.replayable else None
-        query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, held)
+        sent = payload if self.moment.round in self.replayable else None
+        query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, sent)
         self.queries.append(query)
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
 
@@ -366,11 +367,11 @@ class SimulatedFleet:
         return concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
 
     def _scoring(self, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scoring:
-        """Return the evaluation of some clients, with their true groups where these decide together."""
-        made = make_scoring(clients, self.moment, len(self.queries), **options)
-        if made.grouping != "oracle":
-            return made
-        return replace(made, group=self.population.group_at(self.moment)[made.ask.clients])
+        """Return the evaluation of some clients, with their true groups if these decide together."""
+        scoring = make_scoring(clients, self.moment, len(self.queries), **options)
+        if scoring.grouping != "oracle":
+            return scoring
+        return replace(scoring, group=self.population.group_at(self.moment)[scoring.ask.clients])
 
     # -- asking once more ---------------------------------------------------------------------------------------------
 
@@ -392,8 +393,8 @@ class SimulatedFleet:
             grouping: which rows decide together.
 
         Returns:
-            Scores of the weights of `state`, and by client those of the weights with its update; or the reason why
-            there are none, as in a round whose models were mixed anew before any client was asked.
+            Scores of the weights of `state`, and by client the scores of the weights with its update. If there are
+            none, the reason: the models of the round were mixed anew before any client was asked.
 
         Raises:
             FedtideError: the round is not one of `replayable`.
@@ -416,20 +417,20 @@ class SimulatedFleet:
         return received, models
 
 
-def _sends(query: Query, held: Weights | tuple[Weights, ...]) -> bool:
+def _sends(query: Query, weights: Weights | tuple[Weights, ...]) -> bool:
     """Tell whether clients in a slot were sent the model of that number, or other models that the server held."""
     ask = query.ask
     if ask.slot is None or not isinstance(query.payload, list):
         return True
     for k in ask.slot[torch.isin(ask.clients, query.answered)].unique().tolist():
         sent = query.payload[k]
-        if not isinstance(held, tuple):
-            if not same(sent, held):
+        if not isinstance(weights, tuple):
+            if not same(sent, weights):
                 return False
         elif isinstance(sent, Weights):
-            if k >= len(held) or not same(sent, held[k]):
+            if k >= len(weights) or not same(sent, weights[k]):
                 return False
-        elif not all(any(same(each, known) for known in held) for each in _models(sent)):
+        elif not all(any(same(model, other) for other in weights) for model in _models(sent)):
             return False
     return True
 

@@ -1,11 +1,11 @@
-"""The stacked engine, which trains clients together where they only train: several models in one step of torch."""
+"""The stacked engine, which trains several clients at once: several models in one step of torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,9 +35,6 @@ from fedtide.learn.training import Training
 
 RECEIVED_BYTES = 2**28
 """Bytes of what clients receive, for those that work in step: they may hold as much of their own."""
-
-Cut = Callable[[Tensor, int, Copies | None, int], list[Tensor]]
-"""(rows of clients, bytes of a model, the stack, batch size) -> positions of clients that go together."""
 
 
 @dataclass
@@ -82,99 +79,8 @@ class Working:
                 self.random = drawing()
 
 
-@dataclass(frozen=True)
-class Together:
-    """Clients that work in step.
-
-    Args:
-        host: algorithm, population, memory.
-        cut: cuts clients into those that go together.
-        stacks: what trains several copies of each model, by `stack_key`; None where that cannot be.
-    """
-
-    host: Host
-    cut: Cut
-    stacks: dict[Hashable, Copies | None] = field(default_factory=dict)
-
-    def answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
-        """Yield clients with their answers, in the order in which they are done."""
-        counts = self.host.population.counts(ask.clients, "train", ask.moment)
-        received = next((size_in_bytes(each) for _, each in ask.sent(payload)), 0)
-        for part in self.cut(counts, received, None, 0):
-            yield from self._in_step(ask.of(part), payload)
-
-    def _in_step(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
-        working = list(self._begun(ask, payload))
-        for each in working:
-            answer = each.resume(None)
-            if each.request is None:
-                yield each.client, answer
-        while working := [each for each in working if each.request is not None]:
-            groups: dict[Hashable, list[Working]] = {}
-            for each in working:
-                groups.setdefault(each.request.key, []).append(each)
-            for group in groups.values():
-                for each, result in self._results(group):
-                    answer = each.resume(result)
-                    if each.request is None:
-                        yield each.client, answer
-
-    def _begun(self, ask: Ask, payload: Tree) -> Iterator[Working]:
-        clients, work = self.host.clients, self.host.algorithm.works[ask.question]
-        assert isinstance(work, Stepwise | Training)
-        shards = self.host.population.shards(ask.clients, ask.moment)
-        for (client, received), shard in zip(ask.sent(payload), shards, strict=True):
-            rng = clients.key(ask, client)
-            steps = work.start(*clients.given(ask, client, received, shard, rng))
-            with drawn_from(rng.number):
-                random = drawing()
-            yield Working(client, steps, random)
-
-    def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
-        """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
-        first = group[0].request
-        if hasattr(first, "run_batched"):
-            yield from zip(group, first.run_batched([each.request for each in group]), strict=True)
-            return
-        if isinstance(first, Train | Gradient):
-            least = 2 if first.training.task.scratch.needs_pairs else 1
-            able = [each for each in group if each.rows >= least]  # whoever is not cannot show what can be stacked
-            if able and (stack := self._stack(able[0].request.training)) is not None:
-                group = [each for each in group if each.rows < least]
-                yield from self._trained(stack, sorted(able, key=lambda each: -each.rows))
-        for each in group:
-            yield each, each.run_single()
-
-    def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
-        first: Train = group[0].request.training
-        rate = first.local.lr * first.local.lr_schedule(first.moment)
-        counts = torch.tensor([each.rows for each in group])
-        for cut in self.cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
-            some = [group[k] for k in cut.tolist()]
-            requests: list[Train] = [each.request.training for each in some]
-            terms = None if first.term is None else [request.term for request in requests]
-            shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
-            received = [request.weights for request in requests]
-            losses = [request.objective for request in requests]
-            fit = train_stacked(
-                stack, first.local, terms, received, shards, first.moment, rngs, losses, features=first.features
-            )
-            for each, part in zip(some, fitted_parts(fit, received, rate), strict=True):
-                yield each, each.request.result(part)
-
-    def _stack(self, request: Train) -> Copies | None:
-        """Return what trains several copies of a model; None if that cannot be."""
-        if unstackable(request.task, request.local, request.term, request.objective) is not None:
-            return None
-        if request.loss is not None and getattr(request.loss, "alike", None) is None:  # a stack for this client alone
-            return None
-        if request.stack not in self.stacks:
-            self.stacks[request.stack] = tried_stack(request)
-        return self.stacks[request.stack]
-
-
 def tried_stack(request: Train) -> Copies | None:
-    """Return what trains several copies of a model; None if two of them on some samples cannot be trained."""
+    """Return the stack that trains several copies of a model; None if two of them cannot be trained on some samples."""
     task, few, loss = request.task, request.shard.pick(slice(0, 2)), request.objective
     stack = stack_of(task, tuple(few.x.shape[1:]), loss)
     failed = why_untrainable(
@@ -212,8 +118,8 @@ def why_alone(host: Host) -> str | None:
     for work in works.values():
         if not isinstance(work, Training) or _unstackable(work):
             continue
-        if said := why_untrainable(partial(_tried, work, shard)):
-            return f"copies of the model do not train at once: {said}"
+        if failure := why_untrainable(partial(_tried, work, shard)):
+            return f"copies of the model do not train at once: {failure}"
     return None
 
 
@@ -247,6 +153,8 @@ class StackedEngine(LocalEngine):
         threads: torch threads.
     """
 
+    _stacks: dict[Hashable, Copies | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
         work = self.host.algorithm.works[blocks[0].question] if blocks else None
@@ -258,17 +166,91 @@ class StackedEngine(LocalEngine):
             if isinstance(work, Training) and not work.forward_passes and not ask.reveal:
                 done = self._summed(work, ask, payload)
             else:
-                done = in_order(self.host.ask(ask, payload, self._together.answers))
+                done = in_order(self.host.ask(ask, payload, self._answers))
         yield replace(done, blocks=len(blocks))
 
-    @cached_property
-    def _together(self) -> Together:
-        return Together(self.host, self._cut)
+    def _answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
+        """Yield clients with their answers, in the order in which they are done."""
+        counts = self.host.population.counts(ask.clients, "train", ask.moment)
+        received = next((size_in_bytes(payload_of_client) for _, payload_of_client in ask.sent(payload)), 0)
+        for part in self._cut(counts, received, None, 0):
+            yield from self._in_step(ask.of(part), payload)
+
+    def _in_step(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
+        working = list(self._begun(ask, payload))
+        for client in working:
+            answer = client.resume(None)
+            if client.request is None:
+                yield client.client, answer
+        while working := [client for client in working if client.request is not None]:
+            groups: dict[Hashable, list[Working]] = {}
+            for client in working:
+                groups.setdefault(client.request.key, []).append(client)
+            for group in groups.values():
+                for client, result in self._results(group):
+                    answer = client.resume(result)
+                    if client.request is None:
+                        yield client.client, answer
+
+    def _begun(self, ask: Ask, payload: Tree) -> Iterator[Working]:
+        clients, work = self.host.clients, self.host.algorithm.works[ask.question]
+        assert isinstance(work, Stepwise | Training)
+        shards = self.host.population.shards(ask.clients, ask.moment)
+        for (client, received), shard in zip(ask.sent(payload), shards, strict=True):
+            rng = clients.key(ask, client)
+            steps = work.start(*clients.arguments_of(ask, client, received, shard, rng))
+            with drawn_from(rng.number):
+                random = drawing()
+            yield Working(client, steps, random)
+
+    def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
+        """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
+        first = group[0].request
+        if hasattr(first, "run_batched"):
+            yield from zip(group, first.run_batched([client.request for client in group]), strict=True)
+            return
+        if isinstance(first, Train | Gradient):
+            least = 2 if first.training.task.scratch.needs_pairs else 1
+            able = [
+                client for client in group if client.rows >= least
+            ]  # whoever is not cannot show what can be stacked
+            if able and (stack := self._stack_tried(able[0].request.training)) is not None:
+                group = [client for client in group if client.rows < least]
+                yield from self._trained(stack, sorted(able, key=lambda client: -client.rows))
+        for client in group:
+            yield client, client.run_single()
+
+    def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
+        first: Train = group[0].request.training
+        rate = first.local.lr * first.local.lr_schedule(first.moment)
+        counts = torch.tensor([client.rows for client in group])
+        for cut in self._cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
+            members = [group[k] for k in cut.tolist()]
+            requests: list[Train] = [client.request.training for client in members]
+            terms = None if first.term is None else [request.term for request in requests]
+            shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
+            received = [request.weights for request in requests]
+            losses = [request.objective for request in requests]
+            fit = train_stacked(
+                stack, first.local, terms, received, shards, first.moment, rngs, losses, features=first.features
+            )
+            for client, part in zip(members, fitted_parts(fit, received, rate), strict=True):
+                yield client, client.request.result(part)
+
+    def _stack_tried(self, request: Train) -> Copies | None:
+        """Return the stack that trains several copies of a model; None if it cannot be."""
+        if unstackable(request.task, request.local, request.term, request.objective) is not None:
+            return None
+        if request.loss is not None and getattr(request.loss, "alike", None) is None:  # a stack for this client alone
+            return None
+        if request.stack not in self._stacks:
+            self._stacks[request.stack] = tried_stack(request)
+        return self._stacks[request.stack]
 
     def _stack(self, task: Task) -> Copies:
-        """Return what trains several copies of a model; `why_alone` has tried it."""
-        key, made = stack_key(task, task.loss), self._together.stacks
-        stack = made[key] = made.get(key) or _stack_of(task, self.host.population.rows.shape)
+        """Return the stack that trains several copies of a model; `why_alone` has tried it."""
+        key = stack_key(task, task.loss)
+        stack = self._stacks[key] = self._stacks.get(key) or _stack_of(task, self.host.population.rows.shape)
         return stack
 
     def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult:
@@ -280,13 +262,13 @@ class StackedEngine(LocalEngine):
         losses: dict[int, Tensor] = {}
         bad: list[int] = []
         up = 0
-        one: Any = next((each for _, each in ask.sent(payload)), None)  # all are of one size
+        one: Any = next((stack_losses for _, stack_losses in ask.sent(payload)), None)  # all are of one size
         for cut in self._cut(counts[able], size_in_bytes(one), self._stack(work.task), work.local.batch_size):
-            summed, each, left_out = self._train(work, ask.of(able[cut]), payload)
+            summed, stack_losses, left_out = self._train(work, ask.of(able[cut]), payload)
             total = sums.merge(total, summed)
             bad += left_out
-            losses |= each
-            up += work.sent_bytes(one) * len(each)
+            losses |= stack_losses
+            up += work.sent_bytes(one) * len(stack_losses)
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(bad), up)
@@ -309,8 +291,8 @@ class StackedEngine(LocalEngine):
         row = 4 * math.prod(self.host.population.rows.shape)
         if 0 < len(counts) <= most and int(counts.sum()) * row <= ROW_BYTES:  # as of few clients that are small
             return [torch.arange(len(counts))]
-        held = (counts.cumsum(0) - counts) * row // ROW_BYTES
-        number = torch.maximum(torch.arange(len(counts)) // max(most, 1), held)
+        piece = (counts.cumsum(0) - counts) * row // ROW_BYTES
+        number = torch.maximum(torch.arange(len(counts)) // max(most, 1), piece)
         return [(number == k).nonzero().flatten() for k in number.unique().tolist()]
 
     def _train(self, work: Training, ask: Ask, payload: Tree) -> tuple[Tree, dict[int, Tensor], list[int]]:
@@ -318,7 +300,7 @@ class StackedEngine(LocalEngine):
         shards = self.host.population.shards(ask.clients, ask.moment)
         rngs = [self.host.clients.key(ask, client) for client in ask.clients.tolist()]
         stack, terms = self._stack(work.task), _terms(work, shards)
-        received = [each for _, each in ask.sent(payload)]
+        received = [payload_of_client for _, payload_of_client in ask.sent(payload)]
         fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
         total = _sum_of(work, fit, shards, ask)
         bad: list[int] = []
@@ -341,7 +323,7 @@ def _sum_of(work: Training, fit: Fit, shards: Sequence[Shard], ask: Ask) -> Tree
 
 
 def _part(fit: Fit, shards: Sequence[Shard], where: Tensor) -> tuple[Fit, list[Shard]]:
-    """Return what came of the clients at some positions, and their samples."""
+    """Pick the updates and the samples of the clients at some positions."""
     if len(where) == len(shards):
         return fit, list(shards)
     delta = map_leaves(lambda leaf: leaf[where.to(leaf.device)], fit.delta)
@@ -358,7 +340,7 @@ def in_order(done: BlockResult) -> BlockResult:
         clients=sorted(done.clients),
         revealed=revealed,
         notes=notes,
-        kept=sorted(done.kept),
+        keepers=sorted(done.keepers),
         refused=sorted(done.refused),
     )
 

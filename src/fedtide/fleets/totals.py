@@ -1,4 +1,4 @@
-"""What adds answers up: blocks cut from the clients that are asked, sums in float64, slots, reveals.
+"""Sums of answers: blocks cut from the clients that are asked, totals in float64 or fixed point, slots, reveals.
 
 Blocks are added along one binary tree that follows from their number alone. So any process may add up the blocks of a
 branch, and the whole has the same bits whoever added what. A simulation and a server of real clients add alike.
@@ -38,6 +38,7 @@ class Block:
         self._ask, self._wire = ask, wire
         self._slots = {} if ask.slot is None else dict(zip(ask.clients.tolist(), ask.slot.tolist(), strict=True))
         self._total: Tree = None
+        self._up = 0
         self._done = BlockResult(None, [], {name: [] for name in ask.reveal}, [], {}, [], 0)
 
     def count(self, client: int, answer: Answer) -> None:
@@ -60,14 +61,14 @@ class Block:
         for name, rows in done.revealed.items():
             rows.append(answer.rows[name].detach().clone())
         if answer.memory is not None:
-            done.kept.append(client)
+            done.keepers.append(client)
         notes = answer.notes or Notes()
         if notes.loss is None and ask.question == "train":
             notes = replace(notes, loss=training_loss(answer))
         if any(leaf is not None for leaf in leaves(notes)):
             done.notes[client] = detached(notes)
         sent += [answer.rows[name] for name in ask.reveal if name not in answer.repeated]
-        self._done = replace(done, up=done.up + size_in_bytes(sent))
+        self._up += size_in_bytes(sent)
 
     def refuse(self, client: int) -> None:
         """Leave out the answer of a client, which has a number that is not finite or does not fit."""
@@ -75,7 +76,7 @@ class Block:
 
     def result(self) -> BlockResult:
         """Return the partial sum and who is in it."""
-        return replace(self._done, total=self._total)
+        return replace(self._done, total=self._total, up=self._up)
 
 
 def join(results: Iterable[BlockResult], blocks: int) -> BlockResult:
@@ -91,17 +92,17 @@ def add_up(results: Iterable[BlockResult], blocks: int) -> BlockResult:
         results: in the order of the blocks, each of one of them or of a branch of the tree.
         blocks: how many there are, also those without a client.
     """
-    made: list[tuple[int, int, BlockResult]] = []  # a branch: its first block, the one after it, their sum
+    branches_so_far: list[tuple[int, int, BlockResult]] = []  # a branch: its first block, the one after it, their sum
     branches = branches_of(blocks)
     last = 0
     for done in results:
         first, last = last, last + done.blocks
-        while made and (made[-1][0], last) in branches:
-            first, _, before = made.pop()
+        while branches_so_far and (branches_so_far[-1][0], last) in branches:
+            first, _, before = branches_so_far.pop()
             done = _both(before, done)
-        made.append((first, last, done))
+        branches_so_far.append((first, last, done))
         del done  # its sum is large, and the next block begins before the name is bound again
-    ((_, _, whole),) = made
+    ((_, _, whole),) = branches_so_far
     return whole
 
 
@@ -132,7 +133,7 @@ def _both(one: BlockResult, other: BlockResult) -> BlockResult:
     """Add two results up, in place in the first."""
     for name, rows in other.revealed.items():
         one.revealed.setdefault(name, []).extend(rows)
-    for ours, theirs in ((one.clients, other.clients), (one.kept, other.kept), (one.refused, other.refused)):
+    for ours, theirs in ((one.clients, other.clients), (one.keepers, other.keepers), (one.refused, other.refused)):
         ours.extend(theirs)
     for slot, vector in other.vectors.items():
         one.vectors[slot] = added(one.vectors.get(slot), vector)
@@ -221,7 +222,7 @@ class Vectors:
         return replace(without(done, few), total=_total(ask, sums), vectors={})
 
     def read_released(self, ask: Ask, payload: Payload, released: Mapping[int, Tensor]) -> Tree:
-        """Return what an algorithm reads of sums that were released before: their vectors (size,), by slot."""
+        """Return the total of sums that were released before: their vectors (size,), by slot."""
         schemas, forms = self._schemas(ask, payload), ask.forms or {}
         sums = {slot: as_total(forms[slot], vector, *_like(schemas[slot])) for slot, vector in released.items()}
         return _total(ask, sums)
@@ -237,7 +238,7 @@ PLAIN = Vectors(FLOATING, Schemas({}, Shard(torch.empty(0), torch.empty(0), torc
 
 
 def _like(schema: Schema) -> tuple[Tree, frozenset[str]]:
-    """Return what a sum looks like, and what may be missing in it."""
+    """Return the form of a sum as a tree, and the names of values that may be missing in it."""
     return schema.answer["total"], frozenset(place.removeprefix("total.") for place in schema.optional)
 
 
@@ -247,7 +248,7 @@ def _total(ask: Ask, sums: Mapping[int, Tree]) -> Tree:
 
 
 def _members(ask: Ask, clients: list[int], slot: int) -> list[int]:
-    """Return those of `clients` that are in a slot."""
+    """Keep the clients that are in a slot."""
     if ask.slot is None:
         return clients
     here = set(ask.clients[ask.slot == slot].tolist())
@@ -264,7 +265,7 @@ def without(done: BlockResult, clients: list[int]) -> BlockResult:
             name: [row for client, row in zip(done.clients, rows, strict=True) if client not in left]
             for name, rows in done.revealed.items()
         },
-        kept=[client for client in done.kept if client not in left],
+        keepers=[client for client in done.keepers if client not in left],
         notes={client: notes for client, notes in done.notes.items() if client not in left},
         unopened=sorted(left),
     )

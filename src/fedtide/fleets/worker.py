@@ -1,4 +1,8 @@
-"""The worker process, which takes calls over a pipe until the pipe closes."""
+"""The worker process, which takes calls over a pipe until the pipe closes, and large trees through shared memory.
+
+A sender writes its files in shared memory again and again. A fresh file would cost a page fault for every 4 kB, five
+times as much as the copy itself.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ import os
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,7 +25,7 @@ from fedtide.core import codec
 from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.fleets.machine import keep_freed
+from fedtide.fleets.this_machine import keep_freed
 
 
 def write_shared(path: Path, tree: Tree) -> None:
@@ -55,8 +60,10 @@ STOP = "stop"
 class SharedRef:
     """The name of a large tree that a pool shares with its calls, so that it need not travel with each of them.
 
-    kind: purpose; a process keeps the last tree of each kind. name: its place, as the pool knows it. number: how many
-    were shared before, as another one may take its place later.
+    Args:
+        kind: purpose; a process keeps the last tree of each kind.
+        name: its place in the pool.
+        number: how many were shared before, because another tree may take its place later.
     """
 
     kind: str
@@ -64,46 +71,40 @@ class SharedRef:
     number: int = 0
 
 
-class Channel(Protocol):
-    """The connection of a call to its caller."""
+class Channel(ABC):
+    """The connection of a call to its caller. It keeps the shared trees that were read last, one of each kind."""
 
-    def send(self, value: Tree) -> None:
-        """Send something small on the way."""
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[SharedRef, Tree]] = {}
 
     def get(self, ref: SharedRef) -> Tree:
         """Return a shared tree, which must not be written to."""
+        if ref.kind not in self._last or self._last[ref.kind][0] != ref:
+            self._last[ref.kind] = ref, self._read(ref)
+        return self._last[ref.kind][1]
 
+    @abstractmethod
+    def _read(self, ref: SharedRef) -> Tree:
+        """Read a shared tree."""
+
+    @abstractmethod
+    def send(self, value: Tree) -> None:
+        """Send something small on the way."""
+
+    @abstractmethod
     def stopping(self) -> bool:
         """Tell whether a person has asked to stop."""
 
 
-class LastShared:
-    """The shared trees that this process read last, one of each kind."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[SharedRef | None, Tree]] = {}
-
-    def get(self, ref: SharedRef, read: Callable[[], Tree]) -> Tree:
-        """Return a shared tree; read it unless it is the last of its kind."""
-        known, value = self._of.get(ref.kind, (None, None))
-        if known != ref:
-            value = read()
-            self._of[ref.kind] = (ref, value)
-        return value
-
-
-class PipeChannel:
+class PipeChannel(Channel):
     """The channel over a worker's end of the pipe."""
 
     def __init__(self, connection: Connection, folder: Path) -> None:
-        self._connection = connection
-        self._folder = folder
-        self._results = 0
-        self._last = LastShared()
+        super().__init__()
+        self._connection, self._folder, self._results = connection, folder, 0
 
-    def get(self, ref: SharedRef) -> Tree:
-        """Return the tree in a file in shared memory."""
-        return self._last.get(ref, lambda: read_shared(Path(ref.name)))
+    def _read(self, ref: SharedRef) -> Tree:
+        return read_shared(Path(ref.name))
 
     def stopping(self) -> bool:
         """Tell whether the file `STOP` is there."""
@@ -171,7 +172,7 @@ def main(descriptor: int, folder: str) -> None:
 
 
 def error_message(error: Exception) -> Tree:
-    """Describe an error of a call: its line where a person can mend it (`user`), else its traceback.
+    """Describe an error of a call: its line if a person can mend it (`user`), else its traceback.
 
     >>> error_message(MemoryError("Unable to allocate 18.2 TiB"))
     {'line': 'not enough memory: Unable to allocate 18.2 TiB', 'user': True}

@@ -1,7 +1,7 @@
 """The workers engine, which runs blocks of clients in parallel processes, with the same bits as in one.
 
 A call does all blocks of a branch of the tree along which blocks are added (`fedtide.fleets.totals.add_up`), and
-returns their sum: to carry a sum from process to process takes about as long as a client's work on a small model.
+returns their sum. To carry a sum from process to process takes about as long as a client's work on a small model.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ Job = Branch | Scoring | Replay
 
 @dataclass(frozen=True)
 class WorkersEngine:
-    """An engine that hands blocks to free processes of a pool, and does some itself where they are on this machine.
+    """An engine that hands blocks to free processes of a pool, and does some itself if they are on this machine.
 
     The payload lies once in shared memory for all processes of a machine. A process that is killed is replaced and its
-    blocks done again; works are pure and sums are added along one tree, so the result does not change.
+    blocks are done again. Works are pure and sums are added along one tree, so the result does not change.
 
     Args:
         host: of this process, which knows the clients' rows and keeps what they keep.
-        pool: the processes. On this machine they read and write the files of `host.memory`; where they cannot reach
-            these, rows travel with the calls and come back with the answers.
+        pool: the processes. On this machine they read and write the files of `host.memory`. If they cannot reach these
+            files, rows travel with the calls and come back with the answers.
         spec: description from which a process makes its host; "make" names the function of this package that does it
             (see `fedtide.runs.build.spec_of`).
         threads: torch threads of one client's work in this process, as many as the spec gives to the others.
@@ -80,14 +80,14 @@ class WorkersEngine:
 
     @property
     def memory(self) -> MemoryStore:
-        """What clients keep."""
+        """The memory of clients."""
         return self.host.memory
 
     @cached_property
     def spec_ref(self) -> SharedRef:
         """Shared spec, so that it need not travel with every block."""
         text = json.dumps(dict(self.spec), sort_keys=True)
-        return self.pool.put("spec", text, hashlib.sha256(text.encode()).hexdigest()[:16])
+        return self.pool.share("spec", text, hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
@@ -122,7 +122,7 @@ class WorkersEngine:
         return cut_evenly(work, len(self.pool.processes) + self.pool.joined)
 
     def _map(self, jobs: Sequence[Job], payload: Tree) -> Iterator[tuple[Any, Tree]]:
-        ref = self.pool.put("payload", payload)
+        ref = self.pool.share("payload", payload)
         try:
             here = (lambda number: self._here(jobs[number], payload)) if self.pool.joined else None
             yield from self.pool.map("fedtide.fleets.worker_engine:run_job", _Calls(self, jobs, ref), here)
@@ -135,7 +135,7 @@ class WorkersEngine:
             return do_job(self.host, job, payload), {}
 
     def lend(self, job: Job) -> Tree:
-        """Return what the clients of a job keep, as a process needs it."""
+        """Return the memory that the clients of a job need, as it travels to a process."""
         if job.ask is None or (isinstance(job, Scoring) and not job.personal):
             return {}
         return self.memory.lend(job.ask.clients.tolist(), job.ask.version, whole=self.pool.multi_node)
@@ -170,7 +170,7 @@ def cut_evenly(work: Sequence[int], processes: int) -> list[tuple[int, int]]:
 
 
 def _last_done(takes: Sequence[int], processes: int) -> int:
-    """Return when the last process is done, where each takes the next of some jobs as soon as it is free."""
+    """Return when the last process is done, if each takes the next of some jobs as soon as it is free."""
     free = [0] * processes
     for job in takes:
         free[free.index(min(free))] += job
@@ -197,8 +197,8 @@ class _Calls(Sequence[Tree]):
 @lru_cache(maxsize=4)
 def _host_of(spec: str) -> Host:
     """Make the host that a spec describes, once per process."""
-    made = json.loads(spec)
-    return own_function(made["make"])(made, name=str(os.getpid()))
+    settings = json.loads(spec)
+    return own_function(settings["make"])(settings, name=str(os.getpid()))
 
 
 def run_job(arguments: Tree, channel: Channel) -> tuple[BlockResult | Scores | Replayed, Tree]:

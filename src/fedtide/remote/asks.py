@@ -1,4 +1,4 @@
-"""What a record says of the nodes of real clients: `asks.jsonl`, a line for each round."""
+"""The record of the questions to real clients: `asks.jsonl`, a line for each round."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Line(BaseModel):
 
 
 class NodeLine(_Line):
-    """What became of the clients of a node."""
+    """The words for the clients of a node."""
 
     clients: dict[str, str]
     down: int = 0
@@ -119,7 +119,7 @@ class RoundLine(_Line):
 
 @dataclass
 class NodeRecord:
-    """What a record says of a node.
+    """The record of a node.
 
     Args:
         name: its name in the roster.
@@ -156,8 +156,8 @@ class NodeRecord:
         self.words.update(states)
         for word in line.clients.values():
             if ": " in word or word == "not finite":
-                known = word in self.reasons or len(self.reasons) < REASONS
-                self.reasons[word if known else OTHER] += 1
+                is_known = word in self.reasons or len(self.reasons) < REASONS
+                self.reasons[word if is_known else OTHER] += 1
         if "answered" in states:
             self.shown.update(ask.reveal)
             self.last = number
@@ -182,7 +182,7 @@ def state_of(word: str) -> str:
 
 
 def read_asks(folder: Path) -> list[RoundLine]:
-    """Return the lines of a run's `asks.jsonl`; none where its clients were simulated.
+    """Return the lines of a run's `asks.jsonl`; none if its clients were simulated.
 
     Raises:
         FedtideError: a line is not what this program writes.
@@ -192,12 +192,12 @@ def read_asks(folder: Path) -> list[RoundLine]:
 
 
 def nodes_of(lines: Sequence[RoundLine]) -> list[NodeRecord]:
-    """Return what a record says of each node, by name."""
-    found: dict[str, NodeRecord] = {}
+    """Return the record of each node, by name."""
+    records: dict[str, NodeRecord] = {}
     for line in lines:
         for name in line.present:
-            found.setdefault(name, NodeRecord(name)).rounds += 1
+            records.setdefault(name, NodeRecord(name)).rounds += 1
         for ask in line.asks:
             for name, node in ask.nodes.items():
-                found.setdefault(name, NodeRecord(name)).hear(ask, node, line.round)
-    return [found[name] for name in sorted(found)]
+                records.setdefault(name, NodeRecord(name)).hear(ask, node, line.round)
+    return [records[name] for name in sorted(records)]

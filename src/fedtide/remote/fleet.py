@@ -19,7 +19,6 @@ from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check_ask, make_ask, make_scoring
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import PLAIN, Block, Vectors, bytes_down, join, split_blocks
-from fedtide.remote.answers import Post, Received, keep_wanted
 from fedtide.remote.asks import (
     ABSTAINED,
     ANSWERED,
@@ -32,8 +31,8 @@ from fedtide.remote.asks import (
     AskRecord,
 )
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
-from fedtide.remote.masked import Attempts
 from fedtide.remote.messages import Carrier
+from fedtide.remote.node_answers import Post, Received, keep_wanted
 from fedtide.remote.opening import LeftOut, MaskedSums, Opened
 from fedtide.remote.released import ReleasedRounds
 from fedtide.remote.schedule import Attendance, RealClock, RoundClock, Who
@@ -71,8 +70,8 @@ class RemoteFleet:
         run: digest of the run; nodes refuse questions of another.
         reveals: values that the server may see per client, () for sums only.
         patience: seconds within which answers to a question count; an ask may allow fewer.
-        fewest: number of clients that a round waits for before it begins, and of answers below which none is counted,
-            but for methods that wait for a number of their own.
+        fewest: number of clients that a round waits for before it begins, and of answers below which none is counted.
+            Methods that wait for a number of their own have no such bound.
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         schemas: what answers must look like; None takes any, from nodes of this process.
@@ -115,18 +114,18 @@ class RemoteFleet:
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
         self.spent = Cost()
-        self._life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
+        life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(
             self.carrier,
             self.clock,
             self.heaviest,
             self.run,
-            self._life,
+            life,
             self.memory,
             self.schemas,
             self.vectors.wire,
         )
-        self._masks = Attempts(self._life, self.signed) if self.vectors.wire.secure else None
+        self._masked = MaskedSums(self._mail, self.vectors, self.released.offer, life, self.signed)
         self._left_out = LeftOut()
         self._elapsed: float | None = None
         self._began = False
@@ -165,7 +164,7 @@ class RemoteFleet:
 
     @property
     def ledger(self) -> Ledger | None:
-        """What was released of clients, and who may be asked; None if sums are not private."""
+        """The releases of clients so far, and who may be asked; None if sums are not private."""
         return self.vectors.wire.ledger
 
     @property
@@ -212,7 +211,7 @@ class RemoteFleet:
         return self.attendance.names
 
     def judged(self, clients: Tensor, part: str) -> Tensor:
-        """Return those of `clients` whose nodes were present when the round began."""
+        """Keep the clients whose nodes were present when the round began."""
         return clients[torch.isin(clients, self.attendance.present)]
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -251,7 +250,7 @@ class RemoteFleet:
         sent = None if began is None else began[clients.argsort()].isinf()
         if lines := self.released.lines(self.moment.round, ask.number):
             reply = self._replay_released(ask, payload, lines)
-        elif self._masks is not None and ask.forms is not None:
+        elif self.vectors.wire.secure and ask.forms is not None:
             reply = self._count("ask", ask, None, first, payload, self._open_masked(ask, payload, seconds, first))
         else:
             self._send(ask, payload, seconds, first, sent)
@@ -270,8 +269,8 @@ class RemoteFleet:
     def _send(self, ask: Ask, payload: Payload, seconds: float, first: int, sent: Tensor | None) -> None:
         """Send a question, and listen until there are enough answers, or it is late.
 
-        With `sent` it goes to those clients anew, and others are at work on an earlier one; each of these questions has
-        an end of its own.
+        With `sent` it goes to those clients anew, and others are at work on an earlier question. Each of these
+        questions has an end of its own.
         """
         asked = self._asked(ask)
         if sent is None:
@@ -284,9 +283,7 @@ class RemoteFleet:
 
     def _open_masked(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
         """Send a question whose answers are masked, and have their sums opened."""
-        assert self._masks is not None
-        sums = MaskedSums(self._masks, self._mail, self.vectors, self.released.offer)
-        opened = sums.open(ask.of(self._asked(ask)), payload, seconds, first)
+        opened = self._masked.open(ask.of(self._asked(ask)), payload, seconds, first)
         self._left_out.note(self.moment.round, opened)
         return opened
 

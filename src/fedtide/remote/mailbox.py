@@ -1,4 +1,4 @@
-"""Questions on their way to nodes, and what came of them."""
+"""The mailbox of a server: questions that it sends to nodes, and answers that it has not counted yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedtide.core.base import Moment, Payload
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
-from fedtide.remote.answers import READERS, Post, Received, SentQuestion, all_alike, most_bytes, one_line, read
 from fedtide.remote.asks import ANSWERED, LOST
 from fedtide.remote.messages import Carrier, Question
 from fedtide.remote.node import PROTOCOL
+from fedtide.remote.node_answers import READERS, Post, Received, SentQuestion, all_alike, most_bytes, one_line, read
 from fedtide.remote.schedule import RealClock
 from fedtide.wire.answer_schema import Schema, Schemas
 from fedtide.wire.pipeline import Wire
@@ -75,7 +75,7 @@ class Mailbox:
         self._forget_removed()
 
     def node(self, name: str) -> dict[str, Any]:
-        """Return what has passed between the server and a node."""
+        """Return the counts of the traffic between the server and a node."""
         return self.nodes.setdefault(name, {"clients": {}, "down": 0, "up": 0, "seconds": None})
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Mailbox:
             yield name, ask.of(torch.tensor(at))
 
     def _header(self, ask: Ask, post: Post) -> dict[str, Any]:
-        """Return what a node must know to answer for its clients."""
+        """Build the header of a question to a node."""
         ids = ask.clients.tolist()
         header = {
             "kind": "ask" if post == "flight" else post,
@@ -164,7 +164,7 @@ class Mailbox:
         return header
 
     def _schemas_of(self, ask: Ask, payload: Payload) -> Mapping[int | None, Schema] | None:
-        """Return what answers must look like, by slot; None if that is not checked."""
+        """Return the schemas of the answers, by slot; None if answers are not checked."""
         if self._schemas is None:
             return None
         slots = [None] if ask.slot is None else ask.slot.unique().tolist()
@@ -178,23 +178,23 @@ class Mailbox:
         wanted, waiting, answered = set(clients), set(clients), set[int]()
         news = wanted  # some may have been heard of before
         while True:
-            came = self._pull()
-            for client in news | {client for kind, client in came if kind == post and client in wanted}:
-                heard = self._received.get((post, client))
-                (answered.discard if heard is None or heard.word != ANSWERED else answered.add)(client)
+            arrivals = self._pull()
+            for client in news | {client for kind, client in arrivals if kind == post and client in wanted}:
+                answer = self._received.get((post, client))
+                (answered.discard if answer is None or answer.word != ANSWERED else answered.add)(client)
                 if (post, client) not in self._at:
                     waiting.discard(client)
             news = set()
             left = until - self.clock.monotonic()
             if not waiting or len(answered) >= first or left <= 0:
                 return
-            if not came:
+            if not arrivals:
                 self.clock.sleep(min(PAUSE, left))
 
     def _pull(self) -> set[tuple[Post, int]]:
         """Read what came, and return its posts and clients; a node whose key was removed has said nothing."""
-        came, news = self.carrier.pull(), set[tuple[Post, int]]()
-        for response in came:
+        responses, news = self.carrier.pull(), set[tuple[Post, int]]()
+        for response in responses:
             sent = self._sent.get(response.id)
             if sent is None:  # an answer to a question that has ended
                 continue
@@ -215,20 +215,22 @@ class Mailbox:
     def _forget_removed(self) -> set[tuple[Post, int]]:
         """Count nothing that came of nodes whose keys were removed since; return of which clients that was."""
         news, removed = set[tuple[Post, int]](), self.carrier.removed()
-        for key, heard in self._received.items() if removed else ():
+        for key, answer in self._received.items() if removed else ():
             if self.node_of[key[1]] in removed:
-                self._received[key] = replace(heard, word=f"{LOST}its key was removed", content=None, keeps=False)
+                self._received[key] = replace(answer, word=f"{LOST}its key was removed", content=None, keeps=False)
                 news.add(key)
         return news
 
-    def _close(self, name: str, heard: Mapping[int, Received]) -> set[tuple[Post, int]]:
+    def _close(self, name: str, answers: Mapping[int, Received]) -> set[tuple[Post, int]]:
         """Note what came of the clients of a question, and wait for it no longer; return those who were waited for."""
         sent = self._sent.pop(name)
         self._flights.pop(name, None)
-        news = {(sent.post, client) for client in heard if self._at.get((sent.post, client)) == name}
+        news = {(sent.post, client) for client in answers if self._at.get((sent.post, client)) == name}
         for key in news:
             del self._at[key]
-        self._received |= {(sent.post, client): each for client, each in heard.items() if (sent.post, client) in news}
+        self._received |= {
+            (sent.post, client): answer for client, answer in answers.items() if (sent.post, client) in news
+        }
         return news
 
     def asked(self, post: Post, client: int) -> Ask | None:
@@ -238,8 +240,10 @@ class Mailbox:
         return self._sent[self._at[post, client]].ask if (post, client) in self._at else None
 
     def received(self, post: Post, clients: Collection[int]) -> dict[int, Received]:
-        """Return what came of some clients, in the order in which it came."""
-        return {client: heard for (kind, client), heard in self._received.items() if kind == post and client in clients}
+        """Return the answers of some clients, in the order of their arrival."""
+        return {
+            client: answer for (kind, client), answer in self._received.items() if kind == post and client in clients
+        }
 
     def forget(self, post: Post, client: int) -> None:
         """Wait for a client no longer, and forget what came of it."""
@@ -266,6 +270,6 @@ def counted_version(row: Tree) -> list[int] | None:
 
 
 def flight_of(ask: Ask) -> dict[str, Any]:
-    """Return what it takes to put a question again in a later round, after the server was started again."""
+    """Return the parts of a question with which a server that is started again can send it in a later round."""
     moment = {key: getattr(ask.moment, key) for key in ("round", "rounds", "seconds")}
     return {"purpose": ask.purpose, "moment": moment, "number": ask.number, "reveal": ask.reveal}

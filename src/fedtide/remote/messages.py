@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtide.core.base import Grouping
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.strangers import parse
-from fedtide.wire.masks import Bundle
+from fedtide.wire.masks import Bundle, Shown
 from fedtide.wire.vector import Form, Leaf
 
 
 @dataclass(frozen=True)
 class Question:
-    """What one node is asked.
+    """A question to one node.
 
     Attributes:
         id: A name that no other question of the run has, "round.ask.try.node".
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Response:
-    """What one node answered, or why it did not.
+    """The answer of one node, or the reason why there is none.
 
     Attributes:
         id: The question's name.
@@ -62,7 +62,7 @@ class Response:
 
 
 class Carrier(Protocol):
-    """A way to nodes. What is pushed is answered once at most, and nothing of it ever blocks."""
+    """A way to nodes. A question is answered once at most, and no call ever blocks."""
 
     def present(self) -> frozenset[str]:
         """Return the names of the nodes that can be asked now."""
@@ -81,7 +81,7 @@ class Carrier(Protocol):
         ...
 
     def pull(self) -> list[Response]:
-        """Return what came since the last pull."""
+        """Return the responses since the last pull."""
         ...
 
 
@@ -94,6 +94,7 @@ ClientId = Annotated[int, Field(ge=0, le=LONGEST)]
 ClientKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Name = Annotated[str, Field(max_length=200)]
 Words = Annotated[str, Field(max_length=2000)]
+Secret = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Round = Annotated[int, Field(ge=-LONGEST, le=LONGEST)]
 Small = Annotated[int, Field(ge=0, le=LONGEST)]
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -145,7 +146,7 @@ class FormHeader(Header):
 class KeyHeader(Header):
     """The public half of a node's key for masks (`fedtide.wire.masks.Bundle`), in hexadecimal digits."""
 
-    public: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    public: Secret
     identity: Words
     signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
 
@@ -163,6 +164,25 @@ class KeyHeader(Header):
         return Bundle(bytes.fromhex(self.public), self.identity, bytes.fromhex(self.signature))
 
 
+class SecretsHeader(Header):
+    """The secrets of a client that open a sum (`fedtide.wire.masks.Shown`), in hexadecimal digits."""
+
+    sealed: Secret
+    opens: dict[ClientKey, Secret]
+    links: dict[ClientKey, Secret]
+
+    @staticmethod
+    def of(shown: Shown) -> dict[str, Any]:
+        """Return the plain values of secrets."""
+        opens, links = ({str(k): table[k].hex() for k in sorted(table)} for table in (shown.opens, shown.links))
+        return {"sealed": shown.sealed.hex(), "opens": opens, "links": links}
+
+    def shown(self) -> Shown:
+        """Return the secrets."""
+        opens, links = ({int(k): bytes.fromhex(table[k]) for k in table} for table in (self.opens, self.links))
+        return Shown(bytes.fromhex(self.sealed), opens, links)
+
+
 class MaskHeader(Header):
     """How answers to a question are masked.
 
@@ -178,7 +198,7 @@ class MaskHeader(Header):
 
 
 class QuestionHeader(Header):
-    """What every question to a node's clients says.
+    """The header of every question to a node's clients.
 
     Args:
         protocol: version of headers and payloads.
@@ -202,14 +222,6 @@ class QuestionHeader(Header):
     members: Small = 0
     slot: dict[ClientKey, Annotated[int, Field(ge=0, le=1_000_000)]] | None = None
 
-    def without_try(self) -> Self:
-        """Return the question without what is another when it comes again."""
-        return self.model_copy(update={"members": 0})
-
-    def tables(self) -> dict[str, Mapping[str, Any] | None]:
-        """Return by name what the question says of each of its clients."""
-        return {"slot": self.slot}
-
 
 class WorkHeader(QuestionHeader):
     """A question that clients answer with a work.
@@ -231,14 +243,6 @@ class WorkHeader(QuestionHeader):
     forms: dict[ClientKey, FormHeader] | None = None
     mask: MaskHeader | None = None
 
-    def without_try(self) -> Self:
-        """Return the question without what is another when it comes again."""
-        return self.model_copy(update={"members": 0, "deadline": 0.0, "settled": {}, "mask": None})
-
-    def tables(self) -> dict[str, Mapping[str, Any] | None]:
-        """Return by name what the question says of each of its clients."""
-        return {"slot": self.slot, "counted": self.counted, "settled": self.settled}
-
 
 class ScoreHeader(QuestionHeader):
     """An evaluation of what was sent, on the clients' own rows.
@@ -257,10 +261,6 @@ class ScoreHeader(QuestionHeader):
     personal: bool = True
     grouping: Grouping = "client"
     other: Name = ""
-
-    def tables(self) -> dict[str, Mapping[str, Any] | None]:
-        """Return by name what the question says of each of its clients."""
-        return {"slot": self.slot, "counted": self.counted}
 
 
 class KeysHeader(QuestionHeader):
@@ -294,7 +294,7 @@ KINDS: Mapping[str, type[WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader]] 
 
 
 class AnswerHeader(Header):
-    """What a node says of its clients.
+    """The header of an answer: the words for the clients.
 
     Args:
         clients: by client what became of it.
@@ -337,8 +337,8 @@ def read(kind: type[H], header: Any, name: str = "header") -> H:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join([name, *(shown(part).strip("'") for part in first["loc"])])
-        said = first["msg"][:1].lower() + first["msg"][1:]
-        raise FedtideError(f"{where}: found {shown(first['input'])}, allowed: {said}") from None
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise FedtideError(f"{where}: found {shown(first['input'])}, allowed: {message}") from None
 
 
 def read_question(header: Any) -> WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader:
@@ -354,7 +354,8 @@ def read_question(header: Any) -> WorkHeader | ScoreHeader | KeysHeader | Unmask
     clients = [str(client) for client in asked.clients]
     if len(set(clients)) != len(clients):
         raise FedtideError(f"question.clients: found {shown(clients)}, allowed: each once")
-    for name, table in asked.tables().items():
+    for name in ("slot", "counted", "settled"):
+        table = getattr(asked, name, None)
         if table is not None and set(table) != set(clients):
             raise FedtideError(f"question.{name}: found {shown(sorted(table))}, allowed: the clients asked")
     return asked

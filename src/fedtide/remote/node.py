@@ -48,12 +48,15 @@ PROTOCOL = 1
 Asked = tuple[WorkHeader | ScoreHeader, str]
 """A question, but for what is another when it comes again, and the digest of what came with it."""
 
+ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None}
+"""Values of a header that are others when a question comes again."""
+
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
 """Columns of `Scores` that a node sends."""
 
 
 class Rules(Protocol):
-    """What the owner of a node allows; everything if a rule is not said."""
+    """The rules of the owner of a node; a rule that is not overridden allows everything."""
 
     @property
     def fewest(self) -> int:
@@ -75,7 +78,7 @@ class Rules(Protocol):
         return None
 
     def shown(self, scores: Scores) -> Scores:
-        """Return what the server is told of an evaluation."""
+        """Return the part of an evaluation that the server may see."""
         return scores
 
     def within(self, wire: Wire) -> Wire:
@@ -93,12 +96,12 @@ class SentAnswer:
 
     Args:
         question: what was asked.
-        told: header of the answer.
+        header: of the answer.
         payload: of the answer.
     """
 
     question: Asked
-    told: dict[str, Any]
+    header: dict[str, Any]
     payload: bytes
 
 
@@ -110,7 +113,7 @@ class Node:
         algorithm: the algorithm whose works it does.
         seed: seed of every random key.
         rows: the clients' rows.
-        home: folder for their memory, of this run alone.
+        folder: folder for their memory, of this run alone.
         run: digest of the run that it takes part in; it refuses questions of another.
         rules: what its owner allows.
         partial_work: probability that a client asked to train does only a part of its local work.
@@ -118,14 +121,14 @@ class Node:
         log: takes what went wrong here in full, which the server is not told.
         judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
         wire: how sums pass to the server, as its study says.
-        masker: its secrets, where the wire is secure.
+        masker: its secrets, if the wire is secure.
         clients: whose work it does; None does that of all whose rows are at hand.
     """
 
     algorithm: Algorithm
     seed: int
     rows: ClientRows
-    home: Path
+    folder: Path
     run: str = ""
     rules: Rules = NoRules()
     partial_work: float = 0.0
@@ -142,7 +145,7 @@ class Node:
 
         Args:
             header: what is asked, of which clients; plain JSON.
-            payload: a sealed tree. Where clients are in slots, a dict of what each slot receives.
+            payload: a sealed tree; if clients are in slots, a dict by slot.
 
         Returns:
             A header with what became of each client, and by client what it sends, sealed. A question that comes again
@@ -151,10 +154,10 @@ class Node:
         began = time.monotonic()
         try:
             with threads(self.threads):
-                told, sent = self._answer(header, payload, began)
+                answer, sent = self._answer(header, payload, began)
         except Exception as error:
-            told, sent = {"clients": {}, "failed": self._described(error)}, b""
-        return {**told, "seconds": round(time.monotonic() - began, 3)}, sent
+            answer, sent = {"clients": {}, "failed": self._described(error)}, b""
+        return {**answer, "seconds": round(time.monotonic() - began, 3)}, sent
 
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
         asked = read_question(header)
@@ -164,41 +167,41 @@ class Node:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
         if isinstance(asked, KeysHeader | UnmaskHeader):
             return self._about_masks(asked)
-        question = asked.without_try(), model
+        question = asked.model_copy(update=ONCE), model
         if (before := self._sent_before(asked, question)) is not None:
             return self._leaving(asked, before, payload)
         received = strangers.decode(payload, self._classes)
         if isinstance(asked, ScoreHeader):
-            told, tree = self._score(asked, received, header, payload)
+            answer, tree = self._score(asked, received, header, payload)
         else:
-            told, tree = self._work(asked, received, began)
-        sent = SentAnswer(question, told, codec.to_bytes(tree))
-        if not any(word.startswith(REFUSED) for word in told["clients"].values()):
+            answer, tree = self._work(asked, received, began)
+        sent = SentAnswer(question, answer, codec.to_bytes(tree))
+        if not any(word.startswith(REFUSED) for word in answer["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
         return self._leaving(asked, sent, payload)
 
     def _leaving(
         self, asked: WorkHeader | ScoreHeader, sent: SentAnswer, payload: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        """Return an answer as it leaves the node: masked, where its wire is secure."""
+        """Return an answer as it leaves the node: masked, if its wire is secure."""
         if self.masker is None or not isinstance(asked, WorkHeader) or asked.forms is None:
-            return sent.told, sent.payload
+            return sent.header, sent.payload
         try:
             received = strangers.decode(payload, self._classes)
-            return sent.told, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(sent.payload)))
+            return sent.header, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(sent.payload)))
         except FedtideError as error:
-            return {"clients": dict.fromkeys(sent.told["clients"], f"{REFUSED}{error}")}, b""
+            return {"clients": dict.fromkeys(sent.header["clients"], f"{REFUSED}{error}")}, b""
 
     def _about_masks(self, asked: KeysHeader | UnmaskHeader) -> tuple[dict[str, Any], bytes]:
         """Say the key for masks, or what opens a sum."""
         assert self.masker is not None
-        told = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
+        answer = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
         if isinstance(asked, KeysHeader):
-            return told, codec.to_bytes(dict.fromkeys(asked.clients, KeyHeader.of(self.masker.bundle)))
+            return answer, codec.to_bytes(dict.fromkeys(asked.clients, KeyHeader.of(self.masker.bundle)))
         try:
-            return told, codec.to_bytes(show(self.masker, asked, self._fewest))
+            return answer, codec.to_bytes(show(self.masker, asked, self._fewest))
         except FedtideError as error:
-            return {"clients": dict.fromkeys(told["clients"], f"{REFUSED}{error}")}, b""
+            return {"clients": dict.fromkeys(answer["clients"], f"{REFUSED}{error}")}, b""
 
     @property
     def _fewest(self) -> int:
@@ -210,48 +213,43 @@ class Node:
         sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
         if sent is None or sent.question != question:
             return None
-        memory, version = NodeMemory(self.home, {}), (asked.version[0], asked.version[1])
-        there = all(memory.file(client, version).is_file() for client in sent.told.get("kept", ()))
-        return sent if there else None
+        memory, version = NodeMemory(self.folder, {}), (asked.version[0], asked.version[1])
+        present = all(memory.file(client, version).is_file() for client in sent.header.get("kept", ()))
+        return sent if present else None
 
     def _work(self, asked: WorkHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
         """Do the work of each client in time."""
-        told: dict[str, str] = {}
+        words: dict[str, str] = {}
         sent: dict[int, Tree] = {}
-        kept: list[int] = []
-        ask, memory = _ask_of(asked, asked.clients), _memory_of(self.home, asked)
-        for place, (client, given) in enumerate(ask.sent(received), start=1):
+        keeping: list[int] = []
+        ask, memory = _ask_of(asked, asked.clients), _memory_of(self.folder, asked)
+        for place, (client, received_by_client) in enumerate(ask.sent(received), start=1):
             if time.monotonic() - began > asked.deadline:
-                told[str(client)] = REFUSED + "too late"
+                words[str(client)] = REFUSED + "too late"
                 continue
             try:
-                answer = self._clients(memory).answer(ask, client, given)
+                answer = self._clients(memory).answer(ask, client, received_by_client)
                 if answer is None:
-                    told[str(client)] = ABSTAINED
+                    words[str(client)] = ABSTAINED
                 elif not is_finite(answer):
-                    told[str(client)] = NOT_FINITE
+                    words[str(client)] = NOT_FINITE
                 else:
                     tree = self._to_send(ask, client, answer, asked.reveal)
                     sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
                     if answer.memory is not None:
                         memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
-                        kept.append(client)
-                    told[str(client)] = ANSWERED
-            except TooLarge:
-                told[str(client)] = f"{REFUSED}a number of its answer is too large for the sum"
-            except MemoryLost as error:  # the server's word for what it kept: zeros in its place would be its choice
-                sent.pop(client, None)
-                told[str(client)] = REFUSED + self._described(error)
+                        keeping.append(client)
+                    words[str(client)] = ANSWERED
             except Exception as error:
                 sent.pop(client, None)
-                told[str(client)] = REFUSED + self._described(error)
-                if self.wire.hides:  # an error may tell of its rows
+                words[str(client)] = REFUSED + self._described(error)
+                if self.wire.hides and not isinstance(error, TooLarge | MemoryLost):  # it may tell of the rows
                     sent[client] = self._to_send(ask, client, Answer({}), ())
-                    told[str(client)] = ANSWERED
-        return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
+                    words[str(client)] = ANSWERED
+        return {"clients": words, "kept": keeping, "fewest": self.rules.fewest}, sent
 
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
-        """Return what leaves the node of an answer; its sum is not masked yet."""
+        """Return the content that leaves the node; its sum is not masked yet."""
         rows = {name: answer.rows[name] for name in reveal}
         if not self.wire.fixed_point:
             return {"total": answer.total, "rows": rows}
@@ -293,6 +291,8 @@ class Node:
 
     def _described(self, error: Exception) -> str:
         """Describe an error without its text, which may hold data; the node's log has it in full."""
+        if isinstance(error, TooLarge):
+            return "a number of its answer is too large for the sum"
         if isinstance(error, MemoryLost):
             self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
             return str(error)
@@ -300,8 +300,8 @@ class Node:
         return f"{type(error).__name__} at the node, whose log says more"
 
     def memory_of(self, client: int, version: Version | None) -> Memory:
-        """Return what a client kept at a version."""
-        return NodeMemory(self.home, {client: version}).read(client, (0, 0))
+        """Return the memory of a client at a version."""
+        return NodeMemory(self.folder, {client: version}).read(client, (0, 0))
 
     def _clients(self, memory: NodeMemory) -> Clients:
         return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, self.wire.hides)
@@ -310,11 +310,11 @@ class Node:
         self, asked: ScoreHeader, received: Tree, header: Mapping[str, Any], payload: bytes
     ) -> tuple[dict[str, Any], Tree]:
         """Judge what was received on the clients' own rows; what is sent are sums over these."""
-        memory, told = _memory_of(self.home, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
+        memory, words = _memory_of(self.folder, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
         few, whole = self._too_few(asked), []
         for client in asked.clients:
             if client in few:
-                told[str(client)] = (
+                words[str(client)] = (
                     f"{REFUSED}its owner wants {self.rules.rows_at_least} rows or more for an evaluation"
                 )
                 continue
@@ -323,7 +323,7 @@ class Node:
                     memory.check(client)
                 whole.append(client)
             except FedtideError as error:
-                told[str(client)] = REFUSED + self._described(error)
+                words[str(client)] = REFUSED + self._described(error)
         scoring = Scoring(_ask_of(asked, whole), asked.part, asked.personal, asked.grouping, asked.other)
         scores = score(self._clients(memory), scoring, received)
         if self.judged is not None and asked.part == "test" and asked.personal and not asked.other:
@@ -331,7 +331,7 @@ class Node:
                 Judged(header, payload, memory).write(self.judged)
             except OSError as error:  # an evaluation does not fail by it
                 self.log(f"{self.judged}: {error}")
-        return {"clients": told}, columns_of(self.rules.shown(scores))
+        return {"clients": words}, columns_of(self.rules.shown(scores))
 
     def _too_few(self, asked: ScoreHeader) -> set[int]:
         """Return the clients that have rows to be evaluated on, and fewer than their owner wants."""
@@ -342,15 +342,15 @@ class Node:
         return set(ask.clients[(rows > 0) & (rows < self.rules.rows_at_least)].tolist())
 
     def predict(self, judged: Judged, client: int, x: Tensor) -> Prediction:
-        """Predict rows as in the last evaluation of a client, see `held`."""
-        received, memory = self.held(judged, client)
+        """Predict rows as in the last evaluation of a client, see `last_evaluation`."""
+        received, memory = self.last_evaluation(judged, client)
         grouping = read(ScoreHeader, judged.header, "the last evaluation").grouping
         units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, grouping)
         with threads(self.threads):
             return self.algorithm.predict(received, [memory] * len(first), x, units)
 
-    def held(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
-        """Return what a client received in its last evaluation, and what it kept then.
+    def last_evaluation(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
+        """Return the payload and the memory of a client's last evaluation.
 
         Raises:
             FedtideError: it was not evaluated, or its memory is gone.
@@ -372,19 +372,19 @@ def classes_in(hint: Any) -> tuple[type, ...]:
     >>> [kind.__name__ for kind in classes_in(tuple[Ask, ...] | None)]
     ['Ask', 'Moment', 'Rng', 'Form', 'Leaf']
     """
-    found: dict[type, None] = {}
+    classes: dict[type, None] = {}
     hints = [hint]
     while hints:
         kind = bare(hints.pop(0))
         hints += get_args(kind)
-        if isinstance(kind, type) and is_dataclass(kind) and kind not in found:
-            found[kind] = None
+        if isinstance(kind, type) and is_dataclass(kind) and kind not in classes:
+            classes[kind] = None
             hints += fields_of(kind).values()
-    return tuple(found)
+    return tuple(classes)
 
 
 def _state_of(algorithm: Algorithm) -> Any:
-    """Return the type of an algorithm's state, of which its payloads are made; None where `init` does not say."""
+    """Return the type of an algorithm's state, of which its payloads are made; None if `init` does not say."""
     hint = getattr(algorithm.init, "__annotations__", {}).get("return")
     return getattr(sys.modules.get(algorithm.init.__module__), hint, None) if isinstance(hint, str) else hint
 
@@ -401,8 +401,8 @@ def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:
     }
 
 
-def _version(said: Any) -> Version | None:
-    return None if said is None else (int(said[0]), int(said[1]))
+def _version(pair: Any) -> Version | None:
+    return None if pair is None else (int(pair[0]), int(pair[1]))
 
 
 def _ask_of(asked: WorkHeader | ScoreHeader, clients: list[int]) -> Ask:
@@ -415,5 +415,5 @@ def _ask_of(asked: WorkHeader | ScoreHeader, clients: list[int]) -> Ask:
     return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1], forms=forms)
 
 
-def _memory_of(home: Path, asked: WorkHeader | ScoreHeader) -> NodeMemory:
-    return NodeMemory(home, {client: _version(asked.counted[str(client)]) for client in asked.clients})
+def _memory_of(folder: Path, asked: WorkHeader | ScoreHeader) -> NodeMemory:
+    return NodeMemory(folder, {client: _version(asked.counted[str(client)]) for client in asked.clients})

@@ -1,4 +1,4 @@
-"""What a node keeps of its clients between rounds: their memory by version, and what they were judged with last."""
+"""Files of a node between rounds: the memory of its clients by version, and their last evaluation."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class MemoryLost(FedtideError):
 class NodeMemory:
     """Memory of a node's clients: a file for each question that a client answered with something to keep.
 
-    Which of them counts is for the server to say. So a round that is played again, an answer that is lost or too late,
-    and a server that goes back to its checkpoint all find what they should.
+    The server says which of them counts. So a round that is played again finds its memory. The same holds for an answer
+    that is lost or too late, and for a server that goes back to its checkpoint.
 
     Args:
         folder: of the files, of one run alone.
@@ -55,7 +55,7 @@ class NodeMemory:
     counted: Mapping[int, Version | None]
 
     def read(self, client: int, now: Version) -> Memory:
-        """Return what the client kept at the version that the server counts.
+        """Return the memory of a client at the version that the server counts.
 
         Raises:
             MemoryLost: there is no such file, or it is damaged.
@@ -84,24 +84,24 @@ class NodeMemory:
             raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from error
 
     def _write(self, file: Path, row: Memory, settled: Version | None, counted: Version | None) -> None:
-        folder, kept = os.path.dirname(file), []  # words in place of paths: a round writes a file for each client
+        folder, files = os.path.dirname(file), []  # words in place of paths: a round writes a file for each client
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
             os.makedirs(folder)
             names = []
         for name in names:
-            found = KEPT.fullmatch(name)
-            if found is None:
+            match = KEPT.fullmatch(name)
+            if match is None:
                 if name == LEFT:
                     _remove(folder, name)
                 continue
-            held = int(found[1]), int(found[2])
-            if settled is not None and held < settled:
+            version = int(match[1]), int(match[2])
+            if settled is not None and version < settled:
                 _remove(folder, name)
-            elif held != counted:
-                kept.append((held, name))
-        for _, name in sorted(kept)[: max(len(kept) - MOST, 0)]:
+            elif version != counted:
+                files.append((version, name))
+        for _, name in sorted(files)[: max(len(files) - MOST, 0)]:
             _remove(folder, name)
         partial = os.path.join(folder, LEFT)
         with open(partial, "wb") as new:
@@ -123,15 +123,15 @@ def _remove(folder: str, name: str) -> None:
 
 
 def row_in(path: Path, version: Version) -> Memory:
-    """Return what a client kept, from its file.
+    """Read a client's memory from its file.
 
     Raises:
         MemoryLost: it is damaged, or of another version of this package.
     """
     try:
-        held = codec.from_bytes(path.read_bytes())
-        if held.get("format") == FORMAT:
-            return held["row"]
+        content = codec.from_bytes(path.read_bytes())
+        if content.get("format") == FORMAT:
+            return content["row"]
     except (OSError, *UNREADABLE, FedtideError) as error:
         raise MemoryLost(f"its memory of round {version[0]} is damaged at the node; restore its folder") from error
     raise MemoryLost(
@@ -155,31 +155,31 @@ class Judged:
 
     def write(self, folder: Path) -> None:
         """Keep it in place of the one before; what clients kept is linked, as it lies beside and soon goes."""
-        made = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        (made / "question.json").write_text(json.dumps({"format": FORMAT, **self.header}), encoding="utf-8")
-        (made / "payload").write_bytes(self.payload)
+        new = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        (new / "question.json").write_text(json.dumps({"format": FORMAT, **self.header}), encoding="utf-8")
+        (new / "payload").write_bytes(self.payload)
         for client, version in self.memory.counted.items():
-            if version is not None and (kept := self.memory.file(client, version)).is_file():
-                linked = NodeMemory(made, {}).file(client, version)
+            if version is not None and (file := self.memory.file(client, version)).is_file():
+                linked = NodeMemory(new, {}).file(client, version)
                 linked.parent.mkdir()
-                os.link(kept, linked)
+                os.link(file, linked)
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        new.rename(folder)
 
     @staticmethod
     def read(folder: Path) -> Judged:
-        """Return what was kept.
+        """Read the last evaluation of a node.
 
         Raises:
             FedtideError: it is not there yet, damaged, or of another version of this package.
         """
         try:
             header = json.loads((folder / "question.json").read_text(encoding="utf-8"))
-            if (found := header.pop("format")) != FORMAT:
-                raise refused(f"{folder}: format", found, f"{FORMAT}; install the version of fedtide that wrote it")
-            counted = {int(client): found and (found[0], found[1]) for client, found in header["counted"].items()}
+            if (pair := header.pop("format")) != FORMAT:
+                raise refused(f"{folder}: format", pair, f"{FORMAT}; install the version of fedtide that wrote it")
+            counted = {int(client): pair and (pair[0], pair[1]) for client, pair in header["counted"].items()}
             return Judged(header, (folder / "payload").read_bytes(), NodeMemory(folder, counted))
         except FileNotFoundError:
             raise FedtideError(f"{folder}: not there yet; a model comes with the first evaluation") from None

@@ -1,7 +1,7 @@
-"""A deployment played again in simulation: who took part and whose answers counted is what its record says.
+"""Deployments without a network: nodes in this process, a trial of a method, and a recorded deployment played again.
 
-The record is `asks.jsonl`, a line per round as `RemoteFleet.told` makes it. Where the rows of all clients are at hand,
-the simulation has the bits of the deployment.
+The record is `asks.jsonl`, a line for each round (`RemoteFleet.record_lines`). With the rows of all clients the
+simulation has the bits of the deployment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Algorithm, Memory, Moment, Shard
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
@@ -27,11 +27,10 @@ from fedtide.data.partition import IID
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.fleets.ask import Ask, BlockResult
-from fedtide.fleets.client import is_finite
 from fedtide.fleets.devices import SteadyClock
-from fedtide.fleets.local_engine import Host, LocalEngine, threads
+from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import Race, SimulatedFleet
-from fedtide.fleets.totals import Block, Vectors
+from fedtide.fleets.totals import Vectors
 from fedtide.learn.target import CLASSES
 from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, NOT_FINITE
 from fedtide.remote.fleet import RemoteFleet
@@ -76,14 +75,14 @@ class NearCarrier:
             return []
         question, pushed = self._questions.popleft()
         header, payload = self.nodes[question.node].handle(json.loads(json.dumps(question.header)), question.payload)
-        told = json.loads(json.dumps(header))
-        return [Response(question.id, question.node, told, payload, time.monotonic() - pushed)]
+        answer = json.loads(json.dumps(header))
+        return [Response(question.id, question.node, answer, payload, time.monotonic() - pushed)]
 
 
 def near_fleet(
     host: Host,
     nodes: int,
-    home: Path,
+    folder: Path,
     carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier,
     wire: Wire | None = None,
     **options: Any,
@@ -93,7 +92,7 @@ def near_fleet(
     Args:
         host: the algorithm, and the clients with their rows.
         nodes: how many; the first ones have a client more.
-        home: folder of theirs, in which each keeps what its clients keep.
+        folder: folder of theirs, in which each keeps what its clients keep.
         carry: makes the carrier from the nodes by name.
         wire: as the server knows it; None as clients do.
         options: further arguments of `RemoteFleet`.
@@ -106,7 +105,7 @@ def near_fleet(
             algorithm,
             host.seed,
             population,
-            home / name,
+            folder / name,
             partial_work=host.partial_work,
             wire=host.wire,
             masker=Masker("", name) if secure else None,
@@ -128,7 +127,7 @@ def near_fleet(
 
 
 def memory_at(fleet: RemoteFleet, client: int) -> Memory:
-    """Return what a client of a fleet of nodes in this process keeps now, as the server counts."""
+    """Return the memory of a client at a node in this process, at the version that counts."""
     assert isinstance(fleet.carrier, NearCarrier)
     (name,) = (name for name, clients in fleet.roster.items() if client in clients)
     return fleet.carrier.nodes[name].memory_of(client, fleet.counted(client))
@@ -153,8 +152,8 @@ def trial(
     rows = made_up(like, classes, ROWS * clients)
     y, value = (rows.y, None) if rows.bins is None else (rows.bins, rows.y)
     target = CLASSES if algorithm.task is None else algorithm.task.target
-    made = Rows("made-up rows", rows.x, y, classes, value=value, target=target)
-    population = build(made, IID(clients=clients), split=Split(val=0.2, test=0.2))
+    source = Rows("made-up rows", rows.x, y, classes, value=value, target=target)
+    population = build(source, IID(clients=clients), split=Split(val=0.2, test=0.2))
     plain = replace(wire, fewest=1, clip=None, server=None)
     host = Host(algorithm, population, 0, MemoryStore(None), wire=plain)
     fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
@@ -176,7 +175,7 @@ def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1, wir
 
     Args:
         host: the algorithm, and the clients with their rows.
-        lines: of `asks.jsonl`, in their order; where a round was played twice the later one counts.
+        lines: of `asks.jsonl`, in their order; if a round was played twice the later one counts.
         count: torch threads of one client's work, as many as the nodes had.
         wire: as the server knows it; None as clients do.
     """
@@ -231,13 +230,13 @@ class RecordedFleet(SimulatedFleet):
         return torch.tensor(drawn[str(m)], dtype=torch.int64)
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
-        """Return that those count whose work came in time, and that the server waited for no other."""
+        """Count the clients whose work came in time, and let the server wait for no other."""
         words = _words(_asked(self.lines, ask.moment, ask.number))
-        heard = [words[client] in (ANSWERED, ABSTAINED, NOT_FINITE) for client in ask.clients.tolist()]
-        none, each = torch.zeros(len(ask.clients), dtype=torch.float64), down // max(len(ask.clients), 1)
+        counts = [words[client] in (ANSWERED, ABSTAINED, NOT_FINITE) for client in ask.clients.tolist()]
+        none, size = torch.zeros(len(ask.clients), dtype=torch.float64), down // max(len(ask.clients), 1)
         sent = None if began is None else began.isinf()
-        down = down if sent is None else each * int(sent.sum())
-        return Race(torch.tensor(heard, dtype=torch.bool), sent, none, none, each, down, 0, None)
+        down = down if sent is None else size * int(sent.sum())
+        return Race(torch.tensor(counts, dtype=torch.bool), sent, none, none, size, down, 0, None)
 
 
 @dataclass(frozen=True)
@@ -275,21 +274,14 @@ class RecordedEngine(LocalEngine):
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
         for ask in blocks:
-            if _asked(self.lines, ask.moment, ask.number)["sent"] is None:
-                yield from super().ask([ask], payload)
-                continue
-            block = Block(ask, self.host.wire)
-            for place, (client, received) in enumerate(ask.sent(payload)):
-                then = self._when_asked(ask.of(torch.tensor([place])))
-                with threads(self.threads):
-                    answer = self.host.clients.answer(then, client, received)
-                if answer is not None and is_finite(answer):
-                    block.count(client, answer)
-                    if answer.memory is not None:
-                        self.memory.stage(client, answer.memory)
-                elif answer is not None:
-                    block.refuse(client)
-            yield block.result()
+            anew = _asked(self.lines, ask.moment, ask.number)["sent"] is None
+            yield self._with_threads(self.host.ask, ask, payload, None if anew else self._answers)
+
+    def _answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
+        """Yield each client with its answer to the question as it was sent."""
+        for place, (client, received) in enumerate(ask.sent(payload)):
+            sent = self._when_asked(ask.of(torch.tensor([place])))
+            yield client, self.host.clients.answer(sent, client, received)
 
     def _when_asked(self, ask: Ask) -> Ask:
         """Return the question to one client as it was sent."""

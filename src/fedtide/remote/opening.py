@@ -13,19 +13,26 @@ from torch import Tensor
 from fedtide.core.base import Payload
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.totals import Vectors
-from fedtide.remote.answers import Post, Received, keep_wanted
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
-from fedtide.remote.masked import Attempts, by_slot
-from fedtide.wire.masks import STALE, Shown, hidden, unmasked
+from fedtide.remote.messages import KeyHeader
+from fedtide.remote.node_answers import Post, Received, keep_wanted
+from fedtide.wire.masks import STALE, Bundle, Shown, hidden, unmasked
 
 TRIES = 3
-"""How often a sum is masked anew where clients vanish before it is opened."""
+"""How often a sum is masked anew if clients vanish before it is opened."""
+
+
+def by_slot(ask: Ask) -> dict[int, list[int]]:
+    """Return the clients of each slot that has any, of 0 if there are no slots."""
+    if ask.slot is None:
+        return {0: ask.clients.tolist()} if len(ask.clients) else {}
+    return {slot: ask.clients[ask.slot == slot].tolist() for slot in ask.slot.unique().tolist()}
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What came of masked sums.
+    """The result of masked sums.
 
     Attributes:
         sums: without their masks, by slot, or 0.
@@ -44,7 +51,7 @@ class Opened:
 
 @dataclass
 class LeftOut:
-    """Who keeps sums shut and is not drawn for a while, as that costs the others in the sum a round.
+    """Clients that keep sums shut. They are not drawn for a while, because the others in their sums lose a round.
 
     >>> shut, left = Opened({}, frozenset(), {}, {}, frozenset({2})), LeftOut()
     >>> for number in (0, 2, 5):
@@ -64,50 +71,55 @@ class LeftOut:
             self._last[client] = number, times + (before < number)
 
     def clients_in(self, number: int) -> set[int]:
-        """Return who is not drawn in a round."""
+        """Return the clients that are not drawn in a round."""
         return {client for client, (last, times) in self._last.items() if number <= last + 2 ** min(times - 1, 10)}
 
 
-@dataclass(frozen=True)
+@dataclass
 class MaskedSums:
-    """How the answers to one question are asked for with masks, and their sums opened.
+    """How a server asks for answers with masks, and has their sums opened.
 
     Args:
-        masks: the server's tries.
-        mail: what was sent and heard.
-        vectors: the sums.
-        offer: is told the round and the clients that are asked to open a sum, before they are.
+        mail: sends questions and receives answers.
+        vectors: how sums are taken.
+        offer: receives the round and the clients that are asked to open a sum, before they are asked.
+        life: name of the server since it was started; a try of its earlier self is another one.
+        signed: tells whether a key is signed by the registered one of its node; others would refuse to mask with it.
     """
 
-    masks: Attempts
     mail: Mailbox
     vectors: Vectors
     offer: Callable[[int, frozenset[int]], None]
+    life: str
+    signed: Callable[[str, Bundle], bool]
+    _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    _tries: int = field(default=0, init=False)
 
     def open(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
         """Put a question until all who answered it open their sums, too; return these without their masks.
 
-        Where one of them vanishes in between, the same ones try again, and train no more. Without it they would not:
-        its answer may come yet, and the server would have two sums that differ by one client. Keys have the
-        seconds of a question, answers as many, and all that is said after them as many, however often it is tried.
+        If one of them vanishes in between, the same ones try again, and train no more. They do not try without it. Its
+        answer may come yet, and the server would have two sums that differ by one client. Keys have the seconds of a
+        question, answers as many, and all later messages as many, for all tries together.
         """
+        self._unmet = {}
         asked, named_before, why = ask, frozenset[int](), dict[int, str]()
         now, end = self.mail.clock.monotonic, math.inf
         for _ in range(TRIES):
             if now() >= end:
                 break
             here = self._in_enough(self._met(asked, min(now() + seconds, end)))
-            mask = self.masks.header(self.masks.name(), here, self.mail.node_of)
+            mask = self._mask(here)
             self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=mask)
             end = min(now() + seconds, end)
-            came = self.mail.received("ask", set(here.clients.tolist()))
-            stale = [client for client, heard in came.items() if heard.word == REFUSED + STALE]
+            answers = self.mail.received("ask", set(here.clients.tolist()))
+            stale = [client for client, answer in answers.items() if answer.word == REFUSED + STALE]
             if self._forget_keys(stale):
                 why |= dict.fromkeys(stale, UNOPENED)
                 continue
-            answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
-            alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, came)))
+            answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
+            alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, answers)))
             clients = frozenset(alive.clients.tolist())
             if named_before and clients != named_before:
                 continue
@@ -122,18 +134,27 @@ class MaskedSums:
                 self.mail.forget("unmask", client)
             why = {client: _shut(shown.get(client)) for client in sorted(clients - _opened_by(here, alive, shown))}
             if not self._forget_keys(why):
-                return self._without_masks(ask, alive, came, shown)
+                return self._without_masks(ask, alive, answers, shown)
         return Opened({}, frozenset(), why, self._unmet, frozenset(why) | self._unsigned)
 
+    def _mask(self, ask: Ask) -> dict[str, Any]:
+        """Return how answers to a question are masked in a new try, in plain JSON."""
+        self._tries += 1
+        node_of = self.mail.node_of
+        names = sorted({node_of[client] for client in ask.clients.tolist()})
+        peers = {str(slot): {str(client): node_of[client] for client in ids} for slot, ids in by_slot(ask).items()}
+        keys = {name: KeyHeader.of(self._keys[name]) for name in names}
+        return {"attempt": f"{self.life}.{self._tries}", "keys": keys, "peers": peers}
+
     def _without_masks(
-        self, ask: Ask, alive: Ask, came: Mapping[int, Received], shown: Mapping[int, Received]
+        self, ask: Ask, alive: Ask, answers: Mapping[int, Received], shown: Mapping[int, Received]
     ) -> Opened:
         """Take the masks off sums that all their clients open; one that cannot be, as a mask stays on, is none."""
         assert ask.forms is not None
         sums, why = dict[int, Tensor](), dict[int, str]()
         for slot, members in by_slot(alive).items():
             total = unmasked(
-                {client: came[client].content["total"] for client in members},
+                {client: answers[client].content["total"] for client in members},
                 {client: shown[client].content for client in members},
             )
             fault = self.vectors.wire.fault(total, ask.forms[slot], len(members), self.mail.heaviest)
@@ -152,20 +173,20 @@ class MaskedSums:
         """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
         nodes = {self.mail.node_of[client] for client in clients}
         for node in nodes:
-            self.masks.keys.pop(node, None)
+            self._keys.pop(node, None)
         return bool(nodes)
 
     def _met(self, ask: Ask, until: float) -> Ask:
         """Return the question to those whose nodes have said their keys for masks; the others are asked for them."""
-        keys, nodes = self.masks.keys, [self.mail.node_of[client] for client in ask.clients.tolist()]
+        keys, nodes = self._keys, [self.mail.node_of[client] for client in ask.clients.tolist()]
         strangers = ask.of(torch.tensor([node not in keys for node in nodes], dtype=torch.bool))
         if len(strangers.clients):
             self._ask_until(until, strangers, {}, "keys")
-            for client, heard in self.mail.received("keys", set(strangers.clients.tolist())).items():
-                if heard.word != ANSWERED:
-                    self._unmet[client] = heard.word
-                elif self.masks.signed(self.mail.node_of[client], heard.content):
-                    keys[self.mail.node_of[client]] = heard.content
+            for client, answer in self.mail.received("keys", set(strangers.clients.tolist())).items():
+                if answer.word != ANSWERED:
+                    self._unmet[client] = answer.word
+                elif self.signed(self.mail.node_of[client], answer.content):
+                    keys[self.mail.node_of[client]] = answer.content
                 else:
                     self._unmet[client] = UNSIGNED
             for client in strangers.clients.tolist():
@@ -175,8 +196,10 @@ class MaskedSums:
     def _in_enough(self, ask: Ask) -> Ask:
         """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""
         enough = ask.of(self.vectors.keep_enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
-        holders = ({each: self.mail.node_of[each] for each in clients} for clients in by_slot(enough).values())
-        return _only(enough, {each for held in holders if hidden(held, self.vectors.wire.fewest) for each in held})
+        holders = ({client: self.mail.node_of[client] for client in clients} for clients in by_slot(enough).values())
+        return _only(
+            enough, {client for holder in holders if hidden(holder, self.vectors.wire.fewest) for client in holder}
+        )
 
     def _ask_until(
         self, until: float, ask: Ask, payload: Payload, post: Post, first: int | None = None, **how: Any
@@ -189,7 +212,7 @@ class MaskedSums:
 
 
 def _opened_by(here: Ask, alive: Ask, shown: Mapping[int, Received]) -> set[int]:
-    """Return those of the clients of some sums that gave all that opens theirs."""
+    """Find the clients of some sums that sent all secrets for them."""
     asked = by_slot(here)
     return {
         client
@@ -205,10 +228,10 @@ def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> boo
     return set(shown.opens) == members - {client} and set(shown.links) == peers - members
 
 
-def _shut(heard: Received | None) -> str:
+def _shut(answer: Received | None) -> str:
     """Return the word of the record for a client whose node did not open a sum, whatever it said instead."""
-    said = "" if heard is None or heard.word == ANSWERED else f": {heard.word}"
-    return f"{LOST}its node did not open the sum{said}"
+    reason = "" if answer is None or answer.word == ANSWERED else f": {answer.word}"
+    return f"{LOST}its node did not open the sum{reason}"
 
 
 def _only(ask: Ask, clients: set[int]) -> Ask:

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtide.core.memory import Version
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.totals import ALL
-from fedtide.remote.answers import Received
 from fedtide.remote.asks import ANSWERED
+from fedtide.remote.node_answers import Received
 from fedtide.remote.schedule import Attendance
 from fedtide.wire.ledger import Line
 from fedtide.wire.pipeline import Wire
@@ -20,7 +20,7 @@ from fedtide.wire.pipeline import Wire
 
 @dataclass(frozen=True)
 class ReleasedRounds:
-    """What a server keeps of its releases until a checkpoint counts on them.
+    """The releases of a server until a checkpoint counts on them.
 
     Args:
         wire: as the server knows it; without noise nothing is kept.
@@ -29,7 +29,7 @@ class ReleasedRounds:
     wire: Wire
 
     def lines(self, number: int, ask: int | None = None) -> list[Line]:
-        """Return what was released in a round, or by one of its questions, before this server was started."""
+        """Return the releases of a round, or of one of its questions, before this server was started."""
         ledger = self.wire.ledger
         return [] if ledger is None or self.wire.safe is None else ledger.of(number, ask)
 
@@ -70,7 +70,7 @@ class ReleasedRounds:
         sums, clients = dict[int, Tensor](), list[int]()
         for line in lines:
             fits = line.question == ask.question and set(line.clients) <= possible
-            if fits and (total := safe.found(line)) is not None:
+            if fits and (total := safe.read_sum(line)) is not None:
                 sums[line.slot or ALL] = total
                 clients += line.clients
         answers = {

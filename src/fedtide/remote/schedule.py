@@ -1,4 +1,4 @@
-"""Clocks of runs on real clients: when rounds begin, and until when answers count."""
+"""The schedule of real clients: who takes part, when rounds begin, and until when answers count."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Rehearsed:
     population: Population
 
     def reachable(self, present: Tensor, moment: Moment) -> Tensor:
-        """Return those that the simulation could reach."""
+        """Return the clients that the simulation could reach."""
         return self.population.reachable(moment)
 
     def arrivals(self, m: int, present: Tensor, moment: Moment) -> Tensor:
@@ -55,7 +55,7 @@ class Rehearsed:
         return self.population.arrivals(m, moment)
 
     def answers(self, clients: Tensor, moment: Moment, number: int) -> Tensor:
-        """Return those that do not drop out in the simulation."""
+        """Return the mask of the clients that do not drop out in the simulation."""
         return self.population.answers(clients, moment, number)
 
 
@@ -65,7 +65,7 @@ Who = Present | Rehearsed
 
 @dataclass(eq=False)
 class Attendance:
-    """Who of a roster is present in a round, and who of these may take part.
+    """The clients of a roster that are present in a round, and those of them that may take part.
 
     Args:
         carrier: the way to the nodes.
@@ -152,8 +152,8 @@ class RoundClock:
 class WallClock:
     """A clock of the day in a time zone: seconds of a run are counted from a midnight there.
 
-    So a time of the day is the same number on every day, daylight saving or not, and a period of a day is one of
-    86,400 seconds. Where clocks are set back, the run's clock stands still.
+    So a time of the day is the same number on every day, also with daylight saving. A period of a day is 86,400
+    seconds. If clocks are set back, the run's clock stands still.
 
     Args:
         since: seconds since the epoch of the moment at which the run was set up; it counts from the midnight before.
@@ -182,7 +182,7 @@ class WallClock:
         return (self._local(self.now()) - self._midnight) / timedelta(seconds=1)
 
     def begin(self, moment: Moment) -> float:
-        """Wait for the time of the round; where that is long over, since the server was away, return the time now."""
+        """Wait for the time of the round; if that is long over, since the server was away, return the time now."""
         while moment.round >= 0 and (left := moment.seconds - self.seconds()) > 0:
             self.sleep(min(left, 60.0))  # clocks may be set meanwhile
         return max(moment.seconds, self.seconds())

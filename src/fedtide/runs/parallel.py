@@ -12,9 +12,9 @@ from pathlib import Path
 
 from fedtide.config import Experiment
 from fedtide.core.trees import Tree
-from fedtide.fleets.machine import cores
 from fedtide.fleets.pool import Message, Pool, Processes
 from fedtide.fleets.ray_pool import RayPool
+from fedtide.fleets.this_machine import cores
 from fedtide.fleets.totals import BLOCKS
 from fedtide.fleets.worker import STOP, Channel, own_function
 

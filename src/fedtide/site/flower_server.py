@@ -13,8 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtide.core.atomic import making
 from fedtide.core.errors import FedtideError
-from fedtide.remote.answers import one_line
 from fedtide.remote.messages import Question, Response
+from fedtide.remote.node_answers import one_line
 from fedtide.report.page import write_report
 from fedtide.runs import folder as runs
 from fedtide.site.flower_client import ASK, WHO, pack, seal, unpack

@@ -25,7 +25,7 @@ from socket import socketpair
 from typing import Any, TextIO
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc.line import Failed, Known, Line
+from fedtide.remote.grpc.line import Caller, Failed, Line
 from fedtide.site.machine import Log, check_secret
 
 try:
@@ -90,7 +90,7 @@ class LineSettings:
     worker: Sequence[str] = ()
 
     @property
-    def server(self) -> Known:
+    def server(self) -> Caller:
         """The node's knowledge of its server, with its key."""
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -99,7 +99,7 @@ class LineSettings:
             key = load_ssh_private_key(Path(self.key).read_bytes(), None)
         except (ValueError, TypeError) as error:
             raise FedtideError(f"{self.key}: damaged or not a private key of OpenSSH ({error})") from None
-        return Known(self.address, Path(self.authority).read_bytes(), self.run, self.name, key)
+        return Caller(self.address, Path(self.authority).read_bytes(), self.run, self.name, key)
 
 
 def node_command(path: Path) -> list[str]:

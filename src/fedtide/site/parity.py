@@ -359,7 +359,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     list(simulation.play(stop=lambda: next(rounds) >= played, judge_of=lambda _: judge))
     state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
     equal = sha256(run.folder / state) == sha256(copy.folder / state)
-    noise = tuple(recorded.found) if recorded is not None and data else ()
+    noise = tuple(recorded.noise) if recorded is not None and data else ()
     return Replayed(played, equal, _first_difference(run.folder, copy.folder, played), place, noise)
 
 

@@ -21,7 +21,7 @@ from fedtide.core.atomic import write_text
 from fedtide.core.base import PARTS, Algorithm
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.transforms import shape_after
-from fedtide.remote.grpc import protocol
+from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.line import look_at
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, describe_budget, ledger_for

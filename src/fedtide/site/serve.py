@@ -22,10 +22,10 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.fields.types import seconds_of, zone_of
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.totals import Vectors
-from fedtide.remote.answers import one_line
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.messages import Carrier
+from fedtide.remote.node_answers import one_line
 from fedtide.remote.schedule import Present, RealClock, Rehearsed, RoundClock, WallClock, Who
 from fedtide.report.page import write_report
 from fedtide.runs import folder

@@ -240,7 +240,7 @@ def model_at_node(folder: Path, client: int | None = None) -> tuple[str, Model]:
     shard = node.rows.shard(client, moment)
     filler = made_up(shard, ticket.rows.classes, rows=ROWS).x
     rows = task.inputs(torch.cat([shard.x[:ROWS], filler.to(shard.x.dtype)]))
-    received, memory = node.held(judged, client)
+    received, memory = node.last_evaluation(judged, client)
     prediction = node.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
     parts = mixed(task, replace(task, begin=None).init(Rng(0)), rows, received, memory, prediction)
     if parts is None:

@@ -1,1 +1,1 @@
-"""What happens to sums between clients and server: vectors of declared form, steps on them, fixed point, masks."""
+"""The path of sums from clients to the server: vectors of a declared form, steps, masks, noise and its ledger."""

@@ -1,42 +1,39 @@
-"""How much a run tells of one client: epsilon and delta of noise, and the noise for an epsilon.
+"""Privacy of a run: epsilon and delta of noise, the noise for an epsilon, and noise that is correlated over rounds.
 
-Without amplification by sampling all releases of a run are one Gaussian mechanism, with the sensitivity of the rounds
-that one client is in: Balle, Wang: *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018, Theorem 8.
-Where participants are drawn uniformly, without replacement, and the server alone knows them: Wang, Balle,
-Kasiviswanathan: *Subsampled Renyi Differential Privacy*, AISTATS 2019, by the library dp-accounting.
+Sources:
+    Balle, Wang: *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018, Theorem 8. Without sampling all
+    releases of a run are one Gaussian mechanism. Its sensitivity is that of the rounds of one client.
+
+    Wang, Balle, Kasiviswanathan: *Subsampled Renyi Differential Privacy*, AISTATS 2019, by the library dp-accounting.
+    It holds if participants are drawn uniformly, without replacement, and only the server knows them.
+
+    Kalinin, Lampert: *Banded Square Root Matrix Factorization*, NeurIPS 2024.
+
+    Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu: *(Amplified) Banded Matrix Factorization*, NeurIPS
+    2023.
 
 | symbol | meaning |
 | --- | --- |
 | `z` | noise multiplier |
-| `mu` | how far one client moves all that is released, in deviations of its noise |
-
-Choices:
-    Neighbors are two runs of which in one the client's answers are zeros instead: that it was asked, and when, is not
-    hidden. Where clients come by the clock their sample is not uniform, and nothing is gained. A client that is not
-    drawn has another in its place, so sampling is accounted for with a change of twice the length, and what is gained
-    may be less than that costs: both bounds hold, and the smaller one is said. What is said is never below the truth:
-    numbers are rounded up.
-
-Noise that is correlated over rounds, so that more of it cancels in the model: banded square roots.
-
-Kalinin, Lampert: *Banded Square Root Matrix Factorization for Differentially Private Model Training*, NeurIPS 2024;
-Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu: *(Amplified) Banded Matrix Factorization*, NeurIPS 2023.
-
-| symbol | meaning |
-| --- | --- |
+| `mu` | distance by which one client moves all that is released, in deviations of its noise |
 | `T` | rounds |
 | `A` | (T, T) lower triangle of ones: a model is the sum of the updates so far |
 | `c_j` | coefficients of (1-x)^(-1/2); all of them make the square root of `A` |
 | `C` | (T, T) lower triangular, `c_j` on the first `b` diagonals |
 | `k`, `d` | a client takes part in at most `k` rounds, which are at least `d >= b` apart |
-| `z_t`, `n_t` | fresh standard normal noise, and what round t is noised with: n = C^-1 z |
+| `z_t`, `n_t` | fresh standard normal noise, and the noise of round t: n = C^-1 z |
 
-What is released is `A (x + C^-1 z) = A C^-1 (C x + z)`: it follows from `C x + z`, the Gaussian mechanism on `C x`. One
-client moves `C x` by the columns of its rounds, which do not overlap, as `d >= b`.
+A release is `A (x + C^-1 z) = A C^-1 (C x + z)`. So it follows from `C x + z`, the Gaussian mechanism on `C x`. One
+client moves `C x` by the columns of its rounds. They do not overlap, because `d >= b`.
 
 Choices:
-    The columns at the end of a run are shorter, and count as what they are. A round that releases nothing keeps its
-    place: `t` is the number of the round, so that distances between rounds are those between columns.
+    - Neighbors are two runs, of which in one the client's answers are zeros. That the client was asked is not hidden.
+    - If clients come by the clock their sample is not uniform, and sampling gains nothing.
+    - A client that is not drawn has another in its place. So sampling is accounted for with twice the length. The plan
+      says the smaller of the bounds with and without sampling.
+    - Numbers are rounded up: epsilon is never below the truth.
+    - The columns at the end of a run are shorter, and count with their own length.
+    - A round that releases nothing keeps its place: `t` is the number of the round.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ class Plan:
         distance: least rounds from one of these to the next.
         bands: of the noise; 1 is fresh noise in each round.
         releases: sums that a client is in, in each of its rounds.
-        sampling: draws that make it less likely that a client is in a round at all; then every round may have it, and
+        sampling: draws that make it less likely that a client is in a round at all. Then every round may have it, and
             `times` is `rounds`.
     """
 
@@ -237,11 +234,11 @@ def inverse(bands: int, rounds: int) -> Vector:
     >>> inverse(2, 4).tolist()
     [1.0, -0.5, 0.25, -0.125]
     """
-    c, made = coefficients(bands), np.zeros(rounds)
+    c, result = coefficients(bands), np.zeros(rounds)
     for t in range(rounds):
         reach = min(t, bands - 1)
-        made[t] = (t == 0) - c[1 : reach + 1] @ made[t - reach : t][::-1]
-    return made
+        result[t] = (t == 0) - c[1 : reach + 1] @ result[t - reach : t][::-1]
+    return result
 
 
 def sensitivity(bands: int, rounds: int, times: int, distance: int) -> float:

@@ -1,7 +1,7 @@
-"""The schema of an answer: learned by doing the work once on made-up rows, and compared before any sum.
+"""The schema of an answer: learned on made-up rows, and compared before any sum.
 
-A client that is not trusted may send anything. What its numbers are cannot be known, what they must look like can: the
-server does the work itself, on rows that are made up, and allows what came of it.
+A client that is not trusted may send anything. The server cannot know the numbers, but it knows their form. It does the
+work itself on made-up rows, and allows answers of the same form.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST = 2**53
 
 @dataclass(frozen=True)
 class Schema:
-    """What one client's answer to a question must look like.
+    """The schema of one client's answer to a question.
 
     Args:
         answer: an answer, `{"total": ..., "rows": ...}`, with all keys and, of every `Slotted`, one part.
@@ -51,8 +51,8 @@ class Schema:
 def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
     """Return made-up rows: features drawn from a normal distribution, labels in turn.
 
-    Of whole numbers, such as tokens, of sequences' labels and of values that are no classes, those of `like` are
-    repeated: others might have no meaning to the model.
+    Whole numbers, such as tokens, are repeated from `like`, because others might have no meaning to the model. So are
+    the labels of sequences, and values that are no classes.
 
     Args:
         like: some rows as the model sees them, one at least.
@@ -71,8 +71,8 @@ def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
     y = like.y[again] if like.y.dim() > 1 or like.bins is not None else labels.to(like.y.dtype)
     time = None if like.time is None else like.time[again]
     mask = None if like.mask is None else like.mask[again]
-    made = Shard(x, y, torch.arange(rows), time, mask, bins=None if like.bins is None else labels)
-    return replace(made, fetch_val=lambda: made)
+    shard = Shard(x, y, torch.arange(rows), time, mask, bins=None if like.bins is None else labels)
+    return replace(shard, fetch_val=lambda: shard)
 
 
 class Schemas:
@@ -86,7 +86,7 @@ class Schemas:
 
     def __init__(self, works: Mapping[str, Work], rows: Shard, memory: Memory = None) -> None:
         self.works, self.rows, self.memory = works, rows, memory
-        self._known: dict[Any, Schema] = {}
+        self._learned: dict[Any, Schema] = {}
 
     def of(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str] = ()) -> Schema:
         """Return the schema of an answer; the work is done once for all payloads that look alike.
@@ -101,16 +101,16 @@ class Schemas:
             FedtideError: the work does not answer on made-up rows.
         """
         key = (question, tuple(reveal), look(received))
-        if key not in self._known:
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            self._known[key] = self._learn(question, received, moment, reveal)
-        return self._known[key]
+        if key not in self._learned:
+            if len(self._learned) >= KNOWN:
+                self._learned.clear()
+            self._learned[key] = self._learn(question, received, moment, reveal)
+        return self._learned[key]
 
     def _learn(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str]) -> Schema:
-        """Do the work without memory and with it; where nothing is new to say, on fewer rows."""
+        """Do the work without memory and with it; if nothing is new to say, on fewer rows."""
         expected: Tree = None
-        found: list[frozenset[str]] = []
+        places: list[frozenset[str]] = []
         for fresh, rows in ((True, self.rows), (False, self.rows), (False, self.rows.pick(slice(1)))):
             if rows is not self.rows and expected is not None:
                 break
@@ -118,18 +118,18 @@ class Schemas:
             if answer is not None:
                 total = {"total": answer.total, "rows": {name: answer.rows[name] for name in reveal}}
                 expected = _both(expected, _one_part(detached(total)))
-                found.append(frozenset(_places(answer.total, "total")))
+                places.append(frozenset(_places(answer.total, "total")))
         if expected is None:
             raise FedtideError(f"'{question}': made-up rows bring no answer, which would tell what one must look like")
-        found += self._without_val(question, received, moment)
-        return Schema(expected, _most_bytes(expected), frozenset().union(*found) - frozenset.intersection(*found))
+        places += self._without_val(question, received, moment)
+        return Schema(expected, _most_bytes(expected), frozenset().union(*places) - frozenset.intersection(*places))
 
     def _without_val(self, question: str, received: Payload, moment: Moment) -> list[frozenset[str]]:
         """Return where a client without validation rows has something, if such a one can do the work."""
         memory = self.memory
         try:
             answer = self._answer(question, received, replace(self.rows, fetch_val=None), moment, fresh=True)
-        except Exception:  # its work needs them, whatever it says where there are none
+        except Exception:  # its work needs them, whatever it says if there are none
             return []
         finally:
             self.memory = memory
@@ -146,7 +146,7 @@ class Schemas:
 
 
 def look(tree: Tree) -> Any:
-    """Return what trees that look alike have in common: all but the numbers in tensors and fractions."""
+    """Return a key that is equal for trees that look alike: all but the numbers in tensors and fractions."""
     if isinstance(tree, Tensor):
         return tree.dtype, tuple(tree.shape)
     if is_node(tree):
@@ -192,8 +192,8 @@ def _most_bytes(expected: Tree) -> int:
 def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
     """Say in one line why an answer must not be summed, or None: what was found where, and what is allowed.
 
-    Keys of a total may be left out where some clients do; none may be added, and a value that is summed has all of its
-    own.
+    Keys of a total may be left out if some clients leave them out. None may be added. A value that is summed has all of
+    its own keys.
 
     Args:
         schema: what the answer must look like.
@@ -208,28 +208,28 @@ def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
     'total.loss: found float32 (1,), allowed: float32 (2,)'
     """
     try:
-        _compare(schema.answer, answer, heaviest, schema.optional, "")
-    except _Misfit as found:
-        return str(found)
+        _compare(schema.answer, answer, heaviest, schema.optional)
+    except _Misfit as error:
+        return str(error)
     return None
 
 
 class _Misfit(Exception):
-    """The one line."""
+    """The one line, with the keys of the place in the answer."""
 
-    def __init__(self, at: str, found: str, allowed: str) -> None:
-        super().__init__(printable(f"{at or 'the answer'}: found {found}, allowed: {allowed}"))
+    def __init__(self, at: tuple[Any, ...], value: str, allowed: str) -> None:
+        super().__init__(printable(f"{_below('', *at) or 'the answer'}: found {value}, allowed: {allowed}"))
 
 
-def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str], at: str) -> None:
-    """Compare a total, down to what is weighted, or the rows."""
+def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str], *at: Any) -> None:
+    """Compare a part of an answer at a place: totals down to their numbers, and rows."""
+    if is_node(wanted) and type(got) is not type(wanted):
+        raise _Misfit(at, _named(got), _named(wanted))
     if isinstance(wanted, Weighted):
-        _same_type(wanted, got, at)
         if not _is_number(got.weight) or not 0 <= got.weight <= heaviest:
             raise _Misfit(at, f"weight {_spelled(got.weight)}", f"0 to {heaviest:g}")
-        _compare_value(wanted.value, got.value, at)
+        _compare(wanted.value, got.value, heaviest, optional, *at)
     elif isinstance(wanted, Slotted):
-        _same_type(wanted, got, at)
         if type(got.slots) is not int or got.slots != wanted.slots:
             raise _Misfit(at, f"{shown(got.slots)} slots", f"{wanted.slots}")
         if not isinstance(got.parts, dict):
@@ -237,56 +237,28 @@ def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str],
         for k, part in got.parts.items():
             if type(k) is not int or not 0 <= k < wanted.slots:
                 raise _Misfit(at, f"slot {shown(k)}", f"0 to {wanted.slots - 1}")
-            _compare(wanted.parts[0], part, heaviest, optional, _below(at, k))
+            _compare(wanted.parts[0], part, heaviest, optional, *at, k)
     elif is_node(wanted):
-        _same_type(wanted, got, at)
-        ours = dict(children(wanted))
-        theirs = dict(children(got))
-        _no_more_keys(ours, theirs, at)
-        for key, child in theirs.items():
-            _compare(ours[key], child, heaviest, optional, _below(at, key))
-        _no_fewer_keys({key: child for key, child in ours.items() if _below(at, key) not in optional}, theirs, at)
-    else:
-        _compare_value(wanted, got, at)
-
-
-def _compare_value(wanted: Tree, got: Tree, at: str, *keys: Any) -> None:
-    """Compare what is summed or revealed, below `at` by these keys: tensors and numbers, with all keys."""
-    if is_node(wanted):
-        _same_type(wanted, got, at, *keys)
         ours, theirs = dict(children(wanted)), dict(children(got))
-        _no_more_keys(ours, theirs, at, *keys)
-        _no_fewer_keys(ours, theirs, at, *keys)
+        for key in theirs:
+            if key not in ours:
+                raise _Misfit((*at, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
         for key, child in theirs.items():
-            _compare_value(ours[key], child, at, *keys, key)
+            _compare(ours[key], child, heaviest, optional, *at, key)
+        for key, child in ours.items():
+            if key not in theirs and _below("", *at, key) not in optional:
+                raise _Misfit((*at, key), "nothing", _named(child))
     elif isinstance(wanted, Tensor):
         if not isinstance(got, Tensor) or got.dtype != wanted.dtype or got.shape != wanted.shape:
-            raise _Misfit(_below(at, *keys), _named(got), _named(wanted))
+            raise _Misfit(at, _named(got), _named(wanted))
         if got.numel() and not -LARGEST <= (ends := got.aminmax()).min.item() <= ends.max.item() <= LARGEST:
             if not all_finite(got):
-                raise _Misfit(_below(at, *keys), "a number that is not finite", "finite numbers")
-            raise _Misfit(_below(at, *keys), f"a number beyond {LARGEST}", "smaller ones")
+                raise _Misfit(at, "a number that is not finite", "finite numbers")
+            raise _Misfit(at, f"a number beyond {LARGEST}", "smaller ones")
     elif not _is_number(got) or not abs(got) < math.inf:
-        raise _Misfit(_below(at, *keys), _named(got), "a finite number")
+        raise _Misfit(at, _named(got), "a finite number")
     elif abs(got) > LARGEST:
-        raise _Misfit(_below(at, *keys), _named(got), f"at most {LARGEST}")
-
-
-def _same_type(wanted: Tree, got: Tree, at: str, *keys: Any) -> None:
-    if type(got) is not type(wanted):
-        raise _Misfit(_below(at, *keys), _named(got), _named(wanted))
-
-
-def _no_more_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str, *keys: Any) -> None:
-    for key in theirs:
-        if key not in ours:
-            raise _Misfit(_below(at, *keys, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
-
-
-def _no_fewer_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str, *keys: Any) -> None:
-    for key, child in ours.items():
-        if key not in theirs:
-            raise _Misfit(_below(at, *keys, key), "nothing", _named(child))
+        raise _Misfit(at, _named(got), f"at most {LARGEST}")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,26 +1,31 @@
-"""Bounds on how far one client can move a sum, leaf by leaf.
+"""Bounds on the distance by which one client can move a sum, leaf by leaf.
 
-McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Language Models*, ICLR 2018; McMahan, Andrew,
-et al.: *A General Approach to Adding Differential Privacy to Iterative Training Procedures*, 2018 (leaves as groups);
-bounds that adapt: Andrew, Thakkar, McMahan, Ramaswamy: *Differentially Private Learning with Adaptive Clipping*,
-NeurIPS 2021.
+Sources:
+    McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Language Models*, ICLR 2018.
+
+    McMahan, Andrew, et al.: *A General Approach to Adding Differential Privacy to Iterative Training Procedures*, 2018:
+    leaves as groups.
+
+    Andrew, Thakkar, McMahan, Ramaswamy: *Differentially Private Learning with Adaptive Clipping*, NeurIPS 2021.
 
 | symbol | meaning |
 | --- | --- |
-| `v_k`, `w_k` | value and weight of a leaf, in slot k where it has slots |
+| `v_k`, `w_k` | value and weight of a leaf, in slot k if it has slots |
 | `p_k` | share of slot k in the client's weights, `w_k / sum w`; 1 without slots |
 | `C` | bound of the leaf |
 
-A client sends `f p_k v_k` and the weight `p_k`, with `f = min(1, C / |(p_k v_k)_k|)`. So what it adds to the values of
-a leaf is at most C long, over all slots together, and what it adds to the weights is at most 1 long, as these are
-positive and add up to 1.
+A client sends `f p_k v_k` and the weight `p_k`, with `f = min(1, C / |(p_k v_k)_k|)`. So it adds at most the length C
+to the values of a leaf, over all slots together. It adds at most the length 1 to the weights, which are positive and
+add up to 1.
 
 Choices:
-    Every client counts once, whatever its number of samples: then the sum of weights of a leaf without slots is the
-    number of clients that were asked and there, which is no secret, needs no noise, and is a good divisor. So who has
-    nothing to say, or not numbers, sends zeros and counts, too. Buffers are part of their leaf. What fixed point rounds
-    is taken off the bounds. A share with noise counts as 0 to 1, so that a bound changes by no more than e^rate from
-    round to round, and a client knows how large it can have become.
+    - Every client counts once, whatever its number of samples. Then the sum of weights of a leaf without slots is the
+      number of clients that answered. It is no secret, needs no noise, and is a good divisor.
+    - A client that has nothing to say, or no finite numbers, sends zeros and counts.
+    - Buffers are part of their leaf.
+    - The bounds are reduced by the rounding of fixed point.
+    - A share with noise counts as 0 to 1. So a bound changes by at most e^rate from round to round, and a client knows
+      its largest possible value.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ WITHIN = "?"
 """End of the name of the leaf that says whether a client was within a bound that adapts."""
 
 HALF = 0.5
-"""What it says is half, and minus half where not. Zeros are within, so one client moves it by twice as much."""
+"""What it says is half, and minus half if not. Zeros are within, so one client moves it by twice as much."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,12 @@ class Clip:
     Args:
         bounds: C of each leaf, by its name; that of a total which is a single leaf is "total".
         adaptive: how a bound adapts, of leaves whose bound is only the first of several.
-        own: by leaf, the largest length that the client's owner allows, whatever the study says.
+        owner_bounds: by leaf, the largest length that the client's owner allows, whatever the study says.
     """
 
     bounds: Mapping[str, float]
     adaptive: Mapping[str, Adaptive] = field(default_factory=dict)
-    own: Mapping[str, float] = field(default_factory=dict)
+    owner_bounds: Mapping[str, float] = field(default_factory=dict)
 
     def apply(self, vector: Tensor, form: Form) -> Tensor:
         """Return a client's vector with every leaf within its bounds, and weights that add up to 1.
@@ -112,7 +117,7 @@ class Clip:
                 weights.fill_(1.0)
             most, length = _largest_length(name, values.numel(), form.people, bounds), float(values.norm())
             within[name] = length <= most
-            most = min(most, self.own.get(name or WHOLE, math.inf))
+            most = min(most, self.owner_bounds.get(name or WHOLE, math.inf))
             if length > most:
                 values *= most / length
         return clipped
@@ -142,7 +147,7 @@ class Clip:
 
     def largest_cut(self, name: str, number: int) -> float:
         """Return the largest length to which a leaf can be cut in a round."""
-        return min(self.largest_bound(name, number), self.own.get(name, math.inf))
+        return min(self.largest_bound(name, number), self.owner_bounds.get(name, math.inf))
 
     def largest_bound(self, name: str, number: int) -> float:
         """Return the largest bound that a leaf can have in a round.
@@ -216,12 +221,12 @@ def bound_of(name: str, bounds: Mapping[str, float]) -> float:
 
 
 def _without(missing: str, bounds: Mapping[str, float]) -> FedtideError:
-    known = ", ".join(bounds)
-    return FedtideError(f"wire.privacy.clip: no bound of {missing}, which clients send too; there are: {known}")
+    names = ", ".join(bounds)
+    return FedtideError(f"wire.privacy.clip: no bound of {missing}, which clients send too; there are: {names}")
 
 
 def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -> None:
-    """Raise where sums with noise would not make a run private, or where the method would not be itself.
+    """Raise if sums with noise would not make a run private, or if the method would not be itself.
 
     Args:
         clip: the bounds, of `wire.privacy.clip`.
@@ -239,8 +244,8 @@ def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -
         if name in clip.adaptive:
             raise refused("wire.privacy.adapt", name, "values that no client keeps", f"{where}: {why}")
         if longest > clip.bounds.get(name, math.inf):
-            found = None if math.isinf(longest) else longest
-            raise refused(f"{where}.max_{name}_norm", found, f"at most {clip.bounds[name]:g}", why)
+            bound = None if math.isinf(longest) else longest
+            raise refused(f"{where}.max_{name}_norm", bound, f"at most {clip.bounds[name]:g}", why)
     if buffers:
         why = "noise would change them, and they would take of the bound"
         carried = "running statistics or frozen parameters"

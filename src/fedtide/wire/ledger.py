@@ -1,17 +1,14 @@
-"""The ledger: a line for each noised sum, on the disk before anybody reads the sum.
+"""The ledger of noised sums, and the safe in which a server of real clients keeps them.
 
-It is what a run knows of its budget: who was in which round, and so who may be in the next. A round that is played once
-more, after a kill, comes to the same sum and finds its line; another sum in its place is an error, as it would be a
-second release.
+A line of the ledger is on the disk before anybody reads its sum. The ledger knows the budget of a run: the clients of
+each round, and so the clients that may be in the next round. A round that is played once more, after a kill, comes to
+the same sum and finds its line. Another sum in its place is an error, because it would be a second release.
 
-What a server of real clients keeps of releases.
+With real clients a killed round does not come to the same sum: other clients answer, and noise is fresh. By then the
+sum may have been seen, so no second sum may be released. The round takes the released sum from the safe.
 
-A server that is killed after a release plays the round once more. By then the sum was seen, so neither a second sum of
-other clients nor the same one with fresh noise may be: the round takes the sum that was released, from here.
-
-The folder is private, and what lies in it is on the disk before the ledger has the line of its release. Once a
-checkpoint counts on a round its released sums go to the record: they are what the budget covers, and all that
-models are made of.
+The folder of the safe is private. Its content is on the disk before the ledger has the line of the release. Once a
+checkpoint counts on a round its released sums go to the record, because the budget covers them.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import itertools
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,7 +70,7 @@ class Line(BaseModel):
 
     @property
     def place(self) -> tuple[int, int, int | None]:
-        """What no other release has."""
+        """The key of a release."""
         return self.round, self.ask, self.slot
 
 
@@ -96,17 +93,20 @@ class Ledger:
     ) -> None:
         self.plan, self.z, self.delta, self.path = plan, z, delta, path
         self._offered: dict[int, set[int]] = {}
-        self._count_all([*lines, *([] if path is None else _mended(path))])
+        self._count_all([*lines, *([] if path is None else read(path, mend=True))])
 
     def _count_all(self, lines: Iterable[Line]) -> None:
         self._lines: dict[tuple[int, int, int | None], Line] = {}
-        self._rounds: dict[int, list[int]] = {}
-        self._asked: set[tuple[str, int, int]] = set()
-        self._sampled: set[tuple[str, int]] = set()
+        self._rounds: defaultdict[int, set[int]] = defaultdict(set)
         self._releases: Counter[int] = Counter()
-        self._most = self._after = 0
         for line in lines:
             self._count(line)
+
+    def _count(self, line: Line) -> None:
+        self._lines[line.place] = line
+        self._releases.update(line.clients)
+        for client in line.clients:
+            self._rounds[client].add(line.round)
 
     @property
     def lines(self) -> Sequence[Line]:
@@ -135,28 +135,31 @@ class Ledger:
         return torch.tensor([self._may(client, number) for client in clients.tolist()], dtype=torch.bool)
 
     def _may(self, client: int, number: int) -> bool:
-        before = [held for held in {*self._rounds.get(client, ()), *self._offered.get(client, ())} if held < number]
+        before = [
+            rounds for rounds in {*self._rounds.get(client, ()), *self._offered.get(client, ())} if rounds < number
+        ]
         return len(before) < self.plan.times and number - max(before, default=-self.plan.distance) >= self.plan.distance
 
     def _keeps(self, client: int, number: int) -> bool:
         """Tell whether a client that is in a round, too, is in few enough, and these far enough apart."""
         rounds = sorted({*self._rounds.get(client, ()), number})
-        apart = all(after - before >= self.plan.distance for before, after in itertools.pairwise(rounds))
-        return apart and len(rounds) <= self.plan.times and 0 <= rounds[0] <= rounds[-1] < self.plan.rounds
+        is_apart = all(after - before >= self.plan.distance for before, after in itertools.pairwise(rounds))
+        return is_apart and len(rounds) <= self.plan.times and 0 <= rounds[0] <= rounds[-1] < self.plan.rounds
 
     def epsilon(self, client: int | None = None, more: int = 0) -> float:
-        """Return what was spent so far, at most the plan's.
+        """Return the epsilon spent so far, at most the plan's.
 
         Args:
             client: of this client; None is the one that was in most releases.
             more: so many further releases.
         """
         if self.plan.sampling is not None:
-            return Plan(self._after, self._after, releases=self.plan.releases, sampling=self.plan.sampling).epsilon(
-                self.z, self.delta
-            )
+            rounds = max((line.round + 1 for line in self._lines.values()), default=0)
+            played = Plan(rounds, rounds, releases=self.plan.releases, sampling=self.plan.sampling)
+            return played.epsilon(self.z, self.delta)
         norm = float((coefficients(self.plan.bands) ** 2).sum())
-        releases = (self._most if client is None else self._releases[client]) + more
+        most = max(self._releases.values(), default=0)
+        releases = (most if client is None else self._releases[client]) + more
         return self.plan.spent(releases * norm, self.z, self.delta)
 
     def add(self, line: Line) -> None:
@@ -166,18 +169,19 @@ class Ledger:
             FedtideError: it is not in the budget.
             OSError: it cannot be written; the ledger is as it was.
         """
-        known = self._lines.get(line.place)
-        if known is not None:
-            if known.sha256 != line.sha256:
+        earlier = self._lines.get(line.place)
+        if earlier is not None:
+            if earlier.sha256 != line.sha256:
                 raise self._refused(line, "was released before with another sum")
             return
         late = [client for client in line.clients if not self._keeps(client, line.round)]
         if self.plan.sampling is None and late:
             raise self._refused(line, f"has client {late[0]}, who may not be in it")
-        if any((line.question, line.round, client) in self._asked for client in line.clients):
+        others = [other for other in self.of(line.round) if other.question == line.question]
+        if any(set(other.clients) & set(line.clients) for other in others):
             raise self._refused(line, "asks a client twice")
         draws = self.plan.sampling
-        if draws is not None and ((line.question, line.round) in self._sampled or len(line.clients) > draws.drawn):
+        if draws is not None and (others or len(line.clients) > draws.drawn):
             raise self._refused(line, "is not one draw from all clients")
         before = self.lines
         self._count(line)
@@ -191,25 +195,13 @@ class Ledger:
             self._count_all(before)
             raise
 
-    def _count(self, line: Line) -> None:
-        self._lines[line.place] = line
-        self._after = max(self._after, line.round + 1)
-        self._sampled.add((line.question, line.round))
-        for client in line.clients:
-            rounds = self._rounds.setdefault(client, [])
-            if line.round not in rounds:
-                rounds.append(line.round)
-            self._asked.add((line.question, line.round, client))
-            self._releases[client] += 1
-            self._most = max(self._most, self._releases[client])
-
     def _refused(self, line: Line, why: str) -> FedtideError:
         where = f"'{line.question}' of round {line.round}"
         return FedtideError(f"{self.path or 'wire.privacy'}: {where} {why}; allowed: what the budget has")
 
 
 def eligible(ledger: Ledger | None, clients: Tensor, number: int) -> Tensor:
-    """Tell which clients (n,) have enough left of their privacy for a round; all where there is no ledger."""
+    """Tell which clients (n,) have enough left of their privacy for a round; all if there is no ledger."""
     return torch.ones(len(clients), dtype=torch.bool) if ledger is None else ledger.eligible(clients, number)
 
 
@@ -225,20 +217,20 @@ def arrivals(
         most: how many there are.
         number: of the round.
     """
-    size, came = m, draw(m)
-    there = eligible(ledger, came, number)
-    while int(there.sum()) < m and len(came) == size < most:
-        size = min(size + m - int(there.sum()), most)
-        came = draw(size)
-        there = eligible(ledger, came, number)
-    return came[there], size
+    size, clients = m, draw(m)
+    allowed = eligible(ledger, clients, number)
+    while int(allowed.sum()) < m and len(clients) == size < most:
+        size = min(size + m - int(allowed.sum()), most)
+        clients = draw(size)
+        allowed = eligible(ledger, clients, number)
+    return clients[allowed], size
 
 
 def append(path: Path, line: str, mode: int = 0o666) -> None:
-    """Write a line at the end of a file, and return when it is on the disk; after an error the file is as it was.
+    """Write a line at the end of a file, and return when it is on the disk. After an error the file is as before.
 
     Args:
-        path: the file, which is made where there is none.
+        path: the file, which is made if there is none.
         line: without its end.
         mode: who may read a file that is made.
     """
@@ -256,39 +248,35 @@ def append(path: Path, line: str, mode: int = 0o666) -> None:
         raise
 
 
-def _mended(path: Path) -> list[Line]:
-    """Return the lines of a ledger, and cut off what a kill left of one: it was never released."""
-    whole_lines(path)
-    return read(path)
+def whole_lines(path: Path, mend: bool = True) -> list[str]:
+    """Return the whole lines of a file, none if there is no file.
 
-
-def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a file that this process alone writes, and cut off what a kill left of one."""
+    Args:
+        path: the file.
+        mend: whether the rest after a kill is cut off; only the process that writes the file may do so.
+    """
     if not path.exists():
         return []
     content = path.read_bytes()
     size = content.rfind(b"\n") + 1
-    if size < len(content):
+    if mend and size < len(content):
         os.truncate(path, size)
     return content[:size].decode("utf-8", errors="replace").split("\n")[:-1]
 
 
-def read(path: Path) -> list[Line]:
-    """Return the whole lines of a ledger, which may be written meanwhile; none where there is no file.
+def read(path: Path, mend: bool = False) -> list[Line]:
+    """Return the whole lines of a ledger, see `whole_lines`.
 
     Raises:
         FedtideError: a line is not what this program writes.
     """
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     lines = []
-    for number, each in enumerate(whole.split("\n") if whole else [], start=1):
+    for number, text in enumerate(whole_lines(path, mend), start=1):
         try:
-            said = json.loads(each)
+            values = json.loads(text)
         except ValueError:
             raise FedtideError(f"{path}: line {number}: damaged") from None
-        lines.append(checked(Line, said, f"{path}: line {number}"))
+        lines.append(checked(Line, values, f"{path}: line {number}"))
     return lines
 
 
@@ -323,8 +311,8 @@ class Safe:
         """Keep a noised sum (size,), float64, before its line is written."""
         self._write(self._sum(line), released.numpy().tobytes())
 
-    def found(self, line: Line) -> Tensor | None:
-        """Return the noised sum of a line; None where it is gone or damaged."""
+    def read_sum(self, line: Line) -> Tensor | None:
+        """Return the noised sum of a line; None if it is gone or damaged."""
         for folder in [self.folder, *([] if self.record is None else [self.record])]:
             path = folder / self._sum(line).name
             if path.is_file() and sha256(path) == line.sha256:
@@ -336,12 +324,12 @@ class Safe:
         self._write(self._asked(version), json.dumps(asked).encode())
 
     def noted(self, version: Version) -> dict[str, Any] | None:
-        """Return what was noted of a question; None where that is gone."""
+        """Return the notes of a question; None if they are gone."""
         try:
-            said = json.loads(self._asked(version).read_bytes())
+            notes = json.loads(self._asked(version).read_bytes())
         except (OSError, ValueError):
             return None
-        return said if isinstance(said, dict) else None
+        return notes if isinstance(notes, dict) else None
 
     def offer(self, number: int, clients: list[int]) -> None:
         """Keep that clients are asked to open a sum of a round: their nodes count it, whether it is opened or not."""
@@ -365,8 +353,8 @@ class Safe:
         """
         released = {self._sum(line).name: line.sha256 for line in lines}
         for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
-            own = OWN.fullmatch(path.name)
-            if own is None or int(own[1]) >= before:
+            match = OWN.fullmatch(path.name)
+            if match is None or int(match[1]) >= before:
                 continue
             if self.record is not None and path.name in released and sha256(path) == released[path.name]:
                 self.record.mkdir(parents=True, exist_ok=True)
@@ -379,16 +367,16 @@ class Safe:
         self._write(self.folder / LINES, str(lines).encode())
 
     def check(self, ledger: Ledger) -> None:
-        """Raise where a ledger has fewer lines than it had: what it does not know was released all the same.
+        """Raise if a ledger has fewer lines than it had: what it does not know was released all the same.
 
         Raises:
             FedtideError: it is an older one.
         """
         path = self.folder / LINES
-        known = int(path.read_bytes()) if path.is_file() else 0
-        if len(ledger.lines) < known:
+        fewest = int(path.read_bytes()) if path.is_file() else 0
+        if len(ledger.lines) < fewest:
             but = "an older ledger was put back, and what it lacks would be released a second time"
-            raise refused(f"{ledger.path}: lines", len(ledger.lines), f"{known} or more, or a new site", but)
+            raise refused(f"{ledger.path}: lines", len(ledger.lines), f"{fewest} or more, or a new site", but)
 
     def _sum(self, line: Line) -> Path:
         return self.folder / f"{line.round}.{line.ask}.{'all' if line.slot is None else line.slot}"

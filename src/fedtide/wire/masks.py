@@ -1,20 +1,22 @@
-"""Masks: what a client sends looks like noise, and only the sum of all who are named together can be opened.
+"""Masks: the message of a client looks like noise, and only the sum of all named clients can be opened.
 
-Two messages. First, client i sends its vector x_i modulo 2^64 as
+There are two messages. First, client i sends its vector x_i modulo 2^64 as
 
     y_i = x_i + stream(b_i) + sum over j > i of stream(s_ij) - sum over j < i of stream(s_ij)
 
-b_i is drawn, and s_ij = HKDF(X25519(i, j), ...) is known to i and j alone, so each y_i by itself is uniform. Then the
-server names once who answered. Each of these gives b_i, and s_ij for every j that was asked and did not: with them the
-server takes the masks off the sum. No client ever gives both b_i and all s_ij of one, as long as all are told the
-same list; so b_i is sealed with what every other client gives for its own list, and nothing opens where lists differ.
+b_i is drawn. s_ij = HKDF(X25519(i, j), ...) is known to i and j only, so each y_i by itself is uniform. Then the server
+names once the clients that answered. Each of these sends b_i, and s_ij for every j that was asked and did not answer.
+With these secrets the server takes the masks off the sum.
+
+No client ever sends both b_i and all s_ij, if all clients receive the same list. So b_i is sealed with secrets that
+every other client sends for its own list. Nothing opens if lists differ.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
-shares: where a client vanishes between the messages nothing opens, and the same clients try again, with new masks and
-without training. They never try without the one that vanished: if its message were only late, the server would have two
-sums that differ by one client. So a node opens a question for one list, whatever the try.
+shares. If a client vanishes between the messages nothing opens, and the same clients try again, with new masks and
+without training. They never try without the vanished client. Its message may only be late, and the server would have
+two sums that differ by one client. So a node opens a question for one list, whatever the try.
 
-Secrets are in the memory of their node alone. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
+Secrets are only in the memory of their node. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
 (RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
 """
 
@@ -54,7 +56,7 @@ KEPT = 8
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Return the package `cryptography`; raise with the name of the extra where it is missing."""
+    """Return the package `cryptography`; raise with the name of the extra if it is missing."""
     try:
         import cryptography
         import cryptography.exceptions
@@ -93,7 +95,7 @@ class Context:
     Args:
         run: digest of the run.
         version: (round, number of the ask in it).
-        slot: of its clients, 0 where there are none.
+        slot: of its clients, 0 if there are none.
         attempt: name of the try; every one has masks of its own.
     """
 
@@ -103,18 +105,18 @@ class Context:
     attempt: str
 
     def info(self, purpose: str, *more: object) -> bytes:
-        """Return what a derived secret is for, as no other one is."""
+        """Return the purpose of a derived secret, which no other one has."""
         return _plain("fedtide", purpose, self.run, *self.version, self.slot, self.attempt, *more)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a client was asked.
+    """The question that a client answers.
 
     Args:
         asked: the round and the name of the question, from which its answer follows: it opens each for one list alone.
-        key: digest of all that it was asked with, its model too. Masks come off among those who were asked the same:
-            else a server could send all but one a model of which it knows the answer.
+        key: digest of everything that it was asked with, also its model. Masks come off among clients that were asked
+            the same. Otherwise a server could send all but one client a model of which it knows the answer.
     """
 
     asked: str = ""
@@ -123,7 +125,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a client gives so that a sum can be opened.
+    """The secrets of a client that open a sum.
 
     Args:
         sealed: its b_i, under what all others in the list give.
@@ -136,25 +138,25 @@ class Shown:
     links: Mapping[int, bytes]
 
 
-def put(total: Numbers, seed: bytes, *, add: bool = True) -> None:
+def add_stream(total: Numbers, seed: bytes, *, add: bool = True) -> None:
     """Add the stream of a seed to numbers modulo 2^64, in place, or take it off.
 
     The stream is ChaCha20 from block 0 with a nonce of 0; a seed makes one stream and is used for nothing else.
     """
     ciphers = library().hazmat.primitives.ciphers
-    made = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
     piece = np.empty(PIECE, "<u8")
     for start in range(0, len(total), PIECE):
         part = total[start : start + PIECE]
-        made.update_into(memoryview(ZEROS)[: 8 * len(part)], piece.data.cast("B"))
+        cipher.update_into(memoryview(ZEROS)[: 8 * len(part)], piece.data.cast("B"))
         (np.add if add else np.subtract)(part, piece[: len(part)], out=part)
 
 
 def derived(secret: bytes, info: bytes) -> bytes:
     """Return a secret for one purpose, HKDF with SHA-256."""
     primitives = library().hazmat.primitives
-    made: bytes = primitives.kdf.hkdf.HKDF(primitives.hashes.SHA256(), SEED, None, info).derive(secret)
-    return made
+    result: bytes = primitives.kdf.hkdf.HKDF(primitives.hashes.SHA256(), SEED, None, info).derive(secret)
+    return result
 
 
 def _plain(*parts: object) -> bytes:
@@ -167,15 +169,15 @@ def _digest(alive: Sequence[int]) -> str:
 
 
 def _xor(*parts: bytes) -> bytes:
-    made = 0
+    result = 0
     for part in parts:
-        made ^= int.from_bytes(part)
-    return made.to_bytes(SEED)
+        result ^= int.from_bytes(part)
+    return result.to_bytes(SEED)
 
 
 def link(total: Numbers, i: int, j: int, seed: bytes, *, off: bool = False) -> None:
     """Put the mask that i shares with j on what i sends, in place, or take it off a sum that it is in."""
-    put(total, seed, add=(i < j) != off)
+    add_stream(total, seed, add=(i < j) != off)
 
 
 class Masker:
@@ -185,9 +187,9 @@ class Masker:
         run: digest of the run.
         node: the node's name.
         identity: its registered private key; None for nodes of one process.
-        trusts: (name of a node, its registered key) -> why its word does not count; None where it does.
-        lists: file of the lists that sums were opened for, of which a node that is started again must know: a line
-            each, with a digest and no secret. None keeps them in memory.
+        trusts: (name of a node, its registered key) -> why its word does not count; None if it does.
+        lists: file of the lists that sums were opened for, so that a node that is started again knows them. It has a
+            line for each, with a digest and no secret. None keeps them in memory.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class Masker:
         self.bundle = Bundle(public)
         if identity is not None:
             hashes, ec, forms = primitives.hashes, primitives.asymmetric.ec, primitives.serialization
-            signature = identity.sign(_said(run, node, public), ec.ECDSA(hashes.SHA384()))
+            signature = identity.sign(_signed_bytes(run, node, public), ec.ECDSA(hashes.SHA384()))
             line = identity.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
             self.bundle = Bundle(public, line.decode(), signature)
         self._used: set[tuple[Context, int]] = set()
@@ -252,54 +254,54 @@ class Masker:
         total = vector.numpy().view(np.uint64).copy()
         among = _plain(about.asked, about.key, [[k, peers[k].hex()] for k in sorted(peers)])
         same = hashlib.sha256(total.tobytes() + among).digest()
-        known = self._open.get((context, client))
-        if known is None:
+        entry = self._open.get((context, client))
+        if entry is None:
             if (context, client) in self._used:
                 raise FedtideError("a sum is masked once in a try")
             links = {j: self._link(context, about, client, j, key) for j, key in peers.items() if j != client}
-            known = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about)
+            entry = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about)
             self._used.add((context, client))
-            self._open[context, client] = known
-            while len({(kept.version, kept.attempt) for kept, _ in self._open}) > KEPT:
+            self._open[context, client] = entry
+            while len({(context_of_sum.version, context_of_sum.attempt) for context_of_sum, _ in self._open}) > KEPT:
                 self._open.popitem(last=False)
-        elif known.same != same:
+        elif entry.same != same:
             raise FedtideError("a sum is masked once in a try")
-        put(total, known.own)
-        for j, seed in known.links.items():
+        add_stream(total, entry.seed)
+        for j, seed in entry.links.items():
             link(total, client, j, seed)
         return torch.from_numpy(total.view(np.int64))
 
     def show(self, context: Context, client: int, alive: Sequence[int], fewest: int) -> Shown:
-        """Return what opens the sum of the clients in a list, of which this is one; of a question for one list alone.
+        """Return the secrets that open the sum of the clients in a list, of which this is one; a question has one list.
 
         Raises:
             FedtideError: there are fewer than `fewest`, or another list was named before, or nothing is known of it.
         """
-        known, named = self._open.get((context, client)), set(alive)
-        if known is None:
+        entry, named = self._open.get((context, client)), set(alive)
+        if entry is None:
             raise FedtideError(STALE)
-        if client not in named or not named <= known.peers.keys() or len(named) != len(alive):
+        if client not in named or not named <= entry.peers.keys() or len(named) != len(alive):
             raise refused("sum to open", sorted(named), f"clients that were asked, {client} among them")
         if len(named) < fewest:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
-        if not hidden({each: known.peers[each] for each in named}, fewest):
+        if not hidden({peer: entry.peers[peer] for peer in named}, fewest):
             raise FedtideError(ALONE)
         others, digest = sorted(named - {client}), _digest(alive)
-        self._name(_plain(self.run, known.about.asked, client).decode(), digest)
+        self._name(_plain(self.run, entry.about.asked, client).decode(), digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(
-                self._secret(known.peers[other]), context.info("open", known.about.key, digest, owner, helper)
+                self._secret(entry.peers[other]), context.info("open", entry.about.key, digest, owner, helper)
             )
 
         return Shown(
-            _xor(known.own, *(pad(client, other, other) for other in others)),
+            _xor(entry.seed, *(pad(client, other, other) for other in others)),
             {other: pad(other, client, other) for other in others},
-            {j: seed for j, seed in known.links.items() if j not in named},
+            {j: seed for j, seed in entry.links.items() if j not in named},
         )
 
     def _name(self, question: str, digest: str) -> None:
-        """Note the list that a question of a client is opened for; raise where it is another than before."""
+        """Note the list that a question of a client is opened for; raise if it is another than before."""
         if self._shown.setdefault(question, digest) != digest:
             raise FedtideError("a question is opened for one list of clients")
         if self._lists is not None:
@@ -324,7 +326,7 @@ class Masker:
 def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
     """Tell whether a sum hides clients from any of their holders, too, that the server shows it to.
 
-    A holder knows the answers of its own clients: it takes `fewest - 1` others, as where each has one client.
+    A holder knows the answers of its own clients: it takes `fewest - 1` others, as with one client for each holder.
 
     Args:
         holders: of each client in the sum.
@@ -333,8 +335,8 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
     >>> [hidden(dict(enumerate(holders)), 3) for holders in ("abc", "aab", "aabb", "aaaaab", "aaa")]
     [True, False, True, False, True]
     """
-    held = Counter(holders.values())
-    return len(held) == 1 or all(len(holders) - own >= fewest - 1 for own in held.values())
+    counts = Counter(holders.values())
+    return len(counts) == 1 or all(len(holders) - count >= fewest - 1 for count in counts.values())
 
 
 ALONE = "too few clients of its sum are at other nodes than one, which could tell the server of these"
@@ -350,7 +352,7 @@ class _Sum:
     """A sum that is masked: a digest of what went in, and its secrets."""
 
     same: bytes
-    own: bytes
+    seed: bytes
     links: dict[int, bytes]
     peers: dict[int, bytes]
     about: Question
@@ -369,14 +371,14 @@ def unmasked(masked: Mapping[int, Tensor], shown: Mapping[int, Shown]) -> Tensor
     total = np.zeros(len(next(iter(masked.values()))), np.uint64)
     for i, vector in masked.items():
         total += vector.numpy().view(np.uint64)
-        own = _xor(shown[i].sealed, *(shown[other].opens[i] for other in masked if other != i))
-        put(total, own, add=False)
+        secret = _xor(shown[i].sealed, *(shown[other].opens[i] for other in masked if other != i))
+        add_stream(total, secret, add=False)
         for j, seed in shown[i].links.items():
             link(total, i, j, seed, off=True)
     return torch.from_numpy(total.view(np.int64))
 
 
-def _said(run: str, node: str, public: bytes) -> bytes:
+def _signed_bytes(run: str, node: str, public: bytes) -> bytes:
     return _plain("fedtide", "key for masks", run, node, public.hex())
 
 
@@ -389,7 +391,7 @@ def verified(run: str, node: str, bundle: Bundle) -> bool:
         key = primitives.serialization.load_ssh_public_key(bundle.identity.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             return False
-        key.verify(bundle.signature, _said(run, node, bundle.public), ec.ECDSA(hashes.SHA384()))
+        key.verify(bundle.signature, _signed_bytes(run, node, bundle.public), ec.ECDSA(hashes.SHA384()))
     except (ValueError, TypeError, crypto.exceptions.InvalidSignature, crypto.exceptions.UnsupportedAlgorithm):
         return False
     return True

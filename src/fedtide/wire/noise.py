@@ -1,40 +1,37 @@
-"""Gaussian noise on a sum, once: how much each of its numbers gets, and which slots can be read then.
+"""Gaussian noise on a sum: its size for each number, and its draws at a real server.
 
-McMahan, Andrew, et al.: *A General Approach to Adding Differential Privacy to Iterative Training Procedures*, 2018.
+Source: McMahan, Andrew, et al.: *A General Approach to Adding Differential Privacy to Iterative Training Procedures*,
+2018.
 
 | symbol | meaning |
 | --- | --- |
-| `g` | a group of numbers: the values of a leaf in all slots, or its weights where it has several slots |
-| `C_g` | how far one client moves them: the leaf's bound, or 1 (`fedtide.wire.clip`) |
-| `d_g` | how many they are |
+| `g` | a group of numbers: the values of a leaf in all slots, or its weights if it has several slots |
+| `C_g` | distance by which one client moves them: the leaf's bound, or 1 (`fedtide.wire.clip`) |
+| `d_g` | number of values |
 | `s_g` | deviation of the noise on each of them |
 | `z` | noise multiplier of the whole sum |
 
-With every number divided by its `s_g`, noise has deviation 1, and one client moves all by at most
+If every number is divided by its `s_g`, noise has deviation 1. Then one client moves all numbers by at most
 sqrt(sum C_g^2 / s_g^2). So with `s_g = z C_g / sqrt(a_g)` and sum a_g = 1 a release is the Gaussian mechanism of
-multiplier z, however the parts `a_g` are dealt. One deviation for all numbers, `z sqrt(sum C_h^2)`, is among them, and
-bad where leaves have different units: a loss that may be 5 would drown an update of length 1.
+multiplier z, for any parts `a_g`. One deviation for all numbers, `z sqrt(sum C_h^2)`, is one choice of parts. It is bad
+if leaves have different units: a loss of up to 5 would drown an update of length 1.
 
 Choices:
-    Parts follow the cube root of sizes: `sum s_g sqrt(d_g) / C_g`, the sum of relative errors, is least where
-    a_g = d_g^(1/3) / sum d_h^(1/3). Empty slots get noise, too. The weight of a leaf without slots counts answers, and
-    stays. A slot whose weight is below three deviations of its noise has no mean, as noise would be divided by noise:
-    it is as if no client had answered in it. Noise is rounded to the grid on which sums lie, as the last bits of
-    floating-point noise tell what it was added to (Mironov: *On Significance of the Least Significant Bits for
-    Differential Privacy*, CCS 2012).
+    - Parts follow the cube root of sizes, a_g = d_g^(1/3) / sum d_h^(1/3). They make the sum of relative errors least,
+      `sum s_g sqrt(d_g) / C_g`.
+    - Empty slots get noise, too. The weight of a leaf without slots counts answers, and gets none.
+    - A slot whose weight is below three deviations of its noise has no mean. It counts as a slot without answers.
+    - Noise is rounded to the grid of sums, because the last bits of floating-point noise tell the sum. Source: Mironov:
+      *On Significance of the Least Significant Bits for Differential Privacy*, CCS 2012.
+    - Each normal number is the sum of two Box-Muller numbers of 53 bits, because single ones have gaps that tell. It is
+      no exact sampler of a discrete distribution. Source: Holohan, Braghin: *Secure Random Sampling in Differential
+      Privacy*, ESORICS 2021.
 
-Noise of a real server: normal numbers from the system's generator.
-
-Every draw has a fresh seed of 256 bits from the system, which ChaCha20 stretches (RFC 8439, by `cryptography`). Fresh
-noise needs its draw once, and its seed is never written. Banded noise is made of the draws of earlier rounds, so their
-seeds lie in a private file, on the disk before they are used, until the run is over.
-
-Choices:
-    Two Box-Muller numbers of 53 bits each are added up for each normal number: the floating-point numbers that a single
-    one can be have gaps, and gaps tell (Holohan, Braghin: *Secure Random Sampling in Differential Privacy*, ESORICS
-    2021). Noise is then rounded to the grid of sums (`fedtide.wire.noise`). It is no exact sampler of a discrete
-    distribution. A draw that is asked for once more, by a file that is older than its sums, gets another seed: of
-    two sums with the same noise the difference would have none.
+A real server draws a fresh seed of 256 bits from the system for every draw. ChaCha20 stretches the seed (RFC 8439, by
+`cryptography`). Fresh noise needs its draw once, and its seed is never written. Banded noise is made of the draws of
+earlier rounds. Their seeds lie in a private file until the run is over, and are on the disk before they are used. If
+that file is older than its sums a repeated draw gets another seed. Two sums with the same noise would have a difference
+without noise.
 """
 
 from __future__ import annotations
@@ -92,13 +89,13 @@ def groups_of(form: Form, bounds: Mapping[str, float]) -> dict[str, Group]:
     >>> list(groups_of(Form((Leaf("delta", 2), Leaf("models", 1, slots=2)), 3), {"delta": 1.0, "models": 1.0}))
     ['delta', 'models', 'models#']
     """
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     for leaf in form.leaves:
         if leaf.size:
-            found[leaf.name] = Group(leaf.slots * leaf.size, bound_of(leaf.name, bounds))
+            groups[leaf.name] = Group(leaf.slots * leaf.size, bound_of(leaf.name, bounds))
         if leaf.slots > 1:
-            found[f"{leaf.name}#"] = Group(leaf.slots, 1.0)
-    return found
+            groups[f"{leaf.name}#"] = Group(leaf.slots, 1.0)
+    return groups
 
 
 def noised(total: Tensor, form: Form, bounds: Mapping[str, float], z: float, noise: Tensor) -> Tensor:
@@ -137,15 +134,15 @@ PIECE = 2**16
 
 def normal(seed: bytes, size: int) -> Tensor:
     """Return standard normal numbers (size,) that follow from a seed, and from nothing else."""
-    made = np.empty(size)
+    numbers = np.empty(size)
     stream = _stream(seed)
     for start in range(0, size, PIECE):
         bits = np.frombuffer(stream.update(bytes(8 * 4 * PIECE)), np.uint64).reshape(PIECE, 4)
         uniform = ((bits >> np.uint64(11)) + 1) * 2.0**-53  # in (0, 1]
         length, angle = np.sqrt(-2 * np.log(uniform[:, 0::2])), 2 * np.pi * uniform[:, 1::2]
         piece = (length[:, 0] * np.cos(angle[:, 0]) + length[:, 1] * np.sin(angle[:, 1])) / math.sqrt(2)
-        made[start : start + PIECE] = piece[: size - start]
-    return torch.from_numpy(made)
+        numbers[start : start + PIECE] = piece[: size - start]
+    return torch.from_numpy(numbers)
 
 
 def _stream(seed: bytes) -> Any:
@@ -158,7 +155,7 @@ class SystemNoise:
     """Fresh standard normal numbers for (stream, round, how many).
 
     Args:
-        seeds: private file of the seeds of all draws, for noise that is made of earlier ones; None keeps none, and a
+        seeds: private file of the seeds of all draws, for noise that is made of earlier draws. None keeps none, and a
             draw that is asked for twice is two draws.
 
     Raises:
@@ -166,28 +163,28 @@ class SystemNoise:
     """
 
     seeds: Path | None = None
-    _known: dict[tuple[str, int], bytes] = field(default_factory=dict, init=False, repr=False)
+    _seeds_by_draw: dict[tuple[str, int], bytes] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for number, line in enumerate([] if self.seeds is None else whole_lines(self.seeds), start=1):
             try:
                 stream, at, seed = json.loads(line)
-                self._known[str(stream), int(at)] = bytes.fromhex(seed)
+                self._seeds_by_draw[str(stream), int(at)] = bytes.fromhex(seed)
             except (ValueError, TypeError):
                 raise FedtideError(f"{self.seeds}: line {number}: damaged") from None
 
     def forget(self, drop: Callable[[str, int], bool]) -> None:
         """Forget the seeds of some draws (stream, round), so that these are drawn anew."""
-        self._known = {key: seed for key, seed in self._known.items() if not drop(*key)}
+        self._seeds_by_draw = {key: seed for key, seed in self._seeds_by_draw.items() if not drop(*key)}
 
     def __call__(self, stream: str, number: int, size: int) -> Tensor:
         """Return the numbers of a draw (size,)."""
         if self.seeds is None:
             return normal(secrets.token_bytes(SEED), size)
         key = stream, number
-        if key not in self._known:
+        if key not in self._seeds_by_draw:
             seed = secrets.token_bytes(SEED)
             self.seeds.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             append(self.seeds, json.dumps([stream, number, seed.hex()]), mode=0o600)
-            self._known[key] = seed
-        return normal(self._known[key], size)
+            self._seeds_by_draw[key] = seed
+        return normal(self._seeds_by_draw[key], size)

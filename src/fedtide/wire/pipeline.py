@@ -25,7 +25,7 @@ from fedtide.wire.ledger import Ledger, Safe
 from fedtide.wire.vector import ROOM, Form, as_total, as_vector, opened, quantized
 
 FEWEST = 3
-"""Clients below which no sum is opened, where nothing else is said."""
+"""Clients below which no sum is opened, if nothing else is said."""
 
 SLACK = 1e-3
 """By how much fixed point may move a sum of the largest weights at most."""
@@ -33,12 +33,12 @@ SLACK = 1e-3
 
 @dataclass(frozen=True)
 class Opening:
-    """What the server knows of a sum that it opens.
+    """The facts that the server knows of a sum that it opens.
 
     Args:
         question: what was asked.
         version: (round, number of the ask in it).
-        slot: the slot that its clients were asked in; None where there are none.
+        slot: the slot that its clients were asked in; None if there are none.
         clients: ids of those in the sum, sorted.
         form: of its vector.
     """
@@ -65,7 +65,9 @@ class ServerStep(Protocol):
         """Return the form of a sum of a round with the bounds that adapt."""
 
     def release(self, total: Tensor, opening: Opening) -> Tensor:
-        """Return what the algorithm reads in place of an opened sum (size,), float64; the release is on the disk."""
+        """Return the vector that the algorithm reads in place of an opened sum (size,), float64; it is on the disk by
+        then.
+        """
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,16 @@ class Wire:
         """The releases that no checkpoint holds yet; None if they are not kept."""
         return None if self.server is None else self.server.safe
 
-    def within(self, own: Mapping[str, float]) -> Wire:
+    def within(self, bounds: Mapping[str, float]) -> Wire:
         """Return a client's wire whose bounds are no larger than the owner's bounds."""
-        return self if self.clip is None else replace(self, clip=replace(self.clip, own=own))
+        return self if self.clip is None else replace(self, clip=replace(self.clip, owner_bounds=bounds))
 
     def add_bounds(self, form: Form, number: int) -> Form:
         """Return the form of a sum of a round as the server asks for it."""
         return form if self.server is None else self.server.add_bounds(form, number)
 
     def send(self, form: Form, total: Tree) -> Tensor:
-        """Return what a client sends, in fixed point.
+        """Return a client's total as it leaves the client, in fixed point.
 
         Raises:
             FedtideError: the total is of another form, or (`TooLarge`) one of its numbers does not fit.
@@ -119,7 +121,7 @@ class Wire:
         return quantized(vector if self.clip is None else self.clip.apply(vector, form), form.people)
 
     def fault(self, total: Tensor, form: Form, members: int, heaviest: float) -> str | None:
-        """Return why a sum in fixed point of what clients sent cannot be; None where it can.
+        """Return why a sum in fixed point of what clients sent cannot be; None if it can.
 
                 Args:
                     total: the sum, of a single client what it sent.
@@ -160,7 +162,7 @@ FLOATING = Wire(secure=False, fewest=1, fixed_point=False)
 
 
 def why_not(algorithm: Algorithm) -> str:
-    """Return why masks would hide nothing of an algorithm; "" where they do."""
+    """Return why masks would hide nothing of an algorithm; "" if they do."""
     seen = [SHOWN[name].words for name in algorithm.traits.reveals if name in SHOWN and SHOWN[name].kind == "update"]
     return algorithm.traits.unmaskable or (f"its server sees of each client {seen[0]}" if seen else "")
 

@@ -24,7 +24,7 @@ LEAST = 1e-6
 """The smallest bound to which one adapts: fixed point has room for less, and none is of use."""
 
 Draw = Callable[[str, int, int], Tensor]
-"""Fresh standard normal numbers for (stream, round, how many), where noise has bands the same whenever asked for."""
+"""Fresh standard normal numbers for (stream, round, how many), if noise has bands the same whenever asked for."""
 
 
 def simulated_noise(seed: int) -> Draw:
@@ -43,7 +43,7 @@ def with_noise(wire: Wire, ledger: Ledger, draw: Draw, safe: Safe | None = None)
 
 
 def stream_of(question: str, ask: int, slot: int | None) -> str:
-    """Return the name of the noise of a question, which is correlated over rounds where it has bands."""
+    """Return the name of the noise of a question, which is correlated over rounds if it has bands."""
     return f"{question}/{ask}/{slot}"
 
 
@@ -55,8 +55,8 @@ class Release:
         clip: the clients' step.
         ledger: of the run, with its plan and noise multiplier.
         draw: fresh noise.
-        safe: keeps what was released until a checkpoint counts on it; None where a round that is played once more comes
-            to the same sum, as in a simulation.
+        safe: keeps released sums until a checkpoint counts on them. None if a round that is played once more comes to
+            the same sum, as in a simulation.
     """
 
     clip: Clip
@@ -113,7 +113,7 @@ class Release:
                 if name.endswith(WITHIN)
             },
         )
-        if self.safe is not None and all(each.place != line.place for each in self.ledger.of(number)):
+        if self.safe is not None and all(other.place != line.place for other in self.ledger.of(number)):
             self.safe.keep(line, released)
         self.ledger.add(line)
         if self.safe is not None:
@@ -135,8 +135,8 @@ class Release:
             changed = f"sums of '{opening.question}' changed their form in round {number}, which bands cannot follow"
             raise FedtideError(f'wire.privacy.noise: {changed}; allowed: "plain"')
         for t in range(reached, number + 1):
-            made = correlated(self.draw(stream, t, size).numpy(), past, coefficients(bands))
-            past.appendleft(made)
+            noise = correlated(self.draw(stream, t, size).numpy(), past, coefficients(bands))
+            past.appendleft(noise)
         self._past[stream] = number + 1, past
         return torch.from_numpy(past[0].copy())
 
@@ -147,7 +147,7 @@ LIKELY = 6.0
 
 @dataclass(frozen=True)
 class Noise:
-    """What a released sum has beside the sum of its clients' answers.
+    """The difference between a released sum and the sum of its clients' answers.
 
     Args:
         round: when it was released.
@@ -178,12 +178,12 @@ class Recorded:
     Args:
         step: the step as it was, with all lines of its ledger.
         sums: has what was released.
-        found: the noise of each release so far; it has a meaning where clients have the rows that they had.
+        noise: the noise of each release so far; it has a meaning if clients have the rows that they had.
     """
 
     step: Release
     sums: Safe
-    found: list[Noise] = field(default_factory=list, init=False)
+    noise: list[Noise] = field(default_factory=list, init=False)
     ledger: ClassVar[None] = None
     safe: ClassVar[None] = None
 
@@ -198,14 +198,14 @@ class Recorded:
             FedtideError: there is no such release, of these clients, or its sum is gone.
         """
         place, ledger = (*opening.version, opening.slot), self.step.ledger
-        line = next((each for each in ledger.of(opening.version[0]) if each.place == place), None)
+        line = next((other for other in ledger.of(opening.version[0]) if other.place == place), None)
         if line is None or (line.question, line.clients) != (opening.question, opening.clients):
-            said = "nothing" if line is None else f"'{line.question}' of clients {line.clients}"
+            found_release = "nothing" if line is None else f"'{line.question}' of clients {line.clients}"
             raise FedtideError(
-                f"{LEDGER}: round {place[0]}, question {place[1]}: found {said}, "
+                f"{LEDGER}: round {place[0]}, question {place[1]}: found {found_release}, "
                 f"allowed: '{opening.question}' of clients {opening.clients}, who answered it"
             )
-        released = self.sums.found(line)
+        released = self.sums.read_sum(line)
         if released is None or len(released) != len(total):
             but = "without it no round after it can be played again"
             raise FedtideError(f"{self.sums.record}: the sum released in round {line.round} is gone or damaged; {but}")
@@ -220,14 +220,14 @@ class Recorded:
         noise = _noise(form.tables(released), form.tables(total), scale)
         if len(noise):
             deviation = float(noise.square().mean().sqrt()) / banded
-            self.found.append(Noise(line.round, line.question, deviation, len(noise)))
+            self.noise.append(Noise(line.round, line.question, deviation, len(noise)))
 
 
 def _noise(released: Mapping[str, Tensor], sums: Mapping[str, Tensor], scale: Mapping[str, float]) -> Tensor:
-    """Return what is beside the sums in all values, each in deviations; none of slots that could not be read."""
-    found = [torch.empty(0, dtype=torch.float64)]
+    """Return the noise of all values, each in deviations; slots that could not be read have none."""
+    parts = [torch.empty(0, dtype=torch.float64)]
     for name, table in released.items():
         read = (table != 0).any(1)
         if table.shape[1] > 1:
-            found.append(((table - sums[name])[read, :-1] / scale[name]).flatten())
-    return torch.cat(found)
+            parts.append(((table - sums[name])[read, :-1] / scale[name]).flatten())
+    return torch.cat(parts)

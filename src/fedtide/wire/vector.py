@@ -1,8 +1,8 @@
 """Any total as one vector of a form that is known beforehand, and in fixed point, whose sums do not depend on order.
 
-A vector has `weight * value` and the weight of every leaf, of all slots, with zeros where a client sends nothing: so
-the slot that it chose cannot be seen. Numbers are whole ones modulo 2^64, `BITS` bits after the point. They are
-added exactly, whatever the order, so what is masked and what is not have the same bits.
+A vector has `weight * value` and the weight of every leaf, of all slots. It has zeros for everything that a client does
+not send, so the client's slot cannot be seen. Numbers are whole ones modulo 2^64, with `BITS` bits after the point.
+They are added exactly in any order, so masked and plain sums have the same bits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Leaf:
         name: where it stands, as "delta" or "models.loss".
         size: how many numbers it has, without its weight.
         slots: how many separate sums it has.
-        bound: how long what a client sends of it may be, where that changes from round to round.
+        bound: how long what a client sends of it may be, if that changes from round to round.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Form:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where each leaf begins, and the length of the vector."""
+        """The first number of each leaf, and the length of the vector."""
         starts = [0]
         for leaf in self.leaves:
             starts.append(starts[-1] + leaf.slots * (leaf.size + 1))
@@ -90,10 +90,10 @@ def form_of(total: Tree, people: int) -> Form:
     >>> form_of({"delta": Weighted(torch.zeros(2, 3), 1.0), "models": Slotted({0: Weighted(1.0)}, 4)}, 10).leaves
     (Leaf(name='delta', size=6, slots=1, bound=None), Leaf(name='models', size=1, slots=4, bound=None))
     """
-    made: dict[str, Leaf] = {}
+    leaves_by_name: dict[str, Leaf] = {}
     for name, _, slots, weighted in _weighted(total):
-        made.setdefault(name, Leaf(name, sum(map(_count, leaves(weighted.value))), slots))
-    return Form(tuple(made.values()), people)
+        leaves_by_name.setdefault(name, Leaf(name, sum(map(_count, leaves(weighted.value))), slots))
+    return Form(tuple(leaves_by_name.values()), people)
 
 
 def as_vector(form: Form, total: Tree) -> Tensor:
@@ -140,8 +140,8 @@ def added(one: Tensor | None, other: Tensor) -> Tensor:
     """
     if one is None:
         return other.clone()
-    held = one.numpy().view("uint64")
-    held += other.numpy().view("uint64")
+    total = one.numpy().view("uint64")
+    total += other.numpy().view("uint64")
     return one
 
 
@@ -174,20 +174,20 @@ def as_total(form: Form, vector: Tensor, like: Tree, optional: frozenset[str] = 
     def weigh(tree: Tree, at: str, slot: int | None) -> float:
         return sum(float(tables[name][slot or 0, -1].abs()) for name, *_ in _weighted(tree, at))
 
-    def made(tree: Tree, at: str, slot: int | None) -> Tree:
+    def build(tree: Tree, at: str, slot: int | None) -> Tree:
         if isinstance(tree, Weighted):
             row = tables[at][slot or 0]
             return Sum(_shaped(tree.value, row[:-1]), float(row[-1]))
         if isinstance(tree, Slotted):
             part = next(iter(tree.parts.values()))
-            return [made(part, at, k) if weigh(part, at, k) else None for k in range(tree.slots)]
+            return [build(part, at, k) if weigh(part, at, k) else None for k in range(tree.slots)]
         pairs = [(key, child, _below(at, key)) for key, child in children(tree)]
         if isinstance(tree, dict):
             left = [pair for pair in pairs if pair[2] not in optional or weigh(pair[1], pair[2], slot)]
-            return {key: made(child, name, slot) for key, child, name in left}
-        return rebuild(tree, [made(child, name, slot) for _, child, name in pairs])
+            return {key: build(child, name, slot) for key, child, name in left}
+        return rebuild(tree, [build(child, name, slot) for _, child, name in pairs])
 
-    return made(like, "", None)
+    return build(like, "", None)
 
 
 def _weighted(tree: Tree, at: str = "", slot: int = 0, slots: int = 1) -> Iterator[tuple[str, int, int, Weighted]]:

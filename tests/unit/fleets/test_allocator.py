@@ -10,7 +10,7 @@ import pytest
 
 STEPS = """
 import resource
-from fedtide.fleets.machine import keep_freed
+from fedtide.fleets.this_machine import keep_freed
 
 def step():
     held = [bytearray(3 << 20) for _ in range(8)]

@@ -12,14 +12,11 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.base import Answer, Moment, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.data.shift import Shift
-from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask
-from fedtide.fleets.devices import DeviceClock, LogNormal, Steady, Traces, latencies, speeds
+from fedtide.fleets.devices import DeviceClock, LogNormal, Traces
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.runs.digest import digest_of
-from fedtide.runs.runner import judge_of
 from helpers.handmade import client_of, fleet, people
 from helpers.studies import A, lines_of, record_of, run_of, study
 
@@ -44,17 +41,6 @@ def test_an_answer_is_compute_and_transfer_by_hand():
     assert CLOCK.answers(ask, torch.tensor([10, 4]), 40, 10).tolist() == pytest.approx([7.0, 3.1])
     assert CLOCK.round([3.0, 4.0], 0.5) == 9.5
     assert CLOCK.round([]) == 2.0
-
-
-def test_an_ask_may_say_what_it_costs():
-    """Client 0: 6 passes over 10 rows without gradients are 2 forward and back, 2 s; transfer as before."""
-    ask = Ask("train", "train", Moment(0, 1), torch.tensor([0, 2]), passes=6)
-    assert CLOCK.answers(ask, torch.tensor([10, 4]), 40, 10).tolist() == pytest.approx([8.0, 4.7])
-    plain = fleet({"q": counted}, people(3))
-    made = SimulatedFleet(plain.population, plain.engine, CLOCK)
-    made.begin(Moment(0, 10, 0.0))
-    usual, free = (made.ask("q", torch.tensor([0]), {}, passes=passes).seconds for passes in (None, 0))
-    assert usual - free == pytest.approx(2 * 0.1)
 
 
 def test_the_fleet_charges_what_is_sent_both_ways_and_the_server():
@@ -110,14 +96,6 @@ def patient(seconds, shift=None, **patience):
     return made
 
 
-def test_a_fleet_counts_the_first_of_whoever_it_asks_to_train():
-    made = patient([4.0, 1.0, 3.0, 2.0], first=2)
-    assert made.ask("train", torch.arange(4), {}).clients.tolist() == [1, 3]
-    assert made.elapsed() == 2.0
-    assert made.ask("q", torch.arange(4), {}).clients.tolist() == [0, 1, 2, 3]
-    assert made.ask("train", torch.arange(4), {}, first=3).clients.tolist() == [1, 2, 3]
-
-
 def test_it_waits_until_the_deadline_for_whoever_is_late_and_no_longer_than_needed():
     late = patient([4.0, 1.0, 3.0, 2.0], deadline=3.5)
     assert late.ask("train", torch.arange(4), {}).clients.tolist() == [1, 2, 3]
@@ -131,38 +109,6 @@ def test_it_waits_until_the_deadline_for_whoever_is_late_and_no_longer_than_need
     nobody = patient([4.0, 1.0], deadline=0.5)
     assert nobody.ask("train", torch.arange(2), {}).total is None
     assert nobody.elapsed() == 0.5
-
-
-def test_drop_outs_are_made_up_for_by_over_selection():
-    shift = Shift(Always(dropout_rate=0.3))
-    for number in range(20):
-        made = patient([1.0] * 30, shift, first=10, deadline=5.0)
-        made.begin(Moment(number, 30, 0.0))
-        reply = made.ask("train", torch.arange(30), {})
-        assert len(reply.clients) == 10
-        assert made.elapsed() == 1.0
-    gone = patient([1.0] * 4, Shift(Always(dropout_rate=0.999999)), deadline=5.0)
-    gone.ask("train", torch.arange(4), {})
-    assert gone.elapsed() == 5.0
-
-
-@pytest.mark.parametrize("kind", ["arrivals", "uniform"])
-def test_a_cohort_asks_more_and_counts_so_many(tmp_path, kind):
-    method = {**A, "cohort": {"kind": kind, "clients_per_round": 3, "over_selection": 1.5}}
-    changes = {"devices": {"kind": "log-normal"}, "shift": {"who": {"kind": "always"}}}
-    run = run_of(study(method, **changes), tmp_path)
-    list(run.play())
-    assert [(line["asked"], line["answered"]) for line in lines_of(run.folder)] == [(5, 3)] * 6
-
-
-def test_a_deadline_of_a_cohort_holds_in_a_run(tmp_path):
-    method = {**A, "cohort": {"kind": "everyone", "deadline": 0.08}}
-    changes = {"devices": {"kind": "log-normal", "overhead": 1.0}, "shift": {"who": {"kind": "always"}}}
-    run = run_of(study(method, **changes), tmp_path)
-    list(run.play())
-    lines = lines_of(run.folder)
-    assert all(0 < line["answered"] < 8 for line in lines)
-    assert [line["seconds"] for line in lines] == pytest.approx([1.08 * (n + 1) for n in range(6)])
 
 
 # -- what work costs ---------------------------------------------------------------------------------------------------
@@ -182,12 +128,6 @@ def test_a_deadline_of_a_cohort_holds_in_a_run(tmp_path):
 )
 def test_rows_that_a_solver_puts_through_the_model(local, rows, samples):
     assert LocalTrainer(**local).samples(torch.tensor([rows, rows])).tolist() == [samples] * 2
-
-
-def test_questions_beside_training_are_a_pass_without_gradients():
-    cost = training_cost(LocalTrainer(epochs=2), {})
-    assert cost("train", torch.tensor([30])).tolist() == [60]
-    assert cost("report", torch.tensor([30])).tolist() == [10]
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
@@ -259,45 +199,9 @@ def test_a_case_that_is_not_there_and_a_file_that_is_not_there(tmp_path):
         replace(files(tmp_path), latency="nowhere.json").clock(3, 0, tmp_path, whole)
 
 
-@pytest.mark.shared
-def test_the_published_traces(real_data):
-    """19 of 997 rows have no latency; four samples of a hundred lines."""
-    assert len(latencies(real_data / "device-traces/training_latency.json", "ResNet Latency")) == 978
-    assert len(latencies(real_data / "device-traces/training_latency.json", "Vit Latency")) > 20
-    lines = real_data / "device-traces/mobiperf_sampled_devices.csv"
-    assert len(speeds(lines, None)) == 400
-    spread = [float(speeds(lines, case).log().std()) for case in (1, 2, 3, 4)]
-    assert spread == sorted(spread)
-    clock = Traces().clock(100, 0, real_data, whole)
-    assert float(clock.compute.min()) > 0
-    assert float(clock.bandwidth.min()) > 0
-
-
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 FLEET = {"kind": "log-normal", "compute": 0.1}
-
-
-def test_a_run_reads_the_clock_of_its_devices(tmp_path):
-    run = run_of(study({**A, "cohort": "everyone"}, devices=FLEET, shift={"who": {"kind": "always"}}), tmp_path)
-    list(run.play())
-    clock = judge_of(run.experiment, run.method, 0, MemoryStore(None)).fleet.clock
-    lines = lines_of(run.folder)
-    first = lines[0]["seconds"]
-    assert [line["seconds"] for line in lines] == pytest.approx([first * (n + 1) for n in range(6)])
-    population = judge_of(run.experiment, run.method, 0, MemoryStore(None)).fleet.population
-    held = population.counts(population.clients, "train")
-    by_hand = clock.compute * held + 172 / clock.bandwidth + (172 + 24) / clock.upload
-    assert first == pytest.approx(float(by_hand.max()))
-
-
-def test_devices_are_part_of_the_digest_and_of_the_seed():
-    one, other = study(A, devices=FLEET), study(A, devices={**FLEET, "upload": 0.5})
-    digests = {digest_of(e, e.method[0], seed) for e in (one, other, study(A)) for seed in (0, 1)}
-    assert len(digests) == 6
-    first, second = (judge_of(one, one.method[0], seed, MemoryStore(None)).fleet.clock for seed in (0, 1))
-    assert not torch.equal(first.compute, second.compute)
-    assert study(A, devices="steady").devices == Steady()
 
 
 def test_a_run_on_devices_that_is_stopped_goes_on_with_the_same_bytes(tmp_path):
@@ -334,12 +238,3 @@ def test_arrivals_that_seconds_decide_are_not_known_in_advance(tmp_path):
     kept = codec.from_file(tmp_path / "steady" / "shift" / "0.safetensors")
     assert kept["expected"][:, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
     assert [line["expected"][0] for line in lines_of(steady.folder)] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-
-
-def test_workers_read_the_same_clock(tmp_path, pool):
-    method = {**A, "cohort": {"kind": "oort", "clients_per_round": 4}}
-    changes = {"devices": FLEET, "shift": {"who": {"kind": "always"}}}
-    here, there = (run_of(study(method, **changes), tmp_path / name, pool=p) for name, p in (("a", None), ("b", pool)))
-    list(here.play())
-    list(there.play())
-    assert record_of(tmp_path / "a") == record_of(tmp_path / "b")

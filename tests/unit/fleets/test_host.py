@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fedtide.core.base import Answer, Notes, Prediction, Scores, Slotted, Sum, Weighted
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.data.ragged import Ragged
@@ -20,12 +19,6 @@ from helpers.handmade import always_first, client_of, fleet, people
 
 NAN, INF = float("nan"), float("inf")
 ALL = torch.arange(8)
-LOAD = MemoryStore.load
-
-
-def number(payload, memory, shard, moment, rng):
-    """Everyone sends its own number, weighted by its rows."""
-    return Answer({"n": Weighted(torch.tensor([float(client_of(shard))]), len(shard))})
 
 
 # -- refused answers ---------------------------------------------------------------------------------------------------
@@ -70,30 +63,6 @@ def test_an_answer_that_is_not_finite_is_refused_and_the_others_count(odd, where
     assert reply.rows["r"].flatten().tolist() == [float(c) for c in good]
 
 
-def test_what_a_refused_client_would_have_been_replaced_by_is_nothing():
-    """A refused client changes the sum of the others by no bit."""
-
-    def work(broken):
-        def run(payload, memory, shard, moment, rng):
-            client = client_of(shard)
-            value = torch.tensor([NAN if broken and client == 4 else 1 / (client + 3)])
-            return None if not broken and client == 4 else Answer({"n": Weighted(value, 0.1)})
-
-        return run
-
-    refused, absent = (fleet({"q": work(b)}, people(40)).ask("q", torch.arange(40), {}).total for b in (True, False))
-    assert same(refused, absent)
-
-
-def test_in_a_slot_as_well():
-    def work(payload, memory, shard, moment, rng):
-        return Answer({"d": Slotted({client_of(shard) % 2: Weighted(NAN if client_of(shard) == 3 else 1.0)}, 2)})
-
-    reply = fleet({"q": work}).ask("q", ALL, {})
-    assert reply.refused.tolist() == [3]
-    assert reply.total == {"d": [Sum(4.0, 4.0), Sum(3.0, 3.0)]}
-
-
 def test_a_work_is_run_twice_only_where_its_block_needs_it():
     ran = []
 
@@ -105,59 +74,7 @@ def test_a_work_is_run_twice_only_where_its_block_needs_it():
     assert sorted(ran) == sorted([*range(32), 20, 21])
 
 
-def test_large_numbers_are_not_taken_for_broken_ones():
-    reply = fleet({"q": lambda *given: Answer({"n": Weighted(torch.full((4,), 3e38), 100.0)})}).ask("q", ALL, {})
-    assert len(reply.refused) == 0
-    assert reply.total["n"].value[0].item() == pytest.approx(8 * 100 * 3e38, rel=1e-6)
-
-
-@pytest.mark.parametrize("where", ["total", "rows"])
-def test_a_block_that_is_run_twice_leaves_no_file_behind(tmp_path, where):
-    """Large rows of memory are staged as files before it is known whether the block counts."""
-
-    def work(payload, memory, shard, moment, rng):
-        wrong = client_of(shard) == 5
-        return Answer(
-            {"n": Weighted(NAN if wrong and where == "total" else 1.0)},
-            {"r": torch.tensor(NAN if wrong and where == "rows" else 1.0)},
-            memory={"m": torch.zeros(100)},
-        )
-
-    made = fleet({"q": work}, memory=MemoryStore(tmp_path, small=0))
-    made.ask("q", ALL, {})
-    rows = [made.engine.memory.reference(client, (1, 0)) for client in range(8)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(row.file for row in rows if row is not None)
-
-
 # -- abstention, reveals, notes, memory --------------------------------------------------------------------------------
-
-
-def test_whoever_abstains_is_neither_counted_nor_paid_for():
-    def work(payload, memory, shard, moment, rng):
-        return None if client_of(shard) % 2 else number(payload, memory, shard, moment, rng)
-
-    made = fleet({"q": work})
-    reply = made.ask("q", ALL, {"p": torch.zeros(5)})
-    assert reply.clients.tolist() == [0, 2, 4, 6]
-    assert reply.total["n"].value.tolist() == [24.0]
-    assert reply.total["n"].weight == 8.0
-    assert (reply.cost.down, reply.cost.up) == (8 * 20, 4 * (4 + 8))
-    assert len(reply.refused) == 0
-
-
-def test_where_everyone_abstains_there_is_no_total():
-    reply = fleet({"q": lambda *given: None}).ask("q", ALL, {}, reveal=("r",))
-    assert reply.total is None
-    assert reply.clients.tolist() == []
-    assert reply.rows == {}
-    assert reply.seconds.tolist() == []
-    assert reply.cost.up == 0
-
-
-def test_an_answer_without_sums_is_counted_all_the_same():
-    reply = fleet({"q": lambda *given: Answer({})}).ask("q", ALL, {})
-    assert reply.clients.tolist() == list(range(8))
-    assert reply.total == {}
 
 
 def test_the_server_sees_what_it_asked_for_by_name_and_nothing_else():
@@ -205,32 +122,6 @@ def test_the_leaf_loss_of_training_is_noted(kind):
     assert cost[0] == cost[1]
 
 
-def test_a_loss_that_a_work_notes_itself_is_the_one_that_counts():
-    made = fleet({"train": lambda *given: Answer({"loss": Weighted(0.5)}, notes=Notes(loss=torch.tensor(2.0)))})
-    made.ask("train", torch.tensor([3]), {})
-    (noted,) = made.queries[0].notes.values()
-    assert noted == Notes(loss=torch.tensor(2.0))
-
-
-def test_answers_that_are_no_table_have_no_loss():
-    made = fleet({"train": lambda *given: Answer([Weighted(1.0)])})
-    made.ask("train", ALL, {})
-    assert made.queries[0].notes == {}
-
-
-def test_memory_stays_where_an_answer_brings_none():
-    def work(payload, memory, shard, moment, rng):
-        if moment.round == 0:
-            return Answer({}, memory={"c": torch.ones(1)})
-        return Answer({}) if moment.round == 1 else None
-
-    made = fleet({"q": work})
-    for _ in range(3):
-        made.ask("q", ALL, {})
-        made.begin(made.moment.__class__(made.moment.round + 1, 10, 0.0))
-    assert same(made.engine.memory.read(3, (9, 0)), {"c": torch.ones(1)})
-
-
 def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from():
     """Local training gives views on one scratch module: whatever leaves a client is copied."""
     scratch = torch.zeros(2)
@@ -264,27 +155,6 @@ def test_scores_are_sums_per_client():
     assert (train.rows.tolist(), train.correct.tolist()) == ([2.0], [1.0])
 
 
-def test_a_client_without_rows_has_a_score_of_none():
-    scores = fleet({}).score({}, ALL, part="val")
-    assert scores.rows.tolist() == [0.0] * 8
-
-
-def test_nobody_is_judged():
-    scores = fleet({}).score({}, ALL[:0])
-    assert len(scores) == 0
-    assert scores.rows.shape == (0,)
-
-
-def test_choices_are_counted_per_client():
-    def predict(payload, memories, x, owner):
-        choice = (x[:, 0].long() % 3).clamp(max=payload)
-        return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2), choice)
-
-    scores = fleet({}, predict=predict).score(2, torch.arange(4))
-    assert scores.choice.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
-    assert fleet({}, predict=predict).score(0, torch.arange(4)).choice.tolist() == [[1], [1], [1], [1]]
-
-
 def test_blocks_with_and_without_choices_are_joined():
     def scores(clients, choice):
         n = torch.ones(len(clients), dtype=torch.float64)
@@ -312,16 +182,6 @@ def test_weights_of_experts_are_summed_for_each_client():
     assert scores.choice is None
     assert scores.weights.tolist() == [[n * c / 8, n - n * c / 8] for c, n in enumerate(rows)]
     assert fleet({}).score(0, torch.arange(4)).weights is None
-
-
-def test_blocks_with_fewer_experts_or_none_are_joined():
-    def scores(clients, weights):
-        n = torch.ones(len(clients), dtype=torch.float64)
-        return Scores(torch.tensor(clients), n, n, n, None, weights)
-
-    both = concat_scores([scores([0], None), scores([1, 2], torch.full((2, 2), 0.5)), scores([3], torch.ones(1, 1))])
-    assert both.choice is None
-    assert both.weights.tolist() == [[0, 0], [0.5, 0.5], [0.5, 0.5], [1, 0]]
 
 
 def test_other_ways_to_predict_and_densities_are_summed_for_each_client():
@@ -353,20 +213,6 @@ def test_other_ways_to_predict_sequences_count_the_steps_that_are_scored():
     scores = tally.scores(torch.tensor([7]))
     assert (scores.rows.item(), scores.correct.item(), scores.others["second"].item()) == (4.0, 1.0, 3.0)
     assert scores.density.item() == 3 * -2.0 + -10.0
-
-
-def test_blocks_with_fewer_ways_to_predict_or_none_are_joined():
-    def scores(clients, others, density):
-        n = torch.ones(len(clients), dtype=torch.float64)
-        return Scores(torch.tensor(clients), n, n, n, None, None, others, density)
-
-    one, two = torch.ones(1, dtype=torch.float64), torch.full((2,), 2.0, dtype=torch.float64)
-    both = concat_scores(
-        [scores([0], {}, None), scores([1, 2], {"a": two, "b": two}, two), scores([3], {"a": one}, one)]
-    )
-    assert {name: correct.tolist() for name, correct in both.others.items()} == {"a": [0, 2, 2, 1], "b": [0, 2, 2, 0]}
-    assert both.density.tolist() == [0, 2, 2, 1]
-    assert concat_scores([scores([0], {}, None)]).density is None
 
 
 def test_everyone_is_judged_with_its_own_slot():
@@ -466,30 +312,6 @@ def test_a_client_is_predicted_whole_however_small_the_batches(monkeypatch, each
     assert sorted(rows for call in told for rows in call) == [[float(client)] * each for client in range(7)]
     assert len(told) > 1
     assert max(sum(map(len, call)) for call in told) < 7 + each
-
-
-def test_memory_in_files_is_read_only_when_a_prediction_looks_at_it(tmp_path, monkeypatch):
-    """Of a million parameters each, a thousand clients would be gigabytes."""
-    store, read = MemoryStore(tmp_path, small=0), []
-    for client in range(4):
-        store.stage(client, {"m": torch.tensor([float(client)])})
-        store.commit((-1, 0), [client])
-    monkeypatch.setattr(MemoryStore, "load", lambda self, row: read.append(row) or LOAD(self, row))
-
-    def careless(payload, memories, x, owner):
-        return always_first(payload, memories, x, owner)
-
-    def careful(payload, memories, x, owner):
-        assert len(memories) == 4
-        told.extend(float(memory["m"]) for memory in memories)
-        return always_first(payload, memories, x, owner)
-
-    told: list[float] = []
-    fleet({}, people(4), predict=careless, memory=store).score({}, torch.arange(4))
-    assert not read
-    fleet({}, people(4), predict=careful, memory=store).score({}, torch.arange(4))
-    assert told == [0.0, 1.0, 2.0, 3.0]
-    assert len(read) == 4
 
 
 def test_what_clients_make_to_be_judged_is_held_for_some_at_a_time(monkeypatch):

@@ -10,13 +10,10 @@ import torch
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs.preflight import preflight
 from helpers.quadratics import TASK, at
 from helpers.toys import played, toy
-
-SLOW = {"kind": "steady", "partial_work": 1.0}
 
 
 @pytest.mark.parametrize("local", [{}, {"epochs": 1}, {"local_steps": 1}])
@@ -48,16 +45,6 @@ def test_a_part_is_drawn_from_its_key_and_counts_in_full():
         seen.append({1.5: 1, 2.25: 2}[round(float(fitted.delta.params["weight"]), 6)])
         assert seen[-1] == solver.draw_partial(key).epochs
     assert abs(seen.count(1) - seen.count(2)) < 45
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "ifca", "pfedem"])
-@pytest.mark.parametrize("work", [{"epochs": 2}, {"local_steps": 2}])
-def test_of_two_passes_or_steps_a_straggler_does_one_under_any_method(algorithm, work):
-    local = {"lr": 0.1, "batch_size": 4, **work}
-    one = {**local, **dict.fromkeys(work, 1)}
-    slow = played(toy(algorithm, {"local": local}, devices=SLOW))
-    assert same(slow.state, played(toy(algorithm, {"local": one})).state)
-    assert not same(slow.state, played(toy(algorithm, {"local": local})).state)
 
 
 def test_who_is_slow_is_the_same_for_every_method_and_has_its_share():

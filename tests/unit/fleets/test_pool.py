@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,8 +17,8 @@ from fedtide.core.trees import same
 from fedtide.fleets import pool as calls
 from fedtide.fleets import pool as pools
 from fedtide.fleets import worker
-from fedtide.fleets.machine import Scratch
 from fedtide.fleets.pool import Pool
+from fedtide.fleets.this_machine import Scratch
 from fedtide.fleets.worker import LARGE
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
@@ -66,15 +65,6 @@ def test_this_process_takes_calls_beside_the_others(pool, count):
     assert len(mine) < max(count, 2)
 
 
-def test_an_error_here_leaves_no_call_running(pool):
-    def here(number):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        list(pool.map(ECHO, range(9), here))
-    assert list(pool.map(ECHO, range(9))) == list(range(9))
-
-
 def test_large_results_travel_through_shared_memory_which_does_not_fill_up(pool):
     large = [{"x": torch.arange(LARGE / 4 + i), "y": [torch.zeros(0), torch.tensor(i)]} for i in range(12)]
     assert same(list(pool.map(ECHO, large)), large)
@@ -85,40 +75,11 @@ def test_large_results_travel_through_shared_memory_which_does_not_fill_up(pool)
     assert len(left_in(pool)) <= max(len(before), 8)
 
 
-def test_any_tree_survives_the_way_there_and_back(pool):
-    tree = {
-        "a": (1, None, float("nan"), [torch.tensor(True), torch.zeros(0, 2)]),
-        3: {"x/y": torch.ones((), dtype=torch.bfloat16)},
-    }
-    assert same(list(pool.map(ECHO, [tree])), [tree])
-
-
 def test_calls_send_messages_on_their_way_and_then_their_result(pool, tmp_path):
     messages = list(pool.run(PLAY, [play(tmp_path, "fedavg")]))
     assert [message.value.round for message in messages[:-1]] == [1, 2, 3, 4, 5, 6]
     assert [message.final for message in messages] == [False] * 6 + [True]
     assert messages[-1].value is None
-
-
-def test_messages_say_which_call_they_are_from(pool, tmp_path):
-    arguments = [play(tmp_path / str(i), "fedavg", rounds=3 + i) for i in range(3)]
-    messages = list(pool.run(PLAY, arguments))
-    for call in range(3):
-        own = [message for message in messages if message.call == call]
-        assert [m.value.round for m in own if not m.final] == list(range(1, 4 + call))
-        assert [m.final for m in own].count(True) == 1
-
-
-def test_a_worker_has_one_thread_and_ignores_the_keyboard(pool):
-    for pid in pool.processes:
-        environment = psutil.Process(pid).environ()
-        assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "1")
-    list(pool.map(ECHO, range(4)))
-    before = pool.processes
-    for pid in before:
-        os.kill(pid, signal.SIGINT)
-    assert list(pool.map(ECHO, range(4))) == list(range(4))
-    assert pool.processes == before
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -142,28 +103,11 @@ def test_only_functions_of_this_package_can_be_called(pool, name):
         list(pool.map(name, ["true"]))
 
 
-def test_a_full_disk_in_a_worker_is_one_clear_line(pool, tmp_path):
-    """Here the folder cannot be made, as there is a file in its place."""
-    (tmp_path / "toy").write_text("in the way")
-    with pytest.raises((FedtideError, OSError), match="toy") as error:
-        list(pool.run(PLAY, [play(tmp_path, "fedavg")]))
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("line", ["{}/1-2: No space left on device", "{}/x: cannot be written (No space left on dev"])
 def test_shared_memory_that_is_full_says_what_to_do(pool, line):
     said = pool._advised(line.format(pool.folder))
     assert said.endswith(f"; allowed: fewer workers (--workers), or a larger {pool.folder.parent}")
     assert pool._advised("/mnt/x: No space left on device") == "/mnt/x: No space left on device"
-
-
-@pytest.mark.thorough
-def test_a_pool_begins_where_the_current_folder_was_removed(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with Pool(1) as pool:
-        assert list(pool.map(ECHO, [{"x": 1}])) == [{"x": 1}]
 
 
 def test_whoever_stops_listening_leaves_no_call_running(pool, tmp_path):
@@ -174,23 +118,6 @@ def test_whoever_stops_listening_leaves_no_call_running(pool, tmp_path):
     assert list(pool.map(ECHO, range(5))) == list(range(5))
     time.sleep(0.1)
     assert (tmp_path / "toy" / "0" / "rounds.jsonl").stat().st_size == written
-
-
-def test_whoever_interrupts_the_closing_leaves_no_process_and_no_folder(monkeypatch):
-    pool = Pool(2)
-    processes = [psutil.Process(pid) for pid in pool.processes]
-    for process in processes:
-        process.suspend()  # so that it does not end by itself
-
-    def wait(*given, **named):
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    with pytest.raises(KeyboardInterrupt):
-        pool.close()
-    assert not any(process.is_running() for process in processes)
-    assert not pool.folder.exists()
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
@@ -226,30 +153,6 @@ def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(po
     assert list(pool.map(ECHO, range(5))) == list(range(5))
 
 
-def test_a_call_that_took_down_a_process_is_not_done_by_this_one(pool, tmp_path):
-    options, mine = {"flags": flags(tmp_path / "flags", 1)}, []
-    arguments = [play(tmp_path / str(i), "helpers.deadly:dying", options, rounds=2) for i in range(5)]
-    assert len(list(pool.map(PLAY, arguments, mine.append))) == 5
-    assert not list((tmp_path / "flags").iterdir())
-    assert mine[0] == 0
-    assert not {1, 2} & set(mine)  # what the others did first, and one of which killed its process
-
-
-def test_a_tree_that_cannot_travel_leaves_no_file(pool):
-    pool.free(pool.put("odd", {"x": torch.zeros(3)}))
-    with pytest.raises(TypeError, match="complex"):
-        pool.put("odd", {"x": torch.zeros(3, dtype=torch.complex64)})
-    assert not list(pool.folder.glob("odd*"))
-
-
-def test_a_process_that_dies_between_calls_is_replaced(pool):
-    list(pool.map(ECHO, range(4)))
-    victim = pool.processes[0]
-    os.kill(victim, signal.SIGKILL)
-    assert list(pool.map(ECHO, range(20))) == list(range(20))
-    assert victim not in pool.processes
-
-
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +170,7 @@ def test_closing_leaves_no_process_and_no_file_and_nothing_was_said(capfd):
 
 HOLDING = """
 import os, signal
-from fedtide.fleets.machine import Scratch
+from fedtide.fleets.this_machine import Scratch
 folder = Scratch()
 print(folder.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

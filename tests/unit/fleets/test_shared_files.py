@@ -7,9 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedtide.core.base import Notes, Slotted, Weights
+from fedtide.core.base import Weights
 from fedtide.core.trees import same
-from fedtide.fleets.ask import BlockResult
 from fedtide.fleets.worker import read_shared, write_shared
 from helpers.examples import examples
 
@@ -68,27 +67,3 @@ def test_any_layout_survives(tmp_path, tensor):
     back = read_shared(tmp_path / "file")["x"]
     assert back.tolist() == tensor.tolist()
     assert back.is_contiguous()
-
-
-def test_what_was_read_does_not_change_when_the_file_is_written_again(tmp_path):
-    path = tmp_path / "file"
-    write_shared(path, {"x": torch.zeros(1000)})
-    first = read_shared(path)
-    write_shared(path, {"x": torch.ones(1000)})
-    assert not first["x"].any()
-    first["x"].add_(1)
-    assert read_shared(path)["x"].tolist() == [1.0] * 1000
-
-
-def test_the_result_of_a_block_survives(tmp_path):
-    done = BlockResult(
-        Slotted({0: {"delta": torch.ones(3, dtype=torch.float64)}}, 2),
-        [1, 4],
-        {"pi": [torch.zeros(2)] * 2},
-        {4: {"c": torch.ones(1)}},
-        {1: Notes(branch=torch.tensor(3))},
-        [7],
-        99,
-    )
-    write_shared(tmp_path / "file", done)
-    assert same(read_shared(tmp_path / "file"), done)

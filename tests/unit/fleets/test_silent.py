@@ -64,9 +64,3 @@ def test_a_run_is_the_same_with_and_without(algorithm, options, shift):
     question = "shifted" if algorithm == "flexcfl" else "report"
     follows = options.get("representation") == {"kind": "gradient", "at": "global", "sketch": 8}
     assert fewer[question] == more[question] if follows else fewer[question] < more[question]
-
-
-def test_whoever_never_drifts_is_asked_twice():
-    """Once to report, once to find that it has nothing to say."""
-    _, worked = run("fielding", {}, ALWAYS, shortcut=True)
-    assert worked["report"] == 2 * 8

@@ -10,16 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.core import codec
-from fedtide.core.base import Answer, Cost, Moment, Notes, Slotted, Sum, Weighted, Weights
+from fedtide.core.base import Answer, Cost, Moment, Notes, Sum, Weighted, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask, BlockResult, Query
-from fedtide.fleets.devices import SteadyClock
-from fedtide.fleets.local_engine import LocalEngine, threads
 from fedtide.fleets.simulated import _sends
 from fedtide.fleets.totals import BLOCKS, add_up, join
 from fedtide.fleets.worker_engine import Branch, _last_done, cut_evenly
@@ -97,16 +94,6 @@ def test_an_absence_moves_no_client_to_another_block(clients, data):
     assert late.clients.tolist() == abstained.clients.tolist() == [c for c in range(clients) if c not in absent]
 
 
-def test_the_cut_shows_in_the_last_bits():
-    """Otherwise the tests above would say nothing."""
-    clients = list(range(40))
-    present = [c for c in clients if c % 3]
-    kept = summed([[c for c in block if c % 3] for block in cut(clients)])
-    cut_again = summed(cut(present))
-    one_by_one = summed([present])
-    assert len({kept, cut_again, one_by_one}) > 1
-
-
 @law
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=BLOCKS), st.integers(1, 20))
 def test_branches_that_are_added_up_elsewhere_change_no_bit(work, processes):
@@ -138,41 +125,6 @@ def test_equal_blocks_are_shared_evenly_in_few_calls(clients, processes):
     assert [len(cut_evenly([60] * 16, processes)) for processes in (1, 2, 4, 8, 16)] == [1, 2, 4, 8, 16]
 
 
-class Backwards(LocalEngine):
-    def ask(self, jobs, payload):
-        done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
-        yield from (done[i] for i in range(len(jobs)))
-
-
-class Branches(LocalEngine):
-    def ask(self, jobs, payload):
-        for first, last in cut_evenly([len(job.clients) for job in jobs], 3):
-            yield add_up((self.host.ask(job, payload) for job in jobs[first:last]), last - first)
-
-
-class ByWire(LocalEngine):
-    def ask(self, jobs, payload):
-        for job in jobs:
-            yield codec.from_bytes(codec.to_bytes(self.host.ask(codec.from_bytes(codec.to_bytes(job)), payload)))
-
-
-@pytest.mark.parametrize("engine", [Backwards, Branches, ByWire])
-def test_no_engine_changes_a_sum(engine):
-    totals = [
-        fleet({"q": fraction}, people(37), engine=e).ask("q", torch.arange(37), {}).total for e in (LocalEngine, engine)
-    ]
-    assert same(*totals)
-
-
-def test_nobody_is_asked():
-    made = fleet({"q": fraction})
-    reply = made.ask("q", torch.arange(0), {"p": torch.zeros(3)})
-    assert reply.total is None
-    assert (reply.cost.down, reply.cost.up) == (0, 0)
-    assert made.queries[0].seconds == 0.0
-    assert made.ask("q", torch.arange(0), [{}, {}], slot=torch.arange(0)).total is None
-
-
 # -- who counts --------------------------------------------------------------------------------------------------------
 
 SECONDS = [5.0, 1.0, 3.0, 1.0, 8.0, 2.0, 1.0, 4.0]
@@ -194,14 +146,6 @@ def test_whoever_answers_by_the_deadline_counts(deadline, counted):
     reply = fleet({"q": fraction}, seconds=SECONDS).ask("q", torch.arange(8), {}, deadline=deadline)
     assert reply.clients.tolist() == counted
     assert (reply.total is None) == (not counted)
-
-
-def test_first_and_deadline_together():
-    made = fleet({"q": fraction}, seconds=SECONDS)
-    assert made.ask("q", torch.arange(8), {}, first=4, deadline=1.5).clients.tolist() == [1, 3, 6]
-    # Equally fast ones are taken by chance, or the same few would always win.
-    won = {tuple(made.ask("q", torch.arange(8), {}, first=2, deadline=4.0).clients.tolist()) for _ in range(40)}
-    assert won == {(1, 3), (1, 6), (3, 6)}
 
 
 def test_who_is_not_there_and_who_is_asked_twice_is_refused():
@@ -241,12 +185,6 @@ def test_drop_outs_are_drawn_per_client_and_ask_and_not_among_the_first():
     assert made.ask("q", some, {}).clients.tolist() == [c for c in one if 5 <= c < 25]
 
 
-def test_a_drop_out_has_been_sent_the_payload():
-    made = fleet({"q": fraction}, seconds=SECONDS)
-    reply = made.ask("q", torch.arange(8), {"p": torch.zeros(10)}, first=2)
-    assert (reply.cost.down, reply.cost.up) == (8 * 40, 2 * 16)
-
-
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
@@ -267,18 +205,6 @@ def test_bytes_by_hand():
     assert made.queries[0].cost == reply.cost
 
 
-def test_with_slots_everyone_is_sent_its_own_entry():
-    made = fleet({"q": lambda *given: Answer({"n": Weighted(torch.zeros(1), 1.0)})})
-    payload = [{"w": torch.zeros(1)}, {"w": torch.zeros(10)}, {"w": torch.zeros(100)}]
-    reply = made.ask("q", torch.tensor([5, 1, 3]), payload, slot=torch.tensor([1, 0, 1]))
-    assert (reply.cost.down, reply.cost.up) == (4 + 2 * 40, 3 * 12)
-
-
-def test_refused_answers_are_not_paid_for():
-    made = fleet({"q": lambda p, m, s, t, r: Answer({"n": Weighted(float("nan") if client_of(s) == 2 else 1.0)})})
-    assert made.ask("q", torch.arange(4), {}).cost.up == 3 * 16
-
-
 # -- slots -------------------------------------------------------------------------------------------------------------
 
 
@@ -293,20 +219,6 @@ def test_totals_come_back_per_slot_whatever_the_order_of_the_clients():
         reply = made.ask("q", torch.tensor([2, 3, 5, 7])[order], payload, slot=slot)
         assert reply.total == [{"n": Sum(7.0, 2.0)}, None, {"n": Sum(2010.0, 2.0)}]
         assert reply.clients.tolist() == [2, 3, 5, 7]
-
-
-def test_the_number_of_slots_may_be_said_where_the_payload_does_not():
-    made = fleet({"q": lambda *given: Answer({"n": Weighted(1.0)})})
-    reply = made.ask("q", torch.arange(3), {0: "a", 4: "b"}, slot=torch.tensor([4, 0, 4]), slots=6)
-    assert reply.total == [{"n": Sum(1.0, 1.0)}, None, None, None, {"n": Sum(2.0, 2.0)}, None]
-
-
-def test_slotted_parts_within_a_slot_are_finished_as_well():
-    def work(payload, memory, shard, moment, rng):
-        return Answer({"d": Slotted({client_of(shard) % 2: Weighted(1.0)}, 2)})
-
-    reply = fleet({"q": work}).ask("q", torch.tensor([0, 2, 3]), ["a", "b"], slot=torch.tensor([0, 0, 1]))
-    assert reply.total == [{"d": [Sum(2.0, 2.0), None]}, {"d": [None, Sum(1.0, 1.0)]}]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -344,38 +256,7 @@ def test_torchs_global_generator_is_seeded_per_client_and_restored():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_global_randomness_is_restored_after_an_error():
-    def work(payload, memory, shard, moment, rng):
-        raise RuntimeError("in the middle")
-
-    before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="in the middle"):
-        fleet({"q": work}).ask("q", torch.arange(3), {})
-    assert torch.equal(before, torch.get_rng_state())
-
-
 # -- memory, moments, queries ---------------------------------------------------------------------------------------
-
-
-def counting(payload, memory, shard, moment, rng):
-    count = 1 if memory is None else memory["count"] + 1
-    return Answer({"train_clients": Weighted(float(count - 1))}, memory={"count": count})
-
-
-def test_a_second_ask_of_a_round_sees_the_memory_of_the_first():
-    made = fleet({"q": counting})
-    assert [made.ask("q", torch.arange(4), {}).total["train_clients"].value for _ in range(3)] == [0.0, 4.0, 8.0]
-    made.begin(Moment(1, 10, 0.0))
-    assert made.ask("q", torch.arange(5), {}).total["train_clients"].value == 12.0
-
-
-def test_a_round_begun_again_sees_the_memory_it_saw():
-    made = fleet({"q": counting})
-    made.ask("q", torch.arange(4), {})
-    made.engine.memory.settle((1, 0))
-    for _ in range(3):
-        made.begin(Moment(1, 10, 0.0))
-        assert [made.ask("q", torch.arange(4), {}).total["train_clients"].value for _ in range(2)] == [4.0, 8.0]
 
 
 def test_memory_is_written_when_an_ask_ends_and_not_before():
@@ -388,40 +269,6 @@ def test_memory_is_written_when_an_ask_ends_and_not_before():
     made = fleet({"q": nosy})
     made.ask("q", torch.arange(4), {})
     assert seen == [None] * 4
-
-
-def test_a_fleet_says_who_there_is():
-    made = fleet({}, people(5, held_out_clients=3))
-    assert made.clients.tolist() == made.reachable.tolist() == [0, 1, 2, 3, 4]
-    assert sorted(made.arrivals(3).tolist()) == made.arrivals(3).tolist()
-    assert len(made.arrivals(3)) == 3
-    assert made.arrivals(99).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_the_queries_are_those_of_the_round():
-    made = fleet({"a": fraction, "b": fraction}, seconds=SECONDS)
-    made.ask("a", torch.tensor([0, 4]), {})
-    made.ask("b", torch.tensor([1, 2]), {})
-    assert [(query.ask.question, query.ask.clients.tolist(), query.seconds) for query in made.queries] == [
-        ("a", [0, 4], 8.0), ("b", [1, 2], 3.0),
-    ]  # fmt: skip
-    assert made.elapsed() == 11.0
-    made.begin(Moment(1, 10, 0.0))
-    assert made.queries == []
-
-
-def test_the_time_before_round_zero_does_not_count():
-    made = fleet({"q": fraction}, seconds=SECONDS)
-    made.begin(Moment(-1, 10, 0.0))
-    made.ask("q", torch.arange(8), {})
-    assert made.elapsed() == 0.0
-
-
-def test_a_steady_clock_takes_the_same_time_for_everyone():
-    clock = SteadyClock(2.5)
-    ask = Ask("train", "train", Moment(0, 1), torch.arange(3))
-    assert clock.answers(ask, torch.arange(3), 10**9, 10**9).tolist() == [2.5] * 3
-    assert clock.round([]) == clock.round([1.0, 7.0]) == 2.5
 
 
 # -- sums only ---------------------------------------------------------------------------------------------------------
@@ -440,30 +287,6 @@ def test_a_fleet_that_gives_sums_only_refuses_every_reveal_before_anyone_works()
     assert worked == []
     assert made.queries == []
     assert made.ask("q", torch.arange(3), {}).total["n"].value == 3.0
-
-
-# -- threads -----------------------------------------------------------------------------------------------------------
-
-
-def test_threads_are_set_for_the_work_and_put_back():
-    told = []
-
-    def work(payload, memory, shard, moment, rng):
-        told.append(torch.get_num_threads())
-        return None
-
-    made = fleet({"q": work}, engine=lambda host: LocalEngine(host, threads=2))
-    made.ask("q", torch.arange(3), {})
-    assert told == [2, 2, 2]
-    assert torch.get_num_threads() == 1
-    with pytest.raises(KeyError), threads(3):
-        raise KeyError
-    assert torch.get_num_threads() == 1
-
-
-def test_an_engine_is_a_value():
-    made = fleet({"q": fraction})
-    assert replace(made.engine, threads=2).host is made.engine.host
 
 
 # -- what was sent -----------------------------------------------------------------------------------------------------

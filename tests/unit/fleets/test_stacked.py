@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,8 +28,6 @@ from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
-from fedtide.runs.digest import digest_of
-from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run, judge_of
 from helpers.toys import played, toy
 
@@ -191,25 +188,12 @@ def test_clients_that_work_in_step_do_what_they_do_alone(name, monkeypatch):
         near([here.notes[c].loss for c in here.notes], [there.notes[c].loss for c in there.notes])
 
 
-def test_dropout_of_a_client_that_is_trained_in_step_is_its_own():
-    model = {"kind": "python", "function": "helpers.toys:dropping"}
-    alone, many = both(*ragged({}, "ifca", model=model))
-    near(alone.state, many.state)
-
-
 @pytest.mark.parametrize("local", [{"epochs": 2}, {"local_steps": 4}, {"batch_size": 0}])
 def test_batchnorm_sees_no_padding_and_its_statistics_are_each_clients_own(local):
     alone, together = both(*ragged({"local": local}, model={"kind": "python", "function": "helpers.toys:normed"}))
     assert together.state.weights.buffers
     near(alone.state, together.state)
     assert together.fleet.queries[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalized
-
-
-def test_small_stacks_give_the_same(monkeypatch):
-    experiment, host = ragged()
-    whole = played(experiment, host=host, rounds=2, engine=StackedEngine)
-    monkeypatch.setattr(engines, "STACK_BYTES", 1)
-    near(whole.state, played(experiment, host=host, rounds=2, engine=StackedEngine).state)
 
 
 @pytest.mark.parametrize(("algorithm", "model", "rows"), [("scaffold", None, 0), ("ifca", NORMED, 1)])
@@ -226,21 +210,6 @@ def test_a_client_that_cannot_take_a_step_does_not_show_that_others_cannot_be_st
     near(*(run.state for run in both(experiment, host)))
     assert len(sizes) >= 3
     assert min(sizes) > 1
-
-
-def test_nobody_is_cut_into_no_stack():
-    """As of a cluster whose clients have no rows."""
-    _, host = ragged()
-    assert StackedEngine(host)._cut(torch.empty(0, dtype=torch.int64), 1, None, 20) == []
-
-
-@pytest.mark.parametrize(("where", "alone"), [("cpu", True), ("meta", False)])
-def test_a_device_takes_more_rows_at_once_than_a_cache(where, alone):
-    """The network of FEMNIST makes 2 MB of a row, and 40 MB of a batch of 20."""
-    _, host = ragged()
-    made = SimpleNamespace(device=torch.device(where), row_bytes=2 * 2**20)
-    cuts = StackedEngine(host)._cut(torch.full((8,), 20), 2**20, made, 20)
-    assert [len(cut) for cut in cuts] == ([1] * 8 if alone else [8])
 
 
 def test_a_client_whose_numbers_are_not_finite_is_refused_and_spoils_no_other():
@@ -270,14 +239,6 @@ def test_steps_are_planned_as_the_local_solver_takes_them(steps, batch, smallest
         assert flat.tolist() == [row for batch in taken for row in batch.tolist()]
 
 
-def test_rows_of_several_clients_are_those_of_each():
-    _, host = ragged()
-    clients = torch.tensor([3, 4, 1])
-    for client, shard in zip(clients.tolist(), host.population.shards(clients, NOW), strict=True):
-        alone = host.population.shard(client, NOW)
-        assert same((shard.x, shard.y, shard.ids, shard.val.x), (alone.x, alone.y, alone.ids, alone.val.x))
-
-
 @pytest.mark.parametrize(("algorithm", "engine"), [("cfl", LocalEngine), ("fedavg", StackedEngine)])
 def test_a_method_that_cannot_be_stacked_is_played_alone_beside_others(algorithm, engine):
     experiment = toy(algorithm, fleet={"kind": "stacked"})
@@ -285,14 +246,6 @@ def test_a_method_that_cannot_be_stacked_is_played_alone_beside_others(algorithm
     assert engines.why_alone(host) == ("its clients do more than train" if engine is LocalEngine else None)
     fleet = judge_of(experiment, experiment.method[0], 0, MemoryStore(None)).fleet
     assert type(fleet.engine) is engine
-
-
-def test_a_comparison_says_once_what_is_not_stacked():
-    first = toy("fedavg", fleet={"kind": "stacked"})
-    method = first.method[0].model_copy(update={"name": "CFL", "algorithm": "cfl", "options": {}})
-    both = first.model_copy(update={"method": (*first.method, method)})
-    assert preflight(both).message == "not stacked, one client after the other: CFL (its clients do more than train)"
-    assert preflight(first).message == ""
 
 
 @pytest.mark.parametrize(
@@ -306,15 +259,6 @@ def test_a_comparison_says_once_what_is_not_stacked():
 def test_models_and_losses_that_cannot_be_stacked_say_why(task, local, why):
     work = Training(task, local, "samples")
     assert why in (stack.unstackable(work.task, work.local, work.term) or "")
-
-
-def test_only_stacked_is_another_digest():
-    kinds = ("local", "workers", "auto", "stacked")
-    digests = [
-        digest_of(experiment, experiment.method[0], 0)
-        for experiment in (toy("fedavg", fleet={"kind": kind}) for kind in kinds)
-    ]
-    assert digests[0] == digests[1] == digests[2] != digests[3]
 
 
 def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path):

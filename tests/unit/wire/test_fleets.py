@@ -56,12 +56,6 @@ def test_a_client_whose_number_does_not_fit_is_refused():
     assert reply.clients.tolist() == [0, 2, 3]
 
 
-def test_bytes_are_those_of_a_vector():
-    run = begun("fedavg")
-    numbers = sum(each.numel() for each in run.state.weights.params.values())
-    assert run.fleet.ask("train", torch.arange(4), run.state.weights).cost.up == 4 * 8 * (numbers + 1 + 2)
-
-
 @pytest.mark.parametrize("law", [every.block_order, every.stops, every.round_again, every.dropouts])
 @pytest.mark.parametrize("name", ["scaffold", "ifca", pytest.param("fedem", marks=pytest.mark.thorough)])
 def test_laws_of_fleets_hold_in_fixed_point(name, law):

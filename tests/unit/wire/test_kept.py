@@ -272,16 +272,6 @@ def test_a_released_sum_is_taken_again_only_for_its_own_question_and_clients(tmp
         assert said == {"lost: its sum was released before the server ended, and is gone"}
 
 
-def test_words_of_a_question_break_no_line_of_a_ledger(tmp_path):
-    """What separates lines for people is a letter like others here."""
-    ledger = Ledger(Plan(3, 3), 1.0, 1e-5, tmp_path / LEDGER)
-    line = {"ask": 0, "slot": None, "z": 1.0, "bounds": {}, "clients": (0,), "epsilon": 0.0, "sha256": ""}
-    for number, question in enumerate(("a\u2028b", "a\x85b", "a\nb")):
-        ledger.add(Line(round=number, question=question, **line))
-    assert read(tmp_path / LEDGER) == list(ledger.lines)
-    assert list(Ledger(Plan(3, 3), 1.0, 1e-5, tmp_path / LEDGER).lines) == list(ledger.lines)
-
-
 def test_released_sums_of_rounds_that_are_over_go_to_the_record(tmp_path):
     """One without a line in the ledger was seen by nobody, as its server was killed before, and goes."""
     safe, sums = (
@@ -294,8 +284,8 @@ def test_released_sums_of_rounds_that_are_over_go_to_the_record(tmp_path):
         safe.keep(each, made)
     safe.settle(2, lines[1:])
     assert [path.name for path in sorted(tmp_path.glob("*/*.all"))] == ["2.0.all", "1.0.all"]
-    assert safe.found(lines[0]) is None
-    assert [safe.found(each).tolist() for each in lines[1:]] == [[1.0, 1.0], [2.0, 2.0]]
+    assert safe.read_sum(lines[0]) is None
+    assert [safe.read_sum(each).tolist() for each in lines[1:]] == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def test_who_was_asked_to_open_a_sum_is_known_after_a_restart(tmp_path):

@@ -77,15 +77,6 @@ def test_plays_with_noise_that_follows_from_the_seed(name):
     assert 0 < lines[0].epsilon <= lines[-1].epsilon <= 8.0 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("target", ["number", "quantiles", "counts"])
-def test_sums_of_methods_that_learn_values_are_known_beforehand(target):
-    wire = {"secure": True, "privacy": {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 1.0}, "distance": 2}}
-    experiment = toy("fedavg", data={"target": target}, wire=wire)
-    (form,) = preflight(experiment).forms
-    assert {leaf.name for leaf in form.leaves} == {"delta", "loss"}
-    assert all_finite(played(experiment, rounds=1).state)
-
-
 def test_noise_is_on_the_sum_once(monkeypatch):
     """The step of the server with noise, less that without, is the noise that the plan wants over the answers."""
     forms = []
@@ -161,13 +152,6 @@ def test_bounds_that_cannot_adapt():
         preflight(private("scaffold", options={"max_control_norm": 1.0}, clip=clip, adapt={"control": {}}))
     with pytest.raises(FedtideError, match=r"wire.privacy: adapt: found 'los', .*; did you mean 'loss'\?$"):
         private("fedavg", clip=clip, adapt={"los": {}})
-
-
-def test_slots_in_which_noise_drowns_all_keep_their_model():
-    run = played(private("ifca", epsilon=None, multiplier=100.0))
-    assert len(run.fleet.ledger.lines) == len(run.steps)
-    assert same(run.state.weights, run.steps[0].received.weights)
-    assert not same(run.state.members, run.steps[0].received.members), "a sum without slots has noise, and is read"
 
 
 def test_scaffold_keeps_what_it_sent(monkeypatch):
@@ -266,11 +250,6 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
         check_private(Clip({}), host.algorithm, True, "method 'toy'")
     with pytest.raises(FedtideError, match=r"^model: found 'running statistics or frozen parameters', but noise"):
         preflight(toy("fedavg", wire=experiment.wire.model_dump(), model="python:helpers.toys:normed"))
-
-
-def test_a_leaf_without_a_bound_is_named():
-    with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
-        played(private("fedavg", clip={"delta": 1.0}))
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,14 @@ class Guest:
         address: where it comes from.
         writer: to it.
         since: when it came.
-        known: whether a node has shown its key on it.
+        is_node: whether a node has shown its key on it.
         sent: bytes that it sent.
     """
 
     address: str
     writer: asyncio.StreamWriter
     since: float = field(default_factory=time.monotonic)
-    known: bool = False
+    is_node: bool = False
     sent: int = 0
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class Door:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the door."""
         return int(self._server.sockets[0].getsockname()[1])
 
     def guest(self, port: int) -> Guest | None:
@@ -106,13 +106,13 @@ class Door:
 
     def know(self, guest: Guest) -> None:
         """Take a connection for that of a node."""
-        guest.known = True
+        guest.is_node = True
         self._forget(guest)
 
     def doubt(self, guest: Guest) -> None:
         """Take a connection for a stranger's again: the stream of its node has ended."""
-        if guest.known and guest in self._guests.values():
-            guest.known, guest.sent, guest.since = False, 0, time.monotonic()
+        if guest.is_node and guest in self._guests.values():
+            guest.is_node, guest.sent, guest.since = False, 0, time.monotonic()
             if not self._count(guest):
                 guest.end()
 
@@ -159,10 +159,10 @@ class Door:
 
     def _make_room(self, address: str) -> bool:
         """End a stranger in favor of a new one from an address, if that is fair; tell whether it was."""
-        there = Counter(guest.address for guest in self._strangers)
-        ((busiest, most),) = there.most_common(1)
+        counts = Counter(guest.address for guest in self._strangers)
+        ((busiest, most),) = counts.most_common(1)
         oldest = next(guest for guest in self._strangers if guest.address == busiest)
-        if there[address] + 1 >= most and time.monotonic() - oldest.since < TURN:
+        if counts[address] + 1 >= most and time.monotonic() - oldest.since < TURN:
             return False
         self._forget(oldest)
         oldest.end()
@@ -174,7 +174,7 @@ class Door:
 
 
 def _network(address: str) -> str:
-    """Return what counts as one address: of IPv6 the 64 bits that one machine may have all of.
+    """Return the address by which strangers are counted: of IPv6 the 64 bits that one machine may have all of.
 
     >>> _network("192.0.2.7"), _network("2001:db8::1:2")
     ('192.0.2.7', '2001:db8::/64')
@@ -186,7 +186,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, g
     """Pass on what comes, until it ends; of a stranger no more than it may send."""
     with suppress(OSError):
         while data := await reader.read(CHUNK):
-            if guest is not None and not guest.known:
+            if guest is not None and not guest.is_node:
                 guest.sent += len(data)
                 if guest.sent > ALLOWED:
                     return

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc.protocol import (
+from fedtide.remote.grpc.stream_protocol import (
     BOTH,
     HEADER,
     METHOD,
@@ -53,7 +53,7 @@ OPTIONS = [
 
 @dataclass(frozen=True)
 class Cause:
-    """What gRPC or the server says, and what it means.
+    """An error of gRPC or of the server, and its meaning.
 
     Args:
         pattern: of what is said.
@@ -122,21 +122,21 @@ CAUSES = (
 )
 
 
-def meaning(said: str) -> Cause:
-    """Return what an error of gRPC, or of the server, means.
+def meaning(message: str) -> Cause:
+    """Return the meaning of an error of gRPC or of the server.
 
     >>> meaning("its key is that of oslo").line
     "the server does not let this node in: its key is admitted there as that of 'oslo'; use the ticket of 'oslo'"
     """
-    found = ((re.search(cause.pattern, said), cause) for cause in CAUSES)
-    cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in found if match)
+    matches = ((re.search(cause.pattern, message), cause) for cause in CAUSES)
+    cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in matches if match)
     by_proxy = cause.away and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
     return replace(cause, line=f"{cause.line}; see whether the proxy of your environment is up") if by_proxy else cause
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a node knows of its server, and shows of itself.
+class Caller:
+    """The server that a node calls, and the node itself.
 
     Args:
         address: HOST:PORT.
@@ -170,19 +170,19 @@ class Line:
     """A node's stream to its server.
 
     Args:
-        known: who is called, and who calls.
-        answer: answers one question; it is called in a thread. It raises `Failed` where there is no answer.
+        caller: the server that is called, and the node that calls.
+        answer: answers one question; it is called in a thread. It raises `Failed` if there is no answer.
         say: is told in a line what a person should know.
         let_in: is called when the server has let the node in.
     """
 
-    known: Known
+    caller: Caller
     answer: Answer
     say: Callable[[str], None]
     let_in: Callable[[], None] = lambda: None
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
-    _said: dict[str, float] = field(default_factory=dict)
+    _recent: dict[str, float] = field(default_factory=dict)
     _last: str = ""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -209,8 +209,8 @@ class Line:
                     why = "was silent"
                 cause = meaning(why)
                 if cause.over:
-                    raise FedtideError(f"server {self.known.address}: {cause.line}")
-                self._tell(f"server {self.known.address}: {cause.line}; it tries again")
+                    raise FedtideError(f"server {self.caller.address}: {cause.line}")
+                self._tell(f"server {self.caller.address}: {cause.line}; it tries again")
                 lasted = time.monotonic() - began > 2 * LONGEST
                 pause = SHORTEST if lasted else min(1.5 * pause, AWAY if cause.away else LONGEST)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
@@ -220,21 +220,23 @@ class Line:
     def _tell(self, line: str) -> None:
         """Say a line that is news: neither the last one, nor one that was said within a minute."""
         now = time.monotonic()
-        self._said = {each: at for each, at in self._said.items() if now - at < MINUTE or each == self._last}
-        if line != self._last and line not in self._said:
+        self._recent = {
+            earlier: at for earlier, at in self._recent.items() if now - at < MINUTE or earlier == self._last
+        }
+        if line != self._last and line not in self._recent:
             self.say(line)
-        self._said[line] = now
+        self._recent[line] = now
         self._last = line
 
     async def _talk(self) -> bool:
         """Keep one stream until it ends; tell whether the study is over."""
         grpc = library()
-        async with channel_to(self.known) as channel:
+        async with channel_to(self.caller) as channel:
             call = channel.stream_stream(METHOD)()
             try:
                 async with asyncio.timeout(INTRODUCTION):
                     await self._introduce(call, grpc.aio.EOF)
-                self._tell(f"connected to the server at {self.known.address}")
+                self._tell(f"connected to the server at {self.caller.address}")
                 self.let_in()
                 return await self._exchange(call, grpc.aio.EOF)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
@@ -245,22 +247,26 @@ class Line:
     async def _introduce(self, call: Any, end: Any) -> None:
         """Show the node's key, and wait to be let in."""
         head = Head.of(await _piece(call, end))
-        asked = head.said.get("nonce")
+        asked = head.extra.get("nonce")
         if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
             raise Broken("the server does not ask who this is")
-        self._compare_clocks(head.said.get("time"))
-        known, own = self.known, make_nonce()
-        claim = claim_bytes(known.run, known.authority, known.name, asked, own)
-        said = {
-            "scheme": SCHEME, "run": known.run, "name": known.name, "key": public_line(known.key), "nonce": own,
-            "signature": sign(known.key, claim),
+        self._compare_clocks(head.extra.get("time"))
+        caller, nonce = self.caller, make_nonce()
+        claim = claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
+        introduction = {
+            "scheme": SCHEME, "run": caller.run, "name": caller.name, "key": public_line(caller.key), "nonce": nonce,
+            "signature": sign(caller.key, claim),
         }  # fmt: skip
-        await call.write(next(Message("introduction", said=said).pieces()))
+        await call.write(next(Message("introduction", extra=introduction).pieces()))
         if Head.of(await _piece(call, end)).kind != "welcome":
             raise Broken("the server does not let this node in, and does not say why")
 
-    def _compare_clocks(self, there: Any) -> None:
-        if isinstance(there, int | float) and 0 <= there < 1e11 and abs(ahead := time.time() - there) > SKEW:
+    def _compare_clocks(self, server_time: Any) -> None:
+        if (
+            isinstance(server_time, int | float)
+            and 0 <= server_time < 1e11
+            and abs(ahead := time.time() - server_time) > SKEW
+        ):
             word = "ahead of" if ahead > 0 else "behind"
             self._tell(f"warning: this machine's clock is {abs(ahead) / 3600:.1f} hours {word} the server's: set it")
 
@@ -298,7 +304,7 @@ class Line:
             elif message.kind == "drop":
                 self._waiting.pop(message.id, None)
             elif message.kind == "question":
-                seconds = message.said.get("seconds")
+                seconds = message.extra.get("seconds")
                 if not isinstance(seconds, int | float) or not 0 <= seconds <= 1e6:
                     raise Broken("a question does not say how long it may take")
                 self._waiting[message.id] = message, time.monotonic() + seconds
@@ -307,8 +313,8 @@ class Line:
 
     def _wanted(self, head: Head) -> bool:
         """Tell whether a message is kept: one that is waiting, or at work, is not taken twice."""
-        kept = sum(len(question.header) + len(question.payload) for question, _ in self._waiting.values())
-        if head.header > HEADER or head.payload > MOST - kept or len(self._waiting) > QUESTIONS:
+        size = sum(len(question.header) + len(question.payload) for question, _ in self._waiting.values())
+        if head.header > HEADER or head.payload > MOST - size or len(self._waiting) > QUESTIONS:
             raise Broken("the server asks more at a time than a node takes")
         return head.kind != "question" or head.id not in self._waiting
 
@@ -339,8 +345,8 @@ async def _piece(call: Any, end: Any) -> bytes:
     piece = await call.read()
     if piece is end:
         raise Closed(await _why(call))
-    found: bytes = piece
-    return found
+    content: bytes = piece
+    return content
 
 
 async def _write(call: Any, out: asyncio.Queue[Message]) -> bool:
@@ -350,30 +356,30 @@ async def _write(call: Any, out: asyncio.Queue[Message]) -> bool:
 
 
 async def _why(call: Any) -> str:
-    """Return what the server, or gRPC, says of the end of a stream."""
+    """Return the reason of the server, or of gRPC, for the end of a stream."""
     return f"{await call.code()} {await call.details()}"
 
 
-def channel_to(known: Known) -> Any:
+def channel_to(caller: Caller) -> Any:
     """Return a channel of gRPC, through the proxy that https_proxy names if there is one."""
     grpc = library()
-    credentials = grpc.ssl_channel_credentials(known.authority)
-    return grpc.aio.secure_channel(f"dns:///{known.address}", credentials, options=OPTIONS)
+    credentials = grpc.ssl_channel_credentials(caller.authority)
+    return grpc.aio.secure_channel(f"dns:///{caller.address}", credentials, options=OPTIONS)
 
 
-async def look_at(known: Known, seconds: float = 10.0) -> str:
+async def look_at(caller: Caller, seconds: float = 10.0) -> str:
     """Return a sentence about the server, which is not told who asks.
 
     Raises:
         FedtideError: what answers is not the server of the ticket.
     """
     grpc = library()
-    async with channel_to(known) as channel:
+    async with channel_to(caller) as channel:
         call = channel.stream_stream(METHOD)()
         try:
             async with asyncio.timeout(seconds):
                 Head.of(await _piece(call, grpc.aio.EOF))
-            return f"server {known.address} has a certificate of the ticket's authority"
+            return f"server {caller.address} has a certificate of the ticket's authority"
         except (grpc.aio.AioRpcError, Closed, Broken) as error:
             cause = meaning(error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error))
         except TimeoutError:
@@ -381,5 +387,5 @@ async def look_at(known: Known, seconds: float = 10.0) -> str:
         finally:
             call.cancel()
     if cause.wrong:
-        raise FedtideError(f"server {known.address}: {cause.line}")
-    return f"server {known.address}: {cause.line}; the node goes on trying"
+        raise FedtideError(f"server {caller.address}: {cause.line}")
+    return f"server {caller.address}: {cause.line}; the node goes on trying"

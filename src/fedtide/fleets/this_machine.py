@@ -1,4 +1,4 @@
-"""What processes on one machine share: temporary folders, the search path, cores and the C library's allocator.
+"""Parts that processes of one machine share: temporary folders, the search path, cores and the C library's allocator.
 
 Nothing here imports torch, so that a process that must start fast can use it.
 """
@@ -78,8 +78,8 @@ def remove_left_behind(directory: Path) -> None:
 
 
 def _ours(path: Path, kind: Callable[[int], bool]) -> bool:
-    found = path.lstat()
-    return kind(found.st_mode) and found.st_uid == os.getuid()
+    status = path.lstat()
+    return kind(status.st_mode) and status.st_uid == os.getuid()
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
@@ -93,7 +93,7 @@ FROM_HEAP = 2**25
 
 
 def keep_freed() -> None:
-    """Let this process keep up to `KEPT` bytes that it has freed, where its C library can be told so.
+    """Let this process keep up to `KEPT` bytes that it has freed, if its C library can be told so.
 
     For processes that train and are ours: the setting is of the whole process.
     """
@@ -107,7 +107,7 @@ def keep_freed() -> None:
 def search_path() -> str:
     """Return where another process finds modules: as this one does, but never in the current folder.
 
-    What a configuration names is looked for there last of all (`fedtide.fields.user_code`).
+    Modules that a configuration names are looked for there last (`fedtide.fields.user_code`).
     """
     here = current_folder()
     package = str(Path(__file__).resolve().parents[2])

@@ -1,4 +1,9 @@
-"""Messages on a stream: a head that says what comes, then header and payload in pieces of bounded size."""
+"""The protocol on a stream: messages in pieces of bounded size, and the proof of a node's key.
+
+A message has a head that says its kind and sizes, then header and payload. A node signs bytes that the server has just
+made up, with the key that never leaves the node. TLS has shown before that the server is that of the node's ticket. The
+signed bytes name the site and its authority, so no server can use the signature at another site.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ Read = Callable[[], Awaitable[Any]]
 
 
 def library() -> Any:
-    """Return the package `grpc`, with its `aio`; raise with the name of the extra where it is missing."""
+    """Return the package `grpc`, with its `aio`; raise with the name of the extra if it is missing."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # who comes and fails is said in our words
     logging.getLogger("grpc").setLevel(logging.CRITICAL)  # else whoever hangs up could fill a disk
     try:
@@ -50,24 +55,24 @@ def library() -> Any:
 
 
 class Broken(Exception):
-    """What the other end says is no message; its text says why."""
+    """The error of bytes from the other end that are no message; its text is the reason."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one end says to the other.
+    """A message of one end to the other.
 
     Args:
         kind: one word.
         id: of the question that it is about.
-        said: what else is in the head.
+        extra: further keys of the head.
         header: JSON.
         payload: a sealed tree.
     """
 
     kind: str
     id: str = ""
-    said: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     header: bytes = b""
     payload: bytes = b""
 
@@ -78,7 +83,7 @@ class Message:
         [60, 262144, 262144, 75712]
         """
         sizes = {"header": len(self.header), "payload": len(self.payload)}
-        yield json.dumps({"kind": self.kind, "id": self.id, **sizes, **self.said}).encode()
+        yield json.dumps({"kind": self.kind, "id": self.id, **sizes, **self.extra}).encode()
         for part in (self.header, self.payload):
             for at in range(0, len(part), PIECE):
                 yield part[at : at + PIECE]
@@ -86,21 +91,21 @@ class Message:
 
 @dataclass(frozen=True)
 class Head:
-    """What a message will be.
+    """The head of a message, which comes first.
 
     Args:
         kind: one word.
         id: of the question that it is about.
         header: bytes of its header.
         payload: bytes of its payload.
-        said: what else the head says.
+        extra: further keys of the head.
     """
 
     kind: str
     id: str
     header: int
     payload: int
-    said: dict[str, Any]
+    extra: dict[str, Any]
 
     @staticmethod
     def of(piece: bytes) -> Head:
@@ -110,20 +115,20 @@ class Head:
             Broken: it is none.
         """
         try:
-            said = json.loads(piece) if len(piece) <= HEAD else None
+            values = json.loads(piece) if len(piece) <= HEAD else None
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
+            values = None
+        if not isinstance(values, dict):
             raise Broken("the head of a message is not a JSON object")
-        kind, name, header, payload = (said.pop(key, None) for key in ("kind", "id", "header", "payload"))
+        kind, name, header, payload = (values.pop(key, None) for key in ("kind", "id", "header", "payload"))
         whole = all(type(size) is int and 0 <= size <= 2**40 for size in (header, payload))
         if not (isinstance(kind, str) and isinstance(name, str) and len(name) <= 500 and whole):
             raise Broken("the head of a message has wrong keys")
-        return Head(kind, name, header, payload, said)
+        return Head(kind, name, header, payload, values)
 
 
 async def next_message(read: Read, end: Any, keep: Callable[[Head], bool]) -> Message | None:
-    """Return the next message of a stream; None where that has ended.
+    """Return the next message of a stream; None if that has ended.
 
     Args:
         read: reads a piece.
@@ -135,23 +140,23 @@ async def next_message(read: Read, end: Any, keep: Callable[[Head], bool]) -> Me
     """
     while (piece := await read()) is not end:
         head = Head.of(piece)
-        kept = keep(head)
-        parts = [await _part(read, end, size, kept) for size in (head.header, head.payload)]
-        if kept:
-            return Message(head.kind, head.id, head.said, *parts)
+        is_wanted = keep(head)
+        parts = [await _part(read, end, size, is_wanted) for size in (head.header, head.payload)]
+        if is_wanted:
+            return Message(head.kind, head.id, head.extra, *parts)
     return None
 
 
-async def _part(read: Read, end: Any, size: int, kept: bool) -> bytes:
-    found, left = bytearray(), size
+async def _part(read: Read, end: Any, size: int, is_wanted: bool) -> bytes:
+    content, left = bytearray(), size
     while left:
         piece = await read()
         if piece is end or len(piece) != min(PIECE, left):  # small pieces would cost more than they bring
             raise Broken("a message broke off" if piece is end else "a piece has another size")
         left -= len(piece)
-        if kept:
-            found += piece
-    return bytes(found)
+        if is_wanted:
+            content += piece
+    return bytes(content)
 
 
 def make_nonce() -> str:
@@ -159,18 +164,18 @@ def make_nonce() -> str:
     return secrets.token_hex(32)
 
 
-def claim_bytes(run: str, authority: bytes, name: str, asked: str, own: str) -> bytes:
-    """Return what is signed.
+def claim_bytes(run: str, authority: bytes, name: str, asked: str, nonce: str) -> bytes:
+    """Return the bytes that a node signs.
 
     Args:
         run: digest of the site's study.
         authority: the certificate of its authority, as PEM.
         name: of the node.
         asked: what the server made up.
-        own: what the node made up.
+        nonce: what the node made up.
     """
     site = hashlib.sha256(b"".join(authority.split())).hexdigest()
-    return json.dumps(["fedtide node", SCHEME, run, site, name, asked, own]).encode()
+    return json.dumps(["fedtide node", SCHEME, run, site, name, asked, nonce]).encode()
 
 
 def public_line(key: Any) -> str:
@@ -181,16 +186,16 @@ def public_line(key: Any) -> str:
     return line.decode()
 
 
-def sign(key: Any, said: bytes) -> str:
+def sign(key: Any, content: bytes) -> str:
     """Return the signature of a node's private key, as hexadecimal digits."""
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
     from cryptography.hazmat.primitives.hashes import SHA384
 
-    made: bytes = key.sign(said, ECDSA(SHA384()))
-    return made.hex()
+    signature: bytes = key.sign(content, ECDSA(SHA384()))
+    return signature.hex()
 
 
-def verify_signature(line: str, signature: str, said: bytes) -> bool:
+def verify_signature(line: str, signature: str, content: bytes) -> bool:
     """Tell whether a signature is of a public key "KIND BASE64"; both may be anything."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP384R1, EllipticCurvePublicKey
@@ -203,7 +208,7 @@ def verify_signature(line: str, signature: str, said: bytes) -> bool:
             return False
         if key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() != line:  # a comment, or another spelling
             return False
-        key.verify(bytes.fromhex(signature), said, ECDSA(SHA384()))
+        key.verify(bytes.fromhex(signature), content, ECDSA(SHA384()))
     except (ValueError, InvalidSignature, UnsupportedAlgorithm, FedtideError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a node sent of the clients that it was asked for, read as what anyone may have written."""
+"""Answers of nodes, read as bytes that anyone may have written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fedtide.core.trees import Tree, all_finite
 from fedtide.fleets.ask import Ask
 from fedtide.remote import messages
 from fedtide.remote.asks import ABSTAINED, ANSWERED, LOST, NOT_FINITE, REFUSED
-from fedtide.remote.masked import bundle_of, shown_of
 from fedtide.remote.messages import Response
 from fedtide.remote.node import COLUMNS
 from fedtide.wire.answer_schema import LARGEST, Schema, misfit
@@ -41,7 +40,10 @@ masks, and what opens a sum."""
 SECRET = 200
 """Bytes that two secrets take in a message at most, with whose they are."""
 
-READERS: Mapping[Post, Callable[[Tree], Any]] = {"keys": bundle_of, "unmask": shown_of}
+READERS: Mapping[Post, Callable[[Tree], Any]] = {
+    "keys": lambda tree: messages.read(messages.KeyHeader, tree, "key for masks").bundle(),
+    "unmask": lambda tree: messages.read(messages.SecretsHeader, tree, "secrets").shown(),
+}
 """How what a client sends is read, of questions about masks."""
 
 
@@ -53,10 +55,10 @@ class SentQuestion:
         node: its name.
         post: how long it is waited for.
         ask: the question to the node's clients.
-        wanted: what answers must look like, by slot; None where that is not checked.
+        wanted: what answers must look like, by slot; None if that is not checked.
         at: when it was sent.
         seconds: within which an answer counts.
-        wire: how sums in fixed point pass, of which each answer is looked at; None where they are masked.
+        wire: how sums in fixed point pass, of which each answer is looked at; None if they are masked.
     """
 
     node: str
@@ -70,7 +72,7 @@ class SentQuestion:
 
 @dataclass(frozen=True)
 class Received:
-    """What came of a client.
+    """The answer of a client, or the reason why there is none.
 
     Args:
         word: what became of it.
@@ -94,12 +96,12 @@ def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, R
     if response.error:
         return all_alike(sent, LOST + one_line(response.error), response.seconds)
     try:
-        told = messages.read(messages.AnswerHeader, response.header)
+        answer = messages.read(messages.AnswerHeader, response.header)
     except FedtideError as error:
         return all_alike(sent, REFUSED + one_line(error), response.seconds)
-    if told.failed:
-        return all_alike(sent, REFUSED + one_line(told.failed), response.seconds)
-    words = {client: _word(told.clients.get(str(client))) for client in sent.ask.clients.tolist()}
+    if answer.failed:
+        return all_alike(sent, REFUSED + one_line(answer.failed), response.seconds)
+    words = {client: _word(answer.clients.get(str(client))) for client in sent.ask.clients.tolist()}
     answered = [client for client, word in words.items() if word == ANSWERED]
     trees: Mapping[int, Tree] = {}
     try:
@@ -107,7 +109,7 @@ def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, R
             trees = _decoded(sent, response.payload, answered)
     except FedtideError as error:
         words |= dict.fromkeys(answered, REFUSED + one_line(error))
-    heard = {}
+    answers = {}
     slots = dict.fromkeys(words) if sent.ask.slot is None else dict(zip(words, sent.ask.slot.tolist(), strict=True))
     for client, word in words.items():
         tree = trees.get(client)
@@ -121,8 +123,8 @@ def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, R
             form = None if sent.ask.forms is None else sent.ask.forms[slots[client] or 0]
             why = _fault(tree, wanted, form, sent.ask.reveal, heaviest, sent.wire)
             word = word if why is None else REFUSED + one_line(why)
-        heard[client] = Received(word, tree, client in told.kept, sent.ask, response.seconds, told.fewest)
-    return heard
+        answers[client] = Received(word, tree, client in answer.kept, sent.ask, response.seconds, answer.fewest)
+    return answers
 
 
 def most_bytes(sent: SentQuestion, clients: int) -> int:
@@ -140,7 +142,7 @@ def most_bytes(sent: SentQuestion, clients: int) -> int:
 
 
 def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
-    """Return what each client sent."""
+    """Decode the content of each client's answer."""
     most = most_bytes(sent, len(answered))
     if len(payload) > most:
         raise FedtideError(f"message: found {len(payload)} bytes, allowed: at most {most}")
@@ -152,18 +154,18 @@ def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping
     return tree
 
 
-def one_line(said: Any) -> str:
+def one_line(text: Any) -> str:
     """Return a stranger's words as one short line."""
-    words = printable(" ".join(str(said)[: 2 * WORDS].split()))
+    words = printable(" ".join(str(text)[: 2 * WORDS].split()))
     return words if len(words) <= WORDS else f"{words[:WORDS]}..."
 
 
-def _word(said: str | None) -> str:
-    """Return what a node says became of a client."""
-    if said in (ANSWERED, ABSTAINED, NOT_FINITE):
-        return said
-    if said is not None and said.startswith(REFUSED):
-        return REFUSED + one_line(said.removeprefix(REFUSED))
+def _word(word: str | None) -> str:
+    """Return the word of a node for one of its clients."""
+    if word in (ANSWERED, ABSTAINED, NOT_FINITE):
+        return word
+    if word is not None and word.startswith(REFUSED):
+        return REFUSED + one_line(word.removeprefix(REFUSED))
     return f"{REFUSED}its node says nothing of it"
 
 
@@ -211,8 +213,8 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         raise refused("scores: clients", ids, f"{answered}")
     if not all(isinstance(name, str) for name in others):
         raise refused("scores: others", list(others), "words")
-    own = [(name, columns[name]) for name in COLUMNS if name not in ("clients", "others")]
-    for name, column in (*own, *((f"others.{name}", column) for name, column in others.items())):
+    plain = [(name, columns[name]) for name in COLUMNS if name not in ("clients", "others")]
+    for name, column in (*plain, *((f"others.{name}", column) for name, column in others.items())):
         wide = name in ("choice", "weights")
         if column is None and (wide or name == "density"):
             continue
@@ -230,15 +232,18 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
     return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}
 
 
-def keep_wanted(answered: set[int], ask: Ask, came: Mapping[int, Received]) -> set[int]:
+def keep_wanted(answered: set[int], ask: Ask, answers: Mapping[int, Received]) -> set[int]:
     """Return the clients in whose sum there are as many as their owners want, once others are left out for that."""
     clients, slots = ask.clients.tolist(), [0] * len(ask.clients) if ask.slot is None else ask.slot.tolist()
     slot = dict(zip(clients, slots, strict=True))
-    sums = {each: {(slot[each], *place) for place in [(), *_chosen(came[each].content["total"])]} for each in answered}
+    sums = {
+        client: {(slot[client], *place) for place in [(), *_chosen(answers[client].content["total"])]}
+        for client in answered
+    }
     left, before = set(answered), -1
     while len(left) != before:
         before, members = len(left), Counter(place for client in left for place in sums[client])
-        left = {client for client in left if min(members[place] for place in sums[client]) >= came[client].fewest}
+        left = {client for client in left if min(members[place] for place in sums[client]) >= answers[client].fewest}
     return left
 
 

@@ -15,9 +15,8 @@ from typing import Any, Self
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote import messages
-from fedtide.remote.answers import one_line
 from fedtide.remote.grpc.door import Door, check_files
-from fedtide.remote.grpc.protocol import (
+from fedtide.remote.grpc.stream_protocol import (
     BOTH,
     HEADER,
     METHOD,
@@ -33,6 +32,7 @@ from fedtide.remote.grpc.protocol import (
     verify_signature,
 )
 from fedtide.remote.messages import Question, Response
+from fedtide.remote.node_answers import one_line
 
 INTRODUCTION = 10.0
 """Seconds in which a node has to show its key."""
@@ -60,14 +60,14 @@ class Open:
         header: of it, as JSON.
         asked: when.
         sent: whether it has gone out.
-        came: whether the answer has come, and waits to be pulled.
+        answered: whether the answer has come, and waits to be pulled.
     """
 
     question: Question
     header: bytes
     asked: float
     sent: bool = False
-    came: bool = False
+    answered: bool = False
 
     @property
     def left(self) -> float:
@@ -77,7 +77,7 @@ class Open:
 
 @dataclass(eq=False)
 class Stream:
-    """What is said to a node that is there.
+    """The stream to a node that is connected.
 
     Attributes:
         name: of the node.
@@ -130,10 +130,10 @@ class GrpcCarrier:
         self._lost: set[str] = set()
         self._removed: set[str] = set()
         self._open: dict[str, Open] = {}
-        self._came: list[tuple[str, str, dict[str, Any], bytes, bytes]] = []
+        self._arrived: list[tuple[str, Message]] = []
         self._streams: dict[str, Stream] = {}
         self._over: float | None = None
-        self._told: set[str] = set()
+        self._informed: set[str] = set()
         self._ended = threading.Event()
         self._knocked: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
@@ -158,7 +158,7 @@ class GrpcCarrier:
             gone = {name for key, name in self._names.items() if names.get(key) != name}
             self._names, self._expected = names, expected
             self._removed |= gone
-            self._lost |= {each.question.id for each in self._open.values() if each.question.node in gone}
+            self._lost |= {waiting.question.id for waiting in self._open.values() if waiting.question.node in gone}
             self._knocked = {name: key for name, key in self._knocked.items() if keys.get(name) != key}
         for name in gone:
             self._say(name, None)
@@ -186,8 +186,8 @@ class GrpcCarrier:
             with self._lock:
                 self._open[question.id] = waiting
                 if len(waiting.header) > HEADER:
-                    said = {"error": "was not asked: it stands for too many clients"}
-                    self._came.append((question.node, question.id, said, b"", b""))
+                    reason = {"error": "was not asked: it stands for too many clients"}
+                    self._arrived.append((question.node, Message("answer", question.id, reason)))
                     continue
             self._say(question.node, waiting)
 
@@ -200,14 +200,14 @@ class GrpcCarrier:
                 self._say(waiting.question.node, Message("drop", name))
 
     def pull(self) -> list[Response]:
-        """Return what came since the last pull."""
+        """Return the responses since the last pull."""
         with self._lock:
-            came, self._came = self._came, []
+            arrivals, self._arrived = self._arrived, []
             lost, self._lost = self._lost, set()
-        done = [response for told in came if (response := self._response(*told)) is not None]
+        done = [response for arrival in arrivals if (response := self._response(*arrival)) is not None]
         removed = [self._open[name] for name in lost if name in self._open]
         done += [self._close(waiting, error="its key was removed") for waiting in removed]
-        for waiting in [each for each in list(self._open.values()) if each.left <= 0]:
+        for waiting in [question for question in list(self._open.values()) if question.left <= 0]:
             allowed = f"within its {waiting.question.expires:g} s"
             never = f"cannot be reached: was not connected {allowed}"
             done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.sent else never))
@@ -234,17 +234,15 @@ class GrpcCarrier:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _response(
-        self, node: str, name: str, said: Mapping[str, Any], header: bytes, payload: bytes
-    ) -> Response | None:
-        """Return the response to a question; None where it was answered before, or is another node's."""
-        waiting = self._open.get(name)
+    def _response(self, node: str, message: Message) -> Response | None:
+        """Return the response to a question; None if it was answered before, or is another node's."""
+        waiting = self._open.get(message.id)
         if waiting is None or waiting.question.node != node:
             return None
-        if (error := said.get("error")) is not None:
+        if (error := message.extra.get("error")) is not None:
             return self._close(waiting, error=one_line(error) or "failed")
         try:
-            return self._close(waiting, messages.from_json(header), payload)
+            return self._close(waiting, messages.from_json(message.header), message.payload)
         except FedtideError as reason:
             return self._close(waiting, error=f"sent what cannot be read ({reason})")
 
@@ -259,7 +257,7 @@ class GrpcCarrier:
     def _say(self, node: str, what: Open | Message | None) -> None:
         """Have something said to a node that is there; None ends its stream."""
 
-        def put() -> None:
+        def deliver() -> None:
             if (stream := self._streams.get(node)) is None:
                 return
             if what is None:
@@ -268,7 +266,7 @@ class GrpcCarrier:
                 stream.out.put_nowait(what.question.id if isinstance(what, Open) else what)
 
         if not self._ended.is_set():
-            self._loop.call_soon_threadsafe(put)
+            self._loop.call_soon_threadsafe(deliver)
 
     # -- what happens in the carrier's thread -------------------------------------------------------------------------
 
@@ -316,7 +314,7 @@ class GrpcCarrier:
         """End all streams; if the study is over wait a while for nodes that have not heard so."""
         for stream in self._streams.values():
             self._part(stream)
-        while self._over is not None and time.monotonic() < self._over and set(self._names.values()) - self._told:
+        while self._over is not None and time.monotonic() < self._over and set(self._names.values()) - self._informed:
             await asyncio.sleep(LOOK)
         for _ in range(int(GRACE / LOOK)):
             if self._streams:
@@ -347,7 +345,11 @@ class GrpcCarrier:
                 if self._names.get(key) != name:  # while this was found out
                     raise _Refused("its key is not admitted")
                 before, self._streams[name] = self._streams.get(name), stream
-                waiting = [each for each in self._open.values() if each.question.node == name and not each.came]
+                waiting = [
+                    question
+                    for question in self._open.values()
+                    if question.question.node == name and not question.answered
+                ]
             if before is not None:
                 before.ended.set()
         except (Broken, TimeoutError):
@@ -356,8 +358,8 @@ class GrpcCarrier:
             return await context.abort(status.UNAUTHENTICATED, str(why))
         self._door.know(guest)
         stream.out.put_nowait(Message("welcome"))
-        for each in waiting:
-            stream.out.put_nowait(each.question.id)
+        for question in waiting:
+            stream.out.put_nowait(question.question.id)
         if self._closing.is_set():
             self._part(stream)
         ways = [
@@ -377,8 +379,8 @@ class GrpcCarrier:
             self._door.doubt(guest)
         if stream.ended.is_set():
             twin = self._names.get(key) == name
-            said = "a node with the same key is connected" if twin else "its key is not admitted"
-            await context.abort(status.UNAUTHENTICATED, said)
+            reason = "a node with the same key is connected" if twin else "its key is not admitted"
+            await context.abort(status.UNAUTHENTICATED, reason)
         if broken:
             await context.abort(status.INVALID_ARGUMENT, str(broken[0]))
 
@@ -391,7 +393,7 @@ class GrpcCarrier:
         """
         asked = make_nonce()
         await context.write(
-            next(Message("challenge", said={"nonce": asked, "time": time.time(), "scheme": SCHEME}).pieces())
+            next(Message("challenge", extra={"nonce": asked, "time": time.time(), "scheme": SCHEME}).pieces())
         )
         piece = await context.read()
         if piece is self._grpc.aio.EOF:
@@ -399,24 +401,24 @@ class GrpcCarrier:
         head = Head.of(piece)
         if head.kind != "introduction" or head.header or head.payload:
             raise Broken
-        if (scheme := head.said.get("scheme")) != SCHEME:
+        if (scheme := head.extra.get("scheme")) != SCHEME:
             other = scheme if type(scheme) is int and 0 <= scheme < 10**6 else "?"
             raise _Refused(f"it speaks version {other} of the protocol, and this server version {SCHEME}")
-        said = [head.said.get(each) for each in ("name", "key", "nonce", "signature", "run")]
-        name, key, own, signature, run = (each if isinstance(each, str) else "" for each in said)
+        values = [head.extra.get(value) for value in ("name", "key", "nonce", "signature", "run")]
+        name, key, own_nonce, signature, run = (value if isinstance(value, str) else "" for value in values)
         if run != self._run:
             raise _Refused(f"another study is served here ({self._run}); ask the site's owner for a new ticket")
-        if not verify_signature(key, signature, claim_bytes(run, self._authority, name, asked, own)):
+        if not verify_signature(key, signature, claim_bytes(run, self._authority, name, asked, own_nonce)):
             raise _Refused("the key was not shown")
         with self._lock:
-            known = self._names.get(key)
-            if known is None and name in self._expected:
+            admitted = self._names.get(key)
+            if admitted is None and name in self._expected:
                 self._knocked[name] = key
-        if known is None:
+        if admitted is None:
             raise _Refused("its key is not admitted")
-        if known != name:
-            raise _Refused(f"its key is that of {known}")
-        return known, key
+        if admitted != name:
+            raise _Refused(f"its key is that of {admitted}")
+        return admitted, key
 
     async def _write(self, context: Any, stream: Stream) -> None:
         """Send what is to be said, until the stream is to end."""
@@ -438,7 +440,7 @@ class GrpcCarrier:
             except TimeoutError:
                 raise Broken("a node does not take what it is sent") from None
             if message.kind == "over":
-                self._told.add(stream.name)
+                self._informed.add(stream.name)
 
     async def _read(self, context: Any, stream: Stream) -> None:
         """Take answers, until the stream ends."""
@@ -455,8 +457,8 @@ class GrpcCarrier:
                     if not self._counts(stream):
                         continue
                     if (waiting := self._open.get(message.id)) is not None:
-                        waiting.came = True
-                    self._came.append((stream.name, message.id, message.said, message.header, message.payload))
+                        waiting.answered = True
+                    self._arrived.append((stream.name, message))
 
     def _counts(self, stream: Stream) -> bool:
         """Tell whether what comes over a stream counts: it is the last one of its node, whose key is admitted."""
@@ -471,14 +473,14 @@ class GrpcCarrier:
         answer = head.kind == "answer"
         with self._lock:
             waiting = self._open.get(head.id) if answer else None
-            mine = waiting is not None and waiting.question.node == stream.name and not waiting.came
+            mine = waiting is not None and waiting.question.node == stream.name and not waiting.answered
             mine = mine and self._counts(stream)
             most = waiting.question.largest if mine and waiting is not None else MOST if answer else 0
             too_large = head.header > (HEADER if answer else 0) or head.payload > most
             if mine and waiting is not None and too_large:
-                waiting.came = True
-                said = {"error": f"sent more than the {most} bytes that an answer may have"}
-                self._came.append((stream.name, head.id, said, b"", b""))
+                waiting.answered = True
+                reason = {"error": f"sent more than the {most} bytes that an answer may have"}
+                self._arrived.append((stream.name, Message("answer", head.id, reason)))
         if too_large:
             raise Broken("a message is larger than it may be")
         return not answer or mine
@@ -489,7 +491,7 @@ class _Refused(Exception):
 
 
 class _Certificate:
-    """Gives gRPC the server's certificate where it was made anew, and None where it is as before.
+    """Gives gRPC the server's certificate if it was made anew, and None if it is as before.
 
     One that was given is gRPC's own, which frees it: given twice it would be freed twice.
     """
@@ -500,13 +502,13 @@ class _Certificate:
 
     def __call__(self) -> Any:
         try:
-            found = tuple((self._folder / name).read_bytes() for name in ("server.key", "server.crt"))
+            files = tuple((self._folder / name).read_bytes() for name in ("server.key", "server.crt"))
         except OSError:  # it is just made
             return None
-        if found == self._of:
+        if files == self._of:
             return None
-        self._of = found
-        return self._grpc.ssl_server_certificate_configuration([found])
+        self._of = files
+        return self._grpc.ssl_server_certificate_configuration([files])
 
 
 def _asked(waiting: Open) -> Message:
