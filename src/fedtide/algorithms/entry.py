@@ -50,7 +50,7 @@ class Entry:
         sends: payloads down and up, in a few words.
         family: what it trains.
         reveals: names of what the server is shown of a client by itself with the default options, beside what the
-            cohort asks (`fedtide.core.reveals`).
+            cohort asks (`fedtide.core.base`).
         tells: what the server learns of a client by itself from sums, or from how it is asked or answers, in words.
         keeps: memory of a client between rounds.
         helps: traits of data that speak for the algorithm.
