@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtide.core.base import Prediction, Scores
 from fedtide.core.errors import FedtideError
-from fedtide.data.targets import Counts, Labels, Number, Quantiles, binned, edges_of
+from fedtide.data.targets import Counts, Labels, Number, Quantiles, assign_bins, edges_of
 from fedtide.fleets.scoring import Tally, concat_scores
 from fedtide.learn.target import CLASSES, Target
 
@@ -177,9 +177,9 @@ def test_gradients_are_those_of_the_losses_by_finite_differences(setting):
 
 def test_bins_hold_about_as_many_values_each_and_ties_make_fewer():
     values = torch.arange(100.0)
-    assert torch.bincount(binned(values, edges_of(values))).tolist() == [10] * 10
+    assert torch.bincount(assign_bins(values, edges_of(values))).tolist() == [10] * 10
     many_zeros = torch.cat([torch.zeros(95), torch.arange(1.0, 6.0)])
-    bins = binned(many_zeros, edges_of(many_zeros))
+    bins = assign_bins(many_zeros, edges_of(many_zeros))
     assert bins[:95].unique().tolist() == [0]
     assert bool((bins.diff() >= 0).all())
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.shift.who import Always, BlockCyclic, Periodic, _substituted
+from fedtide.data.shift.who import Always, BlockCyclic, Periodic, _substitute
 from helpers.examples import examples
 
 law = examples(40)
@@ -259,4 +259,4 @@ def test_stand_ins_come_from_the_next_group_that_still_has_a_client(sizes, wante
         k = next((k + step) % len(sizes) for step in range(len(sizes)) if left[(k + step) % len(sizes)])
         left[k] -= 1
         naive.append(k)
-    assert _substituted(wanted, np.array(sizes)).tolist() == naive
+    assert _substitute(wanted, np.array(sizes)).tolist() == naive

@@ -20,8 +20,8 @@ from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.settings import check_installed
 from fedtide.config.writing import as_toml, named
 from fedtide.core.errors import FedtideError, refused, within
-from fedtide.data.sources.files import bare
-from fedtide.data.sources.guesses import Roles, spelled_columns
+from fedtide.data.sources.files import strip_endings
+from fedtide.data.sources.guesses import Roles, join_columns
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import Library, frame
 from fedtide.evaluate.judge import views
@@ -146,7 +146,7 @@ def is_study(data: Any) -> bool:
 
 def columns(*, zone: str | None, **names: Sequence[Name] | Name | None) -> Roles:
     """Return the roles of columns, label, client, time, features and without, as the command line has them."""
-    roles: dict[str, Any] = {role: spelled_columns(name) for role, name in names.items()}
+    roles: dict[str, Any] = {role: join_columns(name) for role, name in names.items()}
     return Roles(zone=zone, **roles)
 
 
@@ -587,7 +587,7 @@ class TournamentJob(_AsBegun):
             if options := [*request.assignments, *([request.scale] if request.scale else [])]:
                 raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
             findings = inspect_table(read_table(data, roles, "recommend"))
-            root = request.folder(f"{slug(bare(findings.table.name))}-recommend")
+            root = request.folder(f"{slug(strip_endings(findings.table.name))}-recommend")
             entrants.begin_with_data(root, findings, seconds, began)
         return TournamentJob(root, request.workers)
 

@@ -60,7 +60,7 @@ def inspect(
     from fedtide import api
     from fedtide.config import slug
     from fedtide.core.atomic import check_new
-    from fedtide.data.sources.files import bare
+    from fedtide.data.sources.files import strip_endings
     from fedtide.inspection.findings import STUDY
     from fedtide.runs import folder
 
@@ -72,7 +72,7 @@ def inspect(
     screen = console(output)
     for line in str(findings).splitlines():
         say(line, screen)
-    page = findings.write(out or folder.unused(Path("runs"), f"{slug(bare(data[0].name))}-inspect"))
+    page = findings.write(out or folder.unused(Path("runs"), f"{slug(strip_endings(data[0].name))}-inspect"))
     study = next(page.parent.glob(STUDY), None)
     if study is not None:
         say(f"study: {study}", screen)

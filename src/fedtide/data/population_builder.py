@@ -78,7 +78,7 @@ def build(
         return generated_population(rows, split, shift, seed, transforms)
     rule: Any = build_part(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
     if isinstance(rule, Saved):
-        return _fitted(replace(_replayed(rows, rule, shift, seed, public_samples), transforms=transforms))
+        return _fit(replace(_replay(rows, rule, shift, seed, public_samples), transforms=transforms))
     rng = Rng(seed if dealing is None else dealing).at("partition")
     ahead = getattr(shift.what, "ahead", False)
     if ahead:
@@ -87,7 +87,7 @@ def build(
         rows, split = _common_test(rows, split, rng.at("common"), borders)
     if isinstance(rule, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(rule.angles))
-    samples = rows if rows.steps is None else _unlabeled(rows, rule, groups)
+    samples = rows if rows.steps is None else _remove_labels(rows, rule, groups)
     early = samples if borders is None else replace(samples, held_out=_from(samples, min(borders)))
     public = _public(early, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
@@ -120,10 +120,10 @@ def build(
     parts = {"train": train.joined(known_rows), "val": val.joined(checked), "test": test.joined(judged)}
     clients = dealt.group, dealt.names, len(dealt.seen)
     names = dealt.client_names
-    return _fitted(Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public))
+    return _fit(Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public))
 
 
-def _fitted(people: Population) -> Population:
+def _fit(people: Population) -> Population:
     """Return the population with features made by its training rows alone: by the others models are judged."""
     rows = cast(Rows, people.rows)
     rows_fitted = rows.fitted(people.trained_on)
@@ -166,7 +166,7 @@ def _common_test(rows: Rows, split: Split, rng: Rng, borders: tuple[float, float
     return replace(rows, held_out=mask), replace(split, test=0.0)
 
 
-def _unlabeled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
+def _remove_labels(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     """Return sequences as rows of a single class; raise for partitions and groups that need labels."""
     parts: dict[str, Any] = {"data.partition.kind": partition}
     if isinstance(partition, ByGroup):
@@ -215,7 +215,7 @@ def _with_public_samples(line: str, public_samples: int) -> str:
     return f"{line} (data.public_samples keeps {public_samples} rows from the clients)"
 
 
-def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
+def _replay(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
     public = saved["public"]
     if public_samples not in (0, len(public)):
@@ -274,7 +274,7 @@ def _by_group(
         raise refused("data.held_out_clients.clients", held_out_clients.clients, allowed, but)
     which = torch.arange(len(masks)).repeat(2).repeat_interleave(torch.tensor(sizes).T.flatten())
     none = Ragged.empty(sum(n for n, _ in sizes))
-    return _Dealt(_joined(seen), _joined(test) if test else none, _joined(outside), which, names)
+    return _Dealt(_join(seen), _join(test) if test else none, _join(outside), which, names)
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -403,7 +403,7 @@ def _part_size(total: int, k: int, parts: int) -> int:
     return total // parts + (k < total % parts)
 
 
-def _joined(lists: list[Ragged]) -> Ragged:
+def _join(lists: list[Ragged]) -> Ragged:
     return reduce(Ragged.joined, lists, Ragged.empty(0))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
-from fedtide.data.targets import TARGET_WORDS, Labels, Setting, centered
+from fedtide.data.targets import TARGET_WORDS, Labels, Setting, recenter
 from fedtide.fields.types import HIDDEN, LARGEST
 from fedtide.learn.device import CPU, resident
 from fedtide.learn.target import CLASSES, Classes, Measured, Target
@@ -253,7 +253,7 @@ class Rows:
             x = self._fit.make(self._fit.of[positions])[self._fit.of]
             rows = replace(rows, x=x, fit=replace(self._fit, x=x, digest=self.digest))
         if self.value is not None and isinstance(self.target, Measured):
-            rows = replace(rows, target=centered(self.target, self.value[positions]))
+            rows = replace(rows, target=recenter(self.target, self.value[positions]))
         return rows
 
     @property
@@ -280,16 +280,16 @@ def _before(series: Tensor, then: Tensor, span: int, reach: float, keys: Tensor,
     return torch.where(off <= reach, order[best], -1)
 
 
-def known_rows(rows: Rows) -> Tensor:
+def find_known_rows(rows: Rows) -> Tensor:
     """Return positions of the rows by which values are standardized: no test rows; of times the earliest tenth."""
     positions = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    return positions if rows.time is None else positions[earliest(rows.time[positions])]
+    return positions if rows.time is None else positions[find_earliest(rows.time[positions])]
 
 
-def earliest(time: Tensor) -> Tensor:
+def find_earliest(time: Tensor) -> Tensor:
     """Return positions of the earliest tenth.
 
-    >>> earliest(torch.tensor([3.0, 1.0, 2.0]))
+    >>> find_earliest(torch.tensor([3.0, 1.0, 2.0]))
     tensor([1])
     """
     return time.argsort(stable=True)[: math.ceil(len(time) / 10)]
@@ -307,7 +307,7 @@ def with_target(rows: Rows, setting: Setting) -> Rows:
         wanted = "(rows, labels)" if isinstance(setting, Labels) else "(rows,)"
         raise refused(f"{rows.name}: shape of y", tuple(rows.value.shape), f"{wanted} with target '{setting.kind}'")
     seen = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    positions = known_rows(rows)
+    positions = find_known_rows(rows)
     target, bins = setting.fitted(rows.value, positions, seen, rows.place)
     result = replace(rows, y=bins, classes=max(target.bins, 1), target=target)
     return result if isinstance(setting, Labels) else with_learned(result, positions)

@@ -1,8 +1,8 @@
 """Settings of `data.target`, which become a target of `fedtide.learn.target` once rows are known.
 
 A model of numbers trains on standardized numbers, and readers of labels get bins. Both come from the known rows of a
-source (`fedtide.data.rows.known_rows`). Bins may deal rows. Once rows are dealt, rows without a time are standardized
-by the training rows (`centered`).
+source (`fedtide.data.rows.find_known_rows`). Bins may deal rows. Once rows are dealt, rows without a time are
+standardized by the training rows (`recenter`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Fitting(Protocol):
 
         Args:
             values: (rows,) what rows are labeled with; of several labels at once (rows, labels).
-            positions: positions of the rows that standardize values and set borders (`fedtide.data.rows.known_rows`).
+            positions: positions of the rows that standardize values and set borders (`find_known_rows`).
             seen: positions of all rows that are not for testing: the rival without features says what is best of them.
             place: says which row it is, for messages.
 
@@ -129,7 +129,9 @@ class Number(Fitting):
         rival = values[seen].double()
         constant = float(rival.quantile(0.5) if self.loss == "huber" else rival.mean())
         edges = edges_of(values[positions])
-        return NumberTarget(*_mean_and_spread(values, positions), (constant,), edges, self.loss), binned(values, edges)
+        return NumberTarget(*_mean_and_spread(values, positions), (constant,), edges, self.loss), assign_bins(
+            values, edges
+        )
 
 
 @ingredient
@@ -152,7 +154,7 @@ class Quantiles(Fitting):
         constant = values[seen].double().quantile(torch.tensor(self.at, dtype=torch.float64))
         edges = edges_of(values[positions])
         target = QuantileTarget(*_mean_and_spread(values, positions), tuple(constant.tolist()), edges, self.at)
-        return target, binned(values, edges)
+        return target, assign_bins(values, edges)
 
 
 @ingredient
@@ -170,7 +172,7 @@ class Counts(Fitting):
         center, scale = _mean_and_spread(values, positions)
         _check_counted(center)
         edges = edges_of(values[positions])
-        return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
+        return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), assign_bins(values, edges)
 
 
 @ingredient
@@ -206,7 +208,7 @@ def _mean_and_spread(values: Tensor, positions: Tensor) -> tuple[float, float]:
     return float(values_known.mean()), spread or 1.0
 
 
-def centered(target: Measured, values: Tensor) -> Measured:
+def recenter(target: Measured, values: Tensor) -> Measured:
     """Return a target with the mean and the standard deviation of these values; its bins and its rival stay.
 
     Raises:
@@ -234,10 +236,10 @@ def edges_of(values: Tensor, bins: int = BINS) -> tuple[float, ...]:
     return tuple(edge for edge in edges.tolist() if edge > float(values.min()))
 
 
-def binned(values: Tensor, edges: Sequence[float]) -> Tensor:
+def assign_bins(values: Tensor, edges: Sequence[float]) -> Tensor:
     """Return the bin of each value (rows,): how many borders it reaches.
 
-    >>> binned(torch.tensor([0.0, 2.0, 9.0]), (2.0, 5.0)).tolist()
+    >>> assign_bins(torch.tensor([0.0, 2.0, 9.0]), (2.0, 5.0)).tolist()
     [0, 1, 2]
     """
     return torch.bucketize(values.double(), torch.tensor(edges, dtype=torch.float64), right=True)

@@ -31,7 +31,7 @@ from fedtide.data.sources.guesses import (
     words_of,
 )
 from fedtide.data.sources.series import Series
-from fedtide.data.sources.when import spanned
+from fedtide.data.sources.when import describe_span
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, seconds_of
 
@@ -202,7 +202,7 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
     lines = (
         *rows.said[:2],
         f"label: the value, in deviations of the earliest tenth of its series; client: the series "
-        f"({len(rows.client_names)}); time: {source.time} ({spanned(time, '')}); features: the values "
+        f"({len(rows.client_names)}); time: {source.time} ({describe_span(time, '')}); features: the values "
         f"{', '.join(source.lags)} before, {' and '.join(source.clock)}",
     )
     columns = {**WHOLE, "label": "value", "client": "series", "time": (source.time,), "features": source.lags}
@@ -266,7 +266,7 @@ def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "",
     time = "none"
     if table.time is not None:
         clocks = f", clocks of {table.zone}" if table.zone else ""
-        time = f"{', '.join(columns['time'])} ({spanned(table.time, unit)}{clocks})"
+        time = f"{', '.join(columns['time'])} ({describe_span(table.time, unit)}{clocks})"
     kind = "a measure" if table.measured else f"{len(np.unique(table.label))} classes"
     kind += GUESSED if guessed else ""
     lack = f", {columns['missing']:,} left out because something is missing" if columns["missing"] else ""

@@ -26,13 +26,13 @@ from fedtide.core.atomic import check_free, replacing, write_text
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
-from fedtide.data.rows import Rows, known_rows
+from fedtide.data.rows import Rows, find_known_rows
 from fedtide.data.sources.arrays import standardize
 from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.files import reading
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.tabular import CSV
-from fedtide.data.sources.when import written
+from fedtide.data.sources.when import format_times
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
 from fedtide.learn.target import CLASSES, DEVIATION, Target
@@ -80,7 +80,7 @@ def predict_file(
             for one in series
         ]
         names = [one.name for one in series for _ in one.time]
-        times = written(np.concatenate([one.time for one in series]))
+        times = format_times(np.concatenate([one.time for one in series]))
         columns = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         write_text(out, table_of(columns, {"series": names, "time": times}))
         return len(names)
@@ -181,7 +181,7 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
         unscaled = replace(source, scaled=False)
         load = unscaled.load if rows.value is None else unscaled.load_values
         plain: Rows = load(Path(directory) if directory else None, 0)
-        fitted_rows = known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
+        fitted_rows = find_known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
         reference = plain.fitted(fitted_rows).x[fitted_rows].numpy().astype(np.float64)
         x = torch.from_numpy(standardize(x.numpy(), reference))
     return prepared(x, first.dtype, experiment.data.transforms)

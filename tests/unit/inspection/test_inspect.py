@@ -20,7 +20,7 @@ from fedtide.api.jobs import Request, prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources.files import bare
+from fedtide.data.sources.files import strip_endings
 from fedtide.data.sources.guesses import GUESSED
 from fedtide.inspection.answers import _features
 from fedtide.inspection.finding_pictures import _write_names
@@ -177,7 +177,7 @@ def test_generated_rows_are_refused():
     ("name", "folder"), [("v1.1_transformed.arff", "v1.1_transformed"), ("air.b.csv.gz", "air.b"), ("x.CSV", "x")]
 )
 def test_a_folder_is_named_by_a_file_without_its_known_endings(name, folder):
-    assert bare(name) == folder
+    assert strip_endings(name) == folder
 
 
 # -- times -------------------------------------------------------------------------------------------------------------

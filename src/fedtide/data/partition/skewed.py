@@ -184,10 +184,10 @@ class DirichletClass(Dealing):
                 counts += np.bincount(owner[rows], minlength=clients)
             if counts.min() >= self.min_samples:
                 break
-        return Ragged.from_owner(_topped_up(owner, clients, self.min_samples, rng.at("moved").numpy()), clients)
+        return Ragged.from_owner(_top_up(owner, clients, self.min_samples, rng.at("moved").numpy()), clients)
 
 
-def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
+def _top_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
     """Move random rows from the largest clients to those with fewer than `least`."""
     counts = np.bincount(owner, minlength=clients)
     for poor in np.flatnonzero(counts < least):

@@ -231,7 +231,7 @@ class Turns(Arriving):
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         sizes = np.array([len(group) for group in groups])
-        group_of = torch.from_numpy(_substituted(self._drawn(m, groups, time, rng), sizes))
+        group_of = torch.from_numpy(_substitute(self._drawn(m, groups, time, rng), sizes))
         # Each group's clients have their own random order, so that prefixes stay prefixes.
         arrived = torch.empty(len(group_of), dtype=torch.int64)
         for k, group in enumerate(groups):
@@ -326,14 +326,14 @@ class BlockCyclic(Turns):
         return periodic_shares("block", time - self.phase, self.period, 1.0, len(sizes))
 
 
-def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _substitute(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Replace each arrival from an exhausted group by one from the next group that has clients left.
 
     Args:
         wanted: (arrivals,) the group drawn for each arrival; at most as many arrivals as clients.
         sizes: (groups,) number of clients.
 
-    >>> _substituted(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
+    >>> _substitute(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
     [0, 1, 1, 2, 2]
     """
     group_of = wanted.copy()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
-from fedtide.data.rows import Fit, Rows, known_rows, with_learned
+from fedtide.data.rows import Fit, Rows, find_known_rows, with_learned
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.data.sources.when import seconds_of
 from fedtide.fields import user_code
@@ -154,20 +154,20 @@ def from_arrays(
         label_names=label_names,
         value=value,
     )
-    return _scaled(rows) if scaled else rows
+    return _scale(rows) if scaled else rows
 
 
-def _scaled(rows: Rows) -> Rows:
+def _scale(rows: Rows) -> Rows:
     """Return rows with standardized features."""
     if rows.x.dtype == torch.uint8:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
-    positions = known_rows(rows)
-    x = _standardized(rows.x, positions)
-    fit = Fit(partial(_standardized, rows.x), x, torch.arange(len(x))) if rows.time is None else None
+    positions = find_known_rows(rows)
+    x = _standardize_rows(rows.x, positions)
+    fit = Fit(partial(_standardize_rows, rows.x), x, torch.arange(len(x))) if rows.time is None else None
     return with_learned(replace(rows, x=x, fit=fit), positions)
 
 
-def _standardized(x: Tensor, positions: Tensor) -> Tensor:
+def _standardize_rows(x: Tensor, positions: Tensor) -> Tensor:
     """Return features standardized by the rows at some positions."""
     return torch.from_numpy(standardize(x.numpy(), x[positions].numpy().astype(np.float64))).to(x.dtype)
 

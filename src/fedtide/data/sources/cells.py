@@ -146,14 +146,14 @@ def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
         FedtideError: the file is damaged, has no rows, or has no column of such a name.
     """
     if is_parquet(path):
-        places(path, read_names(path), names)
+        find_places(path, read_names(path), names)
         with _parquet_file(path) as file:
             columns = columns_of(file.read(columns=[*dict.fromkeys(names)]), str(path))
         if not len(next(iter(columns.values()))):
             raise FedtideError(f"{path}: no rows")
         return dict(columns)
     number, header = _header(path)
-    wanted = dict(zip(names, places(path, header, names), strict=True))
+    wanted = dict(zip(names, find_places(path, header, names), strict=True))
     table = _by_arrow(path, number, len(header), [*wanted.values()])
     table = _by_rows(path, len(header)) if table is None else table
     return {name: table[place] for name, place in wanted.items()}
@@ -197,7 +197,7 @@ def _by_rows(path: Path, width: int) -> Mapping[int, Any]:
     return {place: arrow.chunked_array([cells]) for place, cells in enumerate(zip(*lines, strict=True))}
 
 
-def places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
+def find_places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
     """Return the positions of columns in a header; raise for one that is not there."""
     at = {column: place for place, column in enumerate(header)}
     for column in columns:
@@ -265,7 +265,7 @@ def read_cells(
         wrong |= np.isnan(values)
     else:
         for name in needed:
-            marks = {*filter(lacks, set(strings[name]))}
+            marks = {*filter(is_missing, set(strings[name]))}
             keep &= np.array([text not in marks for text in strings[name]])
     if missing == "drop":
         keep[(np.isnan(values) & ~wrong).any(1)] = False
@@ -368,7 +368,7 @@ def number(where: str, column: str, cell: Any, least: float = -math.inf) -> floa
     return value
 
 
-def lacks(cell: str) -> bool:
+def is_missing(cell: str) -> bool:
     """Tell whether something is missing in a cell."""
     return cell.strip().lower() in MARKS
 

@@ -38,14 +38,14 @@ ENDINGS = ".gz", ".bz2", ".xz", ".csv", ".arff", ".parquet", ".npz", ".txt", ".t
 """Endings of files that are packed, and of tables and studies."""
 
 
-def bare(name: str) -> str:
+def strip_endings(name: str) -> str:
     """Return the name of a file without the endings that say what it is.
 
-    >>> bare("WISDM_v1.1_transformed.arff"), bare("air.csv.gz"), bare("day.1")
+    >>> strip_endings("WISDM_v1.1_transformed.arff"), strip_endings("air.csv.gz"), strip_endings("day.1")
     ('WISDM_v1.1_transformed', 'air', 'day.1')
     """
     stem, dot, ending = name.rpartition(".")
-    return bare(stem) if stem and f"{dot}{ending}".lower() in ENDINGS else name
+    return strip_endings(stem) if stem and f"{dot}{ending}".lower() in ENDINGS else name
 
 
 class Loading(Protocol):

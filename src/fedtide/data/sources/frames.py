@@ -24,12 +24,12 @@ from fedtide.data.sources.guesses import (
     Assigned,
     Roles,
     assign,
-    called,
-    spelled_columns,
+    join_columns,
+    match_names,
     when_of,
 )
 from fedtide.data.sources.tabular import Columns
-from fedtide.data.sources.when import spanned
+from fedtide.data.sources.when import describe_span
 from fedtide.data.targets import Number, Setting
 from fedtide.draw.prose import listed
 from fedtide.fields.types import Spelled, ingredient
@@ -86,7 +86,7 @@ def table(
     rows = len(next(iter(columns.values())).values)
     if not rows:
         raise FedtideError(f"{name}: no rows")
-    label, client, time, features, domain = map(spelled_columns, (label, client, time, features, domain))
+    label, client, time, features, domain = map(join_columns, (label, client, time, features, domain))
     roles = Roles(label, client, time, features, domain=domain, option="")
     assigned = assign(name, columns, roles, categories=True)
     if not assigned.features:
@@ -193,7 +193,7 @@ def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str]
     domain = f"{roles.domain} ({len(rows.domain_names):,} values)" if roles.domain else "none"
     names = [f"{name} (categories)" if name in categories else name for name in roles.features]
     shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
-    time = "none" if rows.time is None else f"{', '.join(roles.time)} ({spanned(rows.time.numpy(), unit)})"
+    time = "none" if rows.time is None else f"{', '.join(roles.time)} ({describe_span(rows.time.numpy(), unit)})"
     lack = total - len(rows)
     yield f"{rows.name}: {total:,} rows" + (f", {lack:,} left out because something is missing" if lack else "")
     kind = rows.labeled
@@ -254,9 +254,9 @@ def _keys(name: str, keys: list[str], features: str | None, label: str | None, c
         if key and key not in keys:
             raise refused(f"{name}: item 0", key, f"one of {', '.join(keys)}")
     free = [key for key in keys if key not in (features, label, client)]
-    label = label or next(iter(called(free, LABELS)), None)
+    label = label or next(iter(match_names(free, LABELS)), None)
     free = [key for key in free if key != label]
-    client = next(iter(called(free, CLIENTS)), None) if client is None else client
+    client = next(iter(match_names(free, CLIENTS)), None) if client is None else client
     free = [features] if features else [key for key in free if key != client]
     if label is None or len(free) != 1:
         shown = f"items with {', '.join(keys)}"

@@ -152,15 +152,15 @@ def assign(
     for part in time[1:] if len(time) == 2 else time if len(time) > 2 else ():
         if columns[part].numbers is None:
             raise refused(option("time"), part, "numbers for the parts of a date")
-    guessed = "label" not in named and not called(label, LABELS)
+    guessed = "label" not in named and not match_names(label, LABELS)
     client, domain = (next(iter(chosen[role]), None) for role in ("client", "domain"))
     return Assigned(label[0], client, domain, time, chosen["features"], left, guessed)
 
 
-def spelled_columns(names: Any) -> str | None:
+def join_columns(names: Any) -> str | None:
     """Return columns as text, several divided by commas; None stays: names in a data frame may be numbers.
 
-    >>> spelled_columns(4), spelled_columns(["year", "month"])
+    >>> join_columns(4), join_columns(["year", "month"])
     ('4', 'year,month')
     """
     if names is None or isinstance(names, str):
@@ -177,10 +177,10 @@ def words_of(name: str) -> list[str]:
     return re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
-def called(names: Iterable[str], vocabulary: str) -> list[str]:
+def match_names(names: Iterable[str], vocabulary: str) -> list[str]:
     """Return the names that are a word of a vocabulary, then those that contain one.
 
-    >>> called(["shop_id", "user", "basket"], "user shop")
+    >>> match_names(["shop_id", "user", "basket"], "user shop")
     ['user', 'shop_id']
     """
     words, names = vocabulary.split(), list(names)
@@ -190,26 +190,28 @@ def called(names: Iterable[str], vocabulary: str) -> list[str]:
 
 def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the time, or those of a date; () if none looks like it."""
-    named = [name for name in called(columns, TIMES) if columns[name].dated]
+    named = [name for name in match_names(columns, TIMES) if columns[name].dated]
     dated = [name for name in columns if columns[name].dated]
     if named or dated:
         first = (named or dated)[0]
         hours = [
-            name for name in called(columns, HOURS) if name.strip().lower() in HOURS.split() and columns[name].whole
+            name
+            for name in match_names(columns, HOURS)
+            if name.strip().lower() in HOURS.split() and columns[name].whole
         ]
         return (first, *hours[:1]) if columns[first].days else (first,)
     at = {name.strip().lower(): name for name in columns}
     if all(part in at and columns[at[part]].whole for part in DATE[:3]):
         rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
         return tuple(at[part] for part in (*DATE[:3], *rest))
-    numbers = [name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None]
-    epochs = [name for name in called(columns, TIMES) if columns[name].whole and is_epoch(columns[name].present)]
+    numbers = [name for name in match_names(columns, "time timestamp ts datetime") if columns[name].numbers is not None]
+    epochs = [name for name in match_names(columns, TIMES) if columns[name].whole and is_epoch(columns[name].present)]
     return (*epochs, *numbers)[:1]
 
 
 def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the client: one with such a name, whose values come twice or more often on average."""
-    for name in called(columns, CLIENTS):
+    for name in match_names(columns, CLIENTS):
         column = columns[name]
         if 2 <= column.distinct <= len(column.values) / 2 and (column.numbers is None or column.whole):
             return (name,)
@@ -225,7 +227,7 @@ def guess_domain(columns: Mapping[str, Column]) -> tuple[str, ...]:
 def guess_label(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the label: one with such a name, or else the last whose texts come again."""
     able = [name for name in columns if columns[name].repeats and not counts_rows(name, columns[name])]
-    return tuple(called(able, LABELS) or able[-1:])[:1]
+    return tuple(match_names(able, LABELS) or able[-1:])[:1]
 
 
 def counts_rows(name: str, column: Column) -> bool:
@@ -263,7 +265,7 @@ def _explain_text(name: str, column: Column, first: int) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
     if column.stray is None:
         cell = column.undated
-        if called([name], TIMES) and any(map(str.isdigit, cell)):
+        if match_names([name], TIMES) and any(map(str.isdigit, cell)):
             return f"text; named like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
         return "text"
     numbers, row = column.stray

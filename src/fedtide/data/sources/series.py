@@ -16,7 +16,7 @@ from pydantic import Field
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import center_and_spread, from_arrays
-from fedtide.data.sources.cells import places, read_cells, read_names
+from fedtide.data.sources.cells import find_places, read_cells, read_names
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.when import all_seconds
 from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
@@ -136,7 +136,7 @@ class Series(Loading):
 
     def _read(self, path: Path) -> Iterator[_Series]:
         header = read_names(path)
-        places(path, header, [self.time])
+        find_places(path, header, [self.time])
         names = [column for column in header if column != self.time]
         if not names:
             raise FedtideError(f"{path}: no column besides {self.time}")

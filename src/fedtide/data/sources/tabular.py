@@ -16,22 +16,22 @@ import torch
 from pydantic import Field
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.rows import Fit, Rows, earliest, known_rows, with_learned
+from fedtide.data.rows import Fit, Rows, find_earliest, find_known_rows, with_learned
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
 from fedtide.data.sources.cells import (
     DECIMAL_COMMA,
     Cells,
     NotANumber,
+    find_places,
+    is_missing,
     is_number,
-    lacks,
     number,
     numbers_of,
-    places,
     read_cells,
     read_names,
 )
 from fedtide.data.sources.files import Loading, find
-from fedtide.data.sources.when import all_seconds, dates, spanned
+from fedtide.data.sources.when import all_seconds, dates, describe_span
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
 MOST_CATEGORIES = 100
@@ -77,7 +77,7 @@ class Encoder:
                 raise FedtideError(f"{name}: {column}: no number in the {len(rows)} rows known when training begins")
             means[place] = values.mean()
         for column, cells in texts.items():
-            categories[column] = tuple(sorted({cell for cell in map(cells.__getitem__, rows) if not lacks(cell)}))
+            categories[column] = tuple(sorted({cell for cell in map(cells.__getitem__, rows) if not is_missing(cell)}))
             if not categories[column]:
                 raise FedtideError(f"{name}: {column}: no category in the {len(rows)} rows known when training begins")
             if (count := len(categories[column])) > MOST_CATEGORIES:
@@ -159,14 +159,19 @@ class Columns:
             rows: positions of the rows that decide; None for all, or the earliest tenth where rows have a time.
         """
         if rows is None:
-            rows = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
+            rows = (
+                np.arange(len(self.label)) if self.time is None else find_earliest(torch.from_numpy(self.time)).numpy()
+            )
         return Encoder.of(name, self.names, self.numbers, self.texts, rows, scaled=scaled)
 
     def describe(self, name: str) -> tuple[str, ...]:
         """Return the number of rows and the span of their times, in words."""
         if self.time is None or not self.timed:
             return ()
-        return f"{name}: {len(self.time):,} rows", f"time: {', '.join(self.timed)} ({spanned(self.time, self.unit)})"
+        return (
+            f"{name}: {len(self.time):,} rows",
+            f"time: {', '.join(self.timed)} ({describe_span(self.time, self.unit)})",
+        )
 
     def rows(self, name: str, *, scaled: bool, measured: bool = False) -> Rows:
         """Return the rows; raise for what is no rows. Labels that are `measured` are values and no classes."""
@@ -181,7 +186,7 @@ class Columns:
             x = torch.from_numpy(encoder(self.numbers, self.texts)) if scaled else rows.x
             bare = Columns(self.names, self.numbers, self.texts, label=[])
             fit = Fit(partial(_features, bare, name, scaled), x, torch.arange(len(x))) if self.time is None else None
-            rows = with_learned(replace(rows, x=x, fit=fit), known_rows(rows))
+            rows = with_learned(replace(rows, x=x, fit=fit), find_known_rows(rows))
         return rows
 
 
@@ -324,7 +329,7 @@ class CSV(Loading):
         """Read a file."""
         header, taken, times = read_names(path), self._taken, self._times
         features = self._features(header)
-        places(path, header, [*taken, *features])
+        find_places(path, header, [*taken, *features])
         if not features:
             raise FedtideError(f"{path}: no feature columns besides {', '.join(taken)}")
         numbers, categories = self._divided(features)
@@ -383,7 +388,7 @@ def _measured(cells: Cells, label: str) -> np.ndarray:
 
 
 def _hint(error: NotANumber) -> str:
-    if lacks(error.cell):
+    if is_missing(error.cell):
         return "; data.source.missing = 'drop' leaves such rows out, 'mean' fills them"
     if DECIMAL_COMMA.fullmatch(error.cell):
         return ""
@@ -392,7 +397,7 @@ def _hint(error: NotANumber) -> str:
 
 def _check_there(name: str, column: Sequence[str], where: Where) -> None:
     for cell in dict.fromkeys(column):
-        if lacks(cell):
+        if is_missing(cell):
             hint = "; data.source.missing = 'drop' leaves such rows out, with 'mean' they are of no category"
             raise refused(f"{where(column.index(cell))}: {name}", cell, f"a category{hint}")
 

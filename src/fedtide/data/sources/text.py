@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.data.rows import Rows, earliest
-from fedtide.data.sources.cells import places
+from fedtide.data.rows import Rows, find_earliest
+from fedtide.data.sources.cells import find_places
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.when import seconds
 from fedtide.fields.types import Count, OpenFraction, explained, ingredient
@@ -131,7 +131,7 @@ class Text(Loading):
         trained = ~held_out[cut.text]
         if self.time and not self.test:
             when = torch.tensor([records[number].time for number in cut.text], dtype=torch.float64)
-            trained = np.isin(np.arange(len(trained)), earliest(when).numpy())
+            trained = np.isin(np.arange(len(trained)), find_earliest(when).numpy())
         tokens, classes = self._tokens(cut, trained)
         columns = {
             "domain": np.array([domains.index(text.domain) for text in records]) if self.domain else None,
@@ -247,7 +247,7 @@ def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, An
             if not isinstance(content, dict):
                 raise refused(where, content, f"an object with {', '.join(columns)}")
             record = {"file": path.name.partition(".")[0], **content}
-            places(where, sorted(record), columns)
+            find_places(where, sorted(record), columns)
             yield where, record
 
 
@@ -267,7 +267,7 @@ def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]
     parser.StartElementHandler = start
     with reading(path, "XML"), opened(path) as file:
         parser.ParseFile(file)
-    places(path, sorted(carried), columns)
+    find_places(path, sorted(carried), columns)
     return iter(posts)
 
 

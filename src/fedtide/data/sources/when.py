@@ -46,10 +46,10 @@ def since_1970(numbers: np.ndarray) -> tuple[np.ndarray, str]:
     return numbers if unit == "seconds" else numbers / scale, unit
 
 
-def spanned(time: np.ndarray, unit: str) -> str:
+def describe_span(time: np.ndarray, unit: str) -> str:
     """Say from when to when times are; `unit` is that of numbers, "" for dates.
 
-    >>> spanned(np.array([0.0, 86400.0]), ""), spanned(np.array([0.0, 90.0]), "seconds")
+    >>> describe_span(np.array([0.0, 86400.0]), ""), describe_span(np.array([0.0, 90.0]), "seconds")
     ('1970-01-01 00:00 to 1970-01-02 00:00', '0 to 90 seconds')
     """
     first, last = float(time.min()), float(time.max())
@@ -62,10 +62,10 @@ def spanned(time: np.ndarray, unit: str) -> str:
     return f"{ends[0]} to {ends[1]}" + (f", as {unit} since 1970" if unit else "")
 
 
-def written(time: np.ndarray) -> list[str]:
+def format_times(time: np.ndarray) -> list[str]:
     """Return times in seconds as ISO 8601 without a zone, or as numbers if they are no dates.
 
-    >>> written(np.array([1.7e9, 1.7e9 + 0.5])), written(np.array([3600.0]))
+    >>> format_times(np.array([1.7e9, 1.7e9 + 0.5])), format_times(np.array([3600.0]))
     (['2023-11-14T22:13:20.000', '2023-11-14T22:13:20.500'], ['3600'])
     """
     if np.abs(time).max() < YEAR_1973:
