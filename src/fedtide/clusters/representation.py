@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fedtide.clusters.distance import Distance, Joint, Kind, between, unit
 from fedtide.core.base import Answer, Memory, Moment, Shard, Weighted, Weights, Work
+from fedtide.core.checkpoint import load_weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
 from fedtide.learn.features import FrozenInputs, feature_width
 from fedtide.learn.steps import LayerGradient, Steps, run_steps
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.weights_file import load_weights
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
 """Distance between vectors of any sign."""

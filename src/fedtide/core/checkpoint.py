@@ -1,8 +1,7 @@
-"""Checkpoints: safetensors and JSON, written under a temporary name and renamed; never pickle.
+"""Checkpoints: safetensors and JSON, written under a temporary name and renamed; and weights in files. Never pickle.
 
-A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and a digest of every file
-that it needs: its own files, those of the memory, and the records so far. A resumed run continues the same bytes, or
-names the file that has changed.
+A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and digests of its own
+files, of the memory and of the records so far. A resumed run continues the same bytes, or names the file that changed.
 """
 
 from __future__ import annotations
@@ -16,9 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
 from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, flush, sha256
-from fedtide.core.errors import UNREADABLE, FedtideError, refused
+from fedtide.core.base import Weights
+from fedtide.core.errors import UNREADABLE, FedtideError, refused, within
 from fedtide.core.loop import Start
 from fedtide.core.memory import Version
 from fedtide.core.record import Mark, check_marks, read_marks
@@ -258,3 +262,60 @@ def _about(folder: Path) -> About:
 
 def _sum(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+# -- weights in a checkpoint or another file ---------------------------------------------------------------------------
+
+
+def file_of(path: Path) -> Path:
+    """Return the file that a path refers to: for a run folder (`RUN/METHOD/SEED`) the state of its newest checkpoint.
+
+    Raises:
+        FedtideError: the folder has no checkpoint.
+    """
+    return newest_state(path / "checkpoints") if path.is_dir() else path
+
+
+def load_weights(path: Path, like: Weights, key: str) -> Weights:
+    """Load weights from a file and check them against those of the network.
+
+    Args:
+        path: a safetensors file with weights by name, the state of a run, or the folder of a run.
+        like: weights of the network.
+        key: configuration key that names the file, for error messages.
+
+    Raises:
+        FedtideError: the file is missing or damaged, belongs to another network, or holds several models.
+    """
+    with within(key):
+        weights = _read_tensors(path)
+    wanted = {**like.params, **like.buffers}
+    for name, value in wanted.items():
+        tensor = weights.get(name)
+        if tensor is None or tensor.shape != value.shape:
+            shape = None if tensor is None else tuple(tensor.shape)
+            raise refused(f"{key}: {path}: shape of '{name}'", shape, str(tuple(value.shape)))
+    more = [name for name, value in weights.items() if name not in wanted and value.is_floating_point()]
+    if more:
+        raise refused(f"{key}: {path}", more[0], f"{', '.join(wanted)}, as the model has")
+    return Weights(
+        {name: weights[name].to(value.dtype) for name, value in like.params.items()},
+        {name: weights[name].to(value.dtype) for name, value in like.buffers.items()},
+    )
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    file = file_of(path)
+    try:
+        if file.name != FILES[0]:
+            return load_tensors(file.read_bytes())
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise FedtideError(f"{path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
+    except SafetensorError as error:
+        raise FedtideError(f"{path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED") from None
+    saved: Any = getattr(codec.from_file(file), "weights", None)
+    models = [model for model in (saved if isinstance(saved, tuple) else (saved,)) if isinstance(model, Weights)]
+    if len(models) != 1:
+        raise refused(f"{path}: number of models", len(models), "1, as in the state of a run with one model")
+    return models[0].params | models[0].buffers

@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.base import Weights
+from fedtide.core.checkpoint import load_weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
 from fedtide.learn.branched_task import join_models, logits_and_features, width, with_branches
 from fedtide.learn.device import to_cpu
 from fedtide.learn.task import Task
-from fedtide.learn.weights_file import load_weights
 
 __all__ = [
     "PCA",

@@ -20,6 +20,7 @@ from fedtide.cohorts import Picking
 from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
 from fedtide.config.schema import OwnMetric
 from fedtide.core.base import Algorithm, Scores
+from fedtide.core.checkpoint import load_weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -41,7 +42,6 @@ from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
-from fedtide.learn.weights_file import load_weights
 from fedtide.models.init import initialize
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private

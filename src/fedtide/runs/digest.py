@@ -12,11 +12,11 @@ from typing import Any
 
 from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
 from fedtide.core import checkpoint
+from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.learn.device import CPU, find_device, name_of
-from fedtide.learn.weights_file import file_of
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
 
