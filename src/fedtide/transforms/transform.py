@@ -152,7 +152,6 @@ def stepwise(
     start = getattr(work, "start", None)
     if start is None:
         return work(payload, memory, shard, moment, rng)
-        yield
     return (yield from start(payload, memory, shard, moment, rng))
 
 
