@@ -21,20 +21,35 @@ from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, value
 from helpers.toys import played, toy
 
-ENDLESS = torch.full((8,), math.inf, dtype=torch.float64)
+COMPUTE = [0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393]
 ROUNDS = 20
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
-def by_hand(monkeypatch, **options):
+def clocked(compute: list[float], work=lambda question, rows: rows):
+    """Make a change of a fleet: its clients need so many seconds for each unit of work."""
+    seconds = torch.tensor(compute, dtype=torch.float64)
+    endless = torch.full_like(seconds, math.inf)
+
+    def change(fleet):
+        fleet.clock = DeviceClock(seconds, endless, endless, work)
+        return fleet
+
+    return change
+
+
+def one_unit(question, rows):
+    return torch.ones(len(rows))
+
+
+def by_hand(monkeypatch, targets=None, compute=(1.0, 2.5), work=one_unit, **options):
     """Client 0 needs 1 second and client 1 needs 2.5; both are at work all the time, and each answer makes a step."""
     solver = LocalTrainer(lr=0.5, batch_size=0)
     algorithm = fedbuff(TASK, solver, cohort=Everyone(), **{"buffer": 1, **options})
-    fleet = fleet_of(algorithm)
-    compute = torch.tensor([1.0, 2.5], dtype=torch.float64)
-    fleet.clock = DeviceClock(compute, ENDLESS[:2], ENDLESS[:2], lambda question, rows: torch.ones(len(rows)))
+    fleet = clocked(compute, work)(fleet_of(algorithm, targets))
     monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
-    return list(play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9))
+    for step in play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9):
+        yield step, fleet.spent.down
 
 
 def test_by_hand(monkeypatch):
@@ -45,7 +60,7 @@ def test_by_hand(monkeypatch):
     w = 0.25 + 1.5 / sqrt(3). It begins from there, to answer at 5. Client 0 answers at 3 what it made of 0.25, one step
     late: w = 0.25 + 1.5 / sqrt(3) - 0.125 / sqrt(2).
     """
-    steps = by_hand(monkeypatch)
+    steps = [step for step, _ in by_hand(monkeypatch)]
     third = 0.25 + 1.5 / math.sqrt(3)
     found = [value(step.state) for step in steps[:4]]
     assert found == pytest.approx([0.5, 0.25, third, third - 0.125 / math.sqrt(2)], abs=1e-12)
@@ -58,41 +73,33 @@ def test_by_hand(monkeypatch):
 
 def test_without_damping_a_late_update_counts_in_full(monkeypatch):
     """As above: 0.25 + 1.5."""
-    assert value(by_hand(monkeypatch, damping=0.0)[2].state) == pytest.approx(1.75, abs=1e-12)
+    _, _, (step, _), *_ = by_hand(monkeypatch, damping=0.0)
+    assert value(step.state) == pytest.approx(1.75, abs=1e-12)
 
 
 def test_a_buffer_of_two_waits_for_both(monkeypatch):
     """Both from w = 1: (-0.5 + 1.5) / 2 = 0.5, at 2.5 seconds; by rows (-0.5 + 3 * 1.5) / 4 = 1."""
-    step = by_hand(monkeypatch, buffer=2)[0]
+    step, _ = next(by_hand(monkeypatch, buffer=2))
     assert (value(step.state), step.seconds) == (1.5, 2.5)
-    assert value(by_hand(monkeypatch, buffer=2, weighting="samples")[0].state) == 2.0
+    assert value(next(by_hand(monkeypatch, buffer=2, weighting="samples"))[0].state) == 2.0
 
 
 def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch):
     """With a staleness of at most one round client 1 never answers: it begins anew in each, and client 0 is faster."""
-    steps = by_hand(monkeypatch, max_staleness=1)
-    assert value(steps[-1].state) == 0.5**9
-    assert steps[-1].seconds == 9.0
+    *_, (step, _) = by_hand(monkeypatch, max_staleness=1)
+    assert (value(step.state), step.seconds) == (0.5**9, 9.0)
 
 
 def test_whoever_holds_nothing_takes_nobodys_place(monkeypatch):
     """Clients 0 and 1 have no rows and would answer at once: the first two that count are the other two."""
-    algorithm = fedbuff(TASK, LocalTrainer(lr=0.5, batch_size=0), cohort=Everyone(), buffer=2)
-    fleet = fleet_of(algorithm, [[], [], [0], [4]])
-    fleet.clock = DeviceClock(torch.ones(4).double(), ENDLESS[:4], ENDLESS[:4], lambda question, rows: rows)
-    monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
-    step = next(play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9))
+    step, _ = next(by_hand(monkeypatch, [[], [], [0], [4]], [1.0] * 4, lambda question, rows: rows, buffer=2))
     assert (value(step.state), step.seconds, len(step.state.flight.clients)) == (1.5, 1.0, 0)
 
 
 def test_only_whoever_begins_is_sent_a_model(monkeypatch):
     """Eight bytes for each of two, then for client 0 alone."""
-    algorithm = fedbuff(TASK, LocalTrainer(lr=0.5, batch_size=0), cohort=Everyone(), buffer=1)
-    fleet = fleet_of(algorithm)
-    compute = torch.tensor([1.0, 2.5], dtype=torch.float64)
-    fleet.clock = DeviceClock(compute, ENDLESS[:2], ENDLESS[:2], lambda question, rows: torch.ones(len(rows)))
-    steps = play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=2), seed=0, rounds=2)
-    spent = [next(steps) and fleet.spent.down for _ in range(2)]
+    steps = by_hand(monkeypatch)
+    spent = [next(steps)[1] for _ in range(2)]
     assert spent[1] - spent[0] == spent[0] / 2
 
 
@@ -102,11 +109,10 @@ def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_d
     experiment = toy(
         "fedbuff", {"cohort": {"kind": "uniform", "clients_per_round": 6}, "buffer": 2}, rounds=60, shift=shift
     )
-    compute, counts = torch.tensor([0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393]), []
+    counts = []
 
-    def clocked(fleet):
-        fleet.clock = DeviceClock(compute, ENDLESS, ENDLESS, lambda question, rows: rows)
-        ask = fleet.ask
+    def counted(fleet):
+        ask = clocked(COMPUTE)(fleet).ask
 
         def heard(*given, **named):
             reply = ask(*given, **named)
@@ -116,7 +122,7 @@ def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_d
         fleet.ask = heard
         return fleet
 
-    run = played(experiment, fleet=clocked)
+    run = played(experiment, fleet=counted)
     began, answered, lost = (sum(each) for each in zip(*counts, strict=True))
     assert began == answered + lost + len(run.state.flight.clients)
     assert 0.35 < lost / (answered + lost) < 0.65
@@ -126,18 +132,13 @@ def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_d
 
 def test_oort_learns_how_long_a_client_takes_in_all_and_not_in_its_last_round():
     """Client i takes compute_i seconds, and most of it passes in rounds before that of its answer."""
-    compute = torch.tensor([0.5, 3.25, 0.75, 1.75, 0.625, 0.25, 1.0, 2.125], dtype=torch.float64)
-
-    def clocked(fleet):
-        fleet.clock = DeviceClock(compute, ENDLESS, ENDLESS, lambda question, rows: torch.ones(len(rows)))
-        return fleet
-
+    compute = [0.5, 3.25, 0.75, 1.75, 0.625, 0.25, 1.0, 2.125]
     options = {"cohort": {"kind": "oort", "clients_per_round": 8}, "buffer": 1}
-    run = played(toy("fedbuff", options, rounds=40, shift={"who": "always"}), fleet=clocked)
+    run = played(toy("fedbuff", options, rounds=40, shift={"who": "always"}), fleet=clocked(compute, one_unit))
     memo = run.state.cohort
     assert max(step.facts["stalest"] for step in run.steps) > 2
     assert (memo.last > 0).all()
-    assert memo.seconds.tolist() == pytest.approx(compute.tolist(), abs=1e-12)
+    assert memo.seconds.tolist() == pytest.approx(compute, abs=1e-12)
 
 
 def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) -> tuple[nn.Module, float]:
@@ -149,7 +150,7 @@ def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) 
         order = Rng(0).at(r, "server").at("places").numpy().permutation(len(fresh))
         for client in [fresh[i] for i in order][: concurrency - len(at_work)]:
             rows = len(population.shard(client, moment).y)
-            at_work[client] = (now + float(compute[client]) * 2 * rows, r, copy.deepcopy(model))
+            at_work[client] = (now + compute[client] * 2 * rows, r, copy.deepcopy(model))
         answers = sorted(at_work, key=lambda client: at_work[client][0])[:buffer]
         change = {name: torch.zeros_like(p) for name, p in model.state_dict().items()}
         for client in answers:
@@ -172,21 +173,15 @@ def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) 
 
 
 def test_a_naive_event_loop_agrees_to_1e_9():
-    compute = torch.tensor([0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393], dtype=torch.float64)
     options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2}, "cohort": 5, "buffer": 2}
     experiment = toy("fedbuff", options, rounds=ROUNDS, precision="fp64", data=DATA)
 
-    def clocked(fleet):
-        endless = torch.full_like(compute, math.inf)
-        fleet.clock = DeviceClock(compute, endless, endless, lambda question, rows: 2 * rows)
-        return fleet
-
-    run = played(experiment, fleet=clocked)
+    run = played(experiment, fleet=clocked(COMPUTE, lambda question, rows: 2 * rows))
     model = nn.Sequential()
     for name, layer in (("dense1", nn.Linear(4, 5)), ("relu1", nn.ReLU()), ("head", nn.Linear(5, 3))):
         model.add_module(name, layer)
     model.double().load_state_dict(run.steps[0].received.weights.params)
-    expected, now = naive(run.host.population, model, compute, 5, 2)
+    expected, now = naive(run.host.population, model, COMPUTE, 5, 2)
     assert run.steps[-1].seconds == pytest.approx(now)
     assert max(int(step.facts["stalest"]) for step in run.steps) > 3
     for name, found in run.state.weights.params.items():

@@ -22,6 +22,7 @@ from helpers.quadratics import TASK, after, at, fleet_of, value
 ONE = LocalTrainer(lr=0.5, batch_size=0)
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
 EVERYONE = Everyone()
+START = State(at(1.0), None)
 
 
 def test_fedavg_one_step():
@@ -29,8 +30,8 @@ def test_fedavg_one_step():
 
     Weighted by rows: (1 * -0.5 + 3 * 1.5) / 4 = 1, so w = 2. Equally: (-0.5 + 1.5) / 2 = 0.5, so w = 1.5.
     """
-    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE), State(at(1.0), None))) == 2.0
-    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE, weighting="uniform"), State(at(1.0), None))) == 1.5
+    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE), START)) == 2.0
+    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE, weighting="uniform"), START)) == 1.5
 
 
 def test_fedavg_two_local_steps_and_two_rounds():
@@ -39,12 +40,12 @@ def test_fedavg_two_local_steps_and_two_rounds():
     Round 0: (-0.75 + 3 * 2.25) / 4 = 1.5, w = 2.5. Round 1 from 2.5: client 0 2.5 -> 0.625, update -1.875; client 1
     2.5 -> 3.25 -> 3.625, update 1.125; mean (-1.875 + 3.375) / 4 = 0.375, w = 2.875. The fixed point is 3.
     """
-    assert value(after(fedavg(TASK, TWO, cohort=EVERYONE), State(at(1.0), None), rounds=2)) == 2.875
+    assert value(after(fedavg(TASK, TWO, cohort=EVERYONE), START, rounds=2)) == 2.875
 
 
 def test_fedsgd():
     """Gradients 1 and -3, weighted by rows (1 * 1 + 3 * -3) / 4 = -2; w = 1 - 0.5 * -2 = 2."""
-    assert value(after(fedsgd(TASK, ONE, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+    assert value(after(fedsgd(TASK, ONE, cohort=EVERYONE), START)) == 2.0
 
 
 def test_fedprox():
@@ -53,21 +54,21 @@ def test_fedprox():
     Client 0 at 0.5: gradient 0.5 + 1 * (0.5 - 1) = 0, stays; update -0.5. Client 1 at 2.5: gradient (2.5 - 4) +
     (2.5 - 1) = 0, stays; update 1.5. Mean (-0.5 + 4.5) / 4 = 1, w = 2. (Both sit at (b + mu w) / (1 + mu).)
     """
-    assert value(after(fedprox(TASK, replace(TWO, proximal=1.0), cohort=EVERYONE), State(at(1.0), None))) == 2.0
+    assert value(after(fedprox(TASK, replace(TWO, proximal=1.0), cohort=EVERYONE), START)) == 2.0
 
 
 def test_fedprox_with_many_steps_reaches_the_pulled_optimum():
     """With mu = 3 client i ends at (b_i + 3 * 1) / 4: 0.75 and 1.75; updates -0.25 and 0.75, mean (-0.25 + 2.25)/4."""
     many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
-    assert value(
-        after(fedprox(TASK, replace(many, proximal=3.0), cohort=EVERYONE), State(at(1.0), None))
-    ) == pytest.approx(1.5, abs=1e-9)
+    assert value(after(fedprox(TASK, replace(many, proximal=3.0), cohort=EVERYONE), START)) == pytest.approx(
+        1.5, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.0, 15.0, 1000.0])
 def test_the_first_step_of_fedprox_knows_no_pull(mu):
     """Where training starts v = w, whatever mu: the single step is FedAvg's."""
-    assert value(after(fedprox(TASK, replace(ONE, proximal=mu), cohort=EVERYONE), State(at(1.0), None))) == 2.0
+    assert value(after(fedprox(TASK, replace(ONE, proximal=mu), cohort=EVERYONE), START)) == 2.0
 
 
 def test_a_strong_pull_keeps_clients_near_what_they_received():
@@ -77,8 +78,7 @@ def test_a_strong_pull_keeps_clients_near_what_they_received():
     """
     many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
     pulled, free = (
-        value(after(fedprox(TASK, replace(many, proximal=mu), cohort=EVERYONE), State(at(1.0), None)))
-        for mu in (15.0, 0.0)
+        value(after(fedprox(TASK, replace(many, proximal=mu), cohort=EVERYONE), START)) for mu in (15.0, 0.0)
     )
     assert pulled == pytest.approx(1.125, abs=1e-9)
     assert free == pytest.approx(3.0, abs=1e-6)
@@ -89,7 +89,7 @@ def test_the_larger_q_the_more_even_are_the_losses():
     spread = []
     for q in (0.0, 1.0, 5.0):
         algorithm = qfedavg(TASK, LocalTrainer(lr=0.1, batch_size=0), q=q, cohort=EVERYONE, weighting="samples")
-        w = value(after(algorithm, State(at(1.0), None), rounds=50))
+        w = value(after(algorithm, START, rounds=50))
         spread.append(statistics.pvariance([0.5 * w**2, 0.5 * (w - 4) ** 2]))
     assert spread[0] > 2 * spread[1] > 4 * spread[2]
 
@@ -100,22 +100,20 @@ def test_qfedavg():
     dw_0 = 2 (1 - 0.5) = 1, dw_1 = 2 (1 - 2.5) = -3. delta_0 = 0.5 * 1 = 0.5, delta_1 = 4.5 * -3 = -13.5.
     h_0 = 1 * 1 * 1^2 + 2 * 0.5 = 2, h_1 = 1 * 1 * 3^2 + 2 * 4.5 = 18. w = 1 - (0.5 - 13.5) / (2 + 18) = 1.65.
     """
-    assert value(after(qfedavg(TASK, ONE, q=1.0, cohort=EVERYONE), State(at(1.0), None))) == pytest.approx(
-        1.65, abs=1e-9
-    )
+    assert value(after(qfedavg(TASK, ONE, q=1.0, cohort=EVERYONE), START)) == pytest.approx(1.65, abs=1e-9)
 
 
 def test_qfedavg_with_q_two():
     """delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5,
     h_1 = 2 * 4.5 * 9 + 2 * 20.25 = 121.5. w = 1 - (0.25 - 60.75) / 123 = 1 + 60.5 / 123.
     """
-    made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), State(at(1.0), None)))
+    made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), START))
     assert made == pytest.approx(1 + 60.5 / 123, abs=1e-8)
 
 
 def test_qfedavg_weighs_by_rows_where_asked():
     """q = 0: the mean of (w - w_i) with weights 1 and 3, w = 1 - (0.5 - 4.5) / 4 = 2."""
-    made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), State(at(1.0), None)))
+    made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), START))
     assert made == pytest.approx(2.0, abs=1e-12)
 
 
@@ -124,8 +122,8 @@ def test_qfedavg_refuses_a_client_whose_power_overflows():
     algorithm, huge = qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), [[0], [4 * 10**18]]
     reply = fleet_of(algorithm, huge).ask("train", torch.arange(2), at(1.0))
     assert (reply.clients.tolist(), reply.refused.tolist()) == ([0], [1])
-    made = value(after(algorithm, State(at(1.0), None), targets=huge))
-    assert made == value(after(algorithm, State(at(1.0), None), targets=[[0]])) != 1.0
+    made = value(after(algorithm, START, targets=huge))
+    assert made == value(after(algorithm, START, targets=[[0]])) != 1.0
 
 
 def test_qfedavg_stays_where_it_is_if_everybody_overflows():
@@ -144,51 +142,49 @@ def steps(optimizer, updates=(1.0, 0.5), start=1.0):
     return float(weights.params["weight"])
 
 
-def test_server_sgd():
-    """1 + 0.1 * 1 + 0.1 * 0.5."""
-    assert steps(SGD(0.1)) == pytest.approx(1.15, abs=1e-12)
+def root(value: float, eps: float = 1e-3) -> float:
+    return math.sqrt(value) + eps
 
 
-def test_server_momentum():
-    """m = 1, then 0.9 * 1 + 0.5 = 1.4: 1 + 0.1 * (1 + 1.4)."""
-    assert steps(SGD(0.1, momentum=0.9)) == pytest.approx(1.24, abs=1e-12)
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (SGD(0.1), 1 + 0.1 * 1 + 0.1 * 0.5),
+        # m = 1, then 0.9 * 1 + 0.5 = 1.4.
+        (SGD(0.1, momentum=0.9), 1 + 0.1 * (1 + 1.4)),
+        # v = 1e-6 + 1, then + 0.25; m = d as b1 = 0.
+        (Adagrad(lr=0.1, eps=1e-3), 1 + 0.1 * 1 / root(1.000001) + 0.1 * 0.5 / root(1.250001)),
+        # As in the paper: m = 0.1, then 0.14; v = 0.99e-6 + 0.01 = 0.01000099, then 0.99 * that + 0.0025.
+        (Adam(lr=0.1, eps=1e-3), 1 + 0.1 * 0.1 / root(0.01000099) + 0.1 * 0.14 / root(0.0124009801)),
+        # As in Keras, t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1; t = 2: m = 0.14, v = 0.001249,
+        # sqrt(0.001999) / 0.19.
+        (
+            KerasAdam(lr=0.1, eps=1e-4),
+            1
+            + 0.1 * math.sqrt(0.001) / 0.1 * 0.1 / root(0.001, 1e-4)
+            + 0.1 * math.sqrt(1 - 0.999**2) / (1 - 0.9**2) * 0.14 / root(0.001249, 1e-4),
+        ),
+        # v = 1e-6 - 0.01 * 1 * sign(1e-6 - 1) = 0.010001; then d^2 = 0.25 > v: 0.010001 + 0.0025. m as Adam's.
+        (Yogi(lr=0.1, eps=1e-3), 1 + 0.1 * 0.1 / root(0.010001) + 0.1 * 0.14 / root(0.012501)),
+    ],
+    ids=["sgd", "momentum", "adagrad", "adam", "keras-adam", "yogi"],
+)
+def test_server_optimizers(optimizer, expected):
+    assert steps(optimizer) == pytest.approx(expected, abs=1e-12)
 
 
-def test_server_adagrad():
-    """v = 1e-6 + 1, then + 0.25; m = d as b1 = 0."""
-    expected = 1 + 0.1 * 1 / (math.sqrt(1.000001) + 1e-3) + 0.1 * 0.5 / (math.sqrt(1.250001) + 1e-3)
-    assert steps(Adagrad(lr=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_server_adam_as_in_the_paper():
-    """m = 0.1, then 0.14; v = 0.99e-6 + 0.01 = 0.01000099, then 0.99 * that + 0.0025 = 0.0124009801."""
-    expected = 1 + 0.1 * 0.1 / (math.sqrt(0.01000099) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.0124009801) + 1e-3)
-    assert steps(Adam(lr=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_server_adam_as_in_keras():
-    """t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1; t = 2: m = 0.14, v = 0.001249, sqrt(0.001999) / 0.19."""
-    first = 0.1 * math.sqrt(0.001) / 0.1 * 0.1 / (math.sqrt(0.001) + 1e-4)
-    second = 0.1 * math.sqrt(1 - 0.999**2) / (1 - 0.9**2) * 0.14 / (math.sqrt(0.001249) + 1e-4)
-    assert steps(KerasAdam(lr=0.1, eps=1e-4)) == pytest.approx(1 + first + second, abs=1e-12)
-
-
-def test_the_first_keras_step_is_about_the_rate_for_large_updates():
-    """eta * d / (|d| + eps / sqrt(1 - b2)): here 0.01 * 5 / (5 + 1e-4 / sqrt(0.001))."""
-    made = steps(KerasAdam(lr=0.01, eps=1e-4), updates=(5.0,), start=0.0)
-    assert made == pytest.approx(0.01 * 5 / (5 + 1e-4 / math.sqrt(0.001)), abs=1e-12)
-
-
-def test_server_yogi():
-    """v = 1e-6 - 0.01 * 1 * sign(1e-6 - 1) = 0.010001; then d^2 = 0.25 > v: 0.010001 + 0.0025. m as Adam's."""
-    expected = 1 + 0.1 * 0.1 / (math.sqrt(0.010001) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.012501) + 1e-3)
-    assert steps(Yogi(lr=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_yogi_may_start_elsewhere():
-    """v_0 = 1e-8 (FedScale): 1e-8 + 0.01."""
-    made = steps(Yogi(lr=0.1, eps=1e-8, initial_accumulator=1e-8), updates=(1.0,), start=0.0)
-    assert made == pytest.approx(0.1 * 0.1 / (math.sqrt(0.01 + 1e-8) + 1e-8), abs=1e-12)
+@pytest.mark.parametrize(
+    ("optimizer", "update", "expected"),
+    [
+        # The first step is about the rate for large updates: eta * d / (|d| + eps / sqrt(1 - b2)).
+        (KerasAdam(lr=0.01, eps=1e-4), 5.0, 0.01 * 5 / (5 + 1e-4 / math.sqrt(0.001))),
+        # v_0 = 1e-8 (FedScale): 1e-8 + 0.01.
+        (Yogi(lr=0.1, eps=1e-8, initial_accumulator=1e-8), 1.0, 0.1 * 0.1 / root(0.01 + 1e-8, 1e-8)),
+    ],
+    ids=["keras-adam", "yogi"],
+)
+def test_first_steps_of_server_optimizers(optimizer, update, expected):
+    assert steps(optimizer, (update,), 0.0) == pytest.approx(expected, abs=1e-12)
 
 
 def test_yogi_and_adam_agree_where_v_is_the_squared_update():

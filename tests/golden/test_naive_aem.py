@@ -19,7 +19,7 @@ from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.runs.build import host_of
-from helpers.branchnet import Noted, close
+from helpers.branchnet import close, close_params, noted_run
 from helpers.toys import played, toy
 
 DIMS, CLASSES, J, ROUNDS = 4, 3, 3, 16
@@ -142,23 +142,20 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())) or "plain")
 def test_rounds_agree_to_1e_8(case):
-    noted = []
     kind = case.get("exploration", "constant")
     exploration = {"kind": kind, **({"epsilon": EPS} if kind in ("constant", "power") else {})}
     options = {"local": LOCAL, "clusters": J, **case, "exploration": exploration}
-    experiment = toy("aem", {"drop_unused": True, **options}, rounds=ROUNDS, precision="fp64", data=DATA)
-    run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
+    run, noted = noted_run("aem", {"drop_unused": True, **options}, rounds=ROUNDS, data=DATA)
     start = [w.params for w in run.steps[0].received.weights]
     every = federated(run.host.population, start, **case)
-    asked, seen, explorers = iter(noted[0].branches), set(), 0
+    asked, seen, explorers = iter(noted.branches), set(), 0
     for t, (step, (models, taken, picked, active)) in enumerate(zip(run.steps, every, strict=True)):
         assert (next(asked) if taken else {}) == taken, f"round {t}"
         assert step.state.chosen.tolist() == picked, f"round {t}"
         assert step.state.active.nonzero().flatten().tolist() == active, f"round {t}"
         for j, (made, wanted) in enumerate(zip(step.state.weights, models, strict=True)):
-            for name, value in made.params.items():
-                assert value.dtype == torch.float64
-                close(value, wanted[name], f"{name} of model {j} after round {t}")
+            assert all(value.dtype == torch.float64 for value in made.params.values())
+            close_params(made.params, wanted, f"of model {j} after round {t}")
         seen |= set(taken.values())
         explorers += len(taken)
     explorers -= sum(picked)

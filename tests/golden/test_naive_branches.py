@@ -13,8 +13,7 @@ import pytest
 from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, softmax, weighted_mean
-from helpers.toys import played, toy
+from helpers.branchnet import KerasAdam, Net, as_numpy, close, close_params, noted_run, shard_of, softmax, weighted_mean
 
 ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 15, 0.1, 4, 2, 7
 LOCAL = {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS}
@@ -27,13 +26,10 @@ DATA = {
 def run_of(algorithm, options, memory=None):
     """The package's run, what it noted, and where it began."""
     server = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
-    noted = []
-    experiment = toy(
-        algorithm, {"local": LOCAL, "server": server, **options}, rounds=ROUNDS, precision="fp64", data=DATA,
-        shift={"who": {"kind": "periodic", "period": PERIOD}},
-    )  # fmt: skip
-    run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0], memory=memory)
-    return run, noted[0].branches
+    options = {"local": LOCAL, "server": server, **options}
+    shift = {"who": {"kind": "periodic", "period": PERIOD}}
+    run, noted = noted_run(algorithm, options, rounds=ROUNDS, data=DATA, shift=shift, memory=memory)
+    return run, noted.branches
 
 
 def asked(population, t):
@@ -122,8 +118,7 @@ def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, rhyth
     seen = set()
     for t, (step, noted, (net, choices)) in enumerate(zip(run.steps, branches_noted, rounds, strict=True)):
         assert noted == choices, f"round {t}"
-        for name, value in step.state.weights.params.items():
-            close(value.numpy(), net.p[name], f"{name} after round {t}")
+        close_params(step.state.weights.params, net.p, f"after round {t}")
         seen |= set(choices.values())
     assert len(seen) > 1
 
@@ -150,8 +145,7 @@ def test_a_naive_fedem_agrees_to_1e_8(branches):
 
             updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
         net = optimizer.step(net, weighted_mean(updates, net))
-        for name, value in step.state.weights.params.items():
-            close(value.numpy(), net.p[name], f"{name} after round {t}")
+        close_params(step.state.weights.params, net.p, f"after round {t}")
     for client in range(9):
         kept = memory.read(client, (ROUNDS, 0))
         assert (kept is None) == (client not in blends)

@@ -9,25 +9,13 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.cfl import cfl
-from fedtide.core.base import Moment
-from fedtide.core.rng import Rng
-from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from helpers.quadratics import fleet_of
+from helpers.naive_drift import gradient_of
+from helpers.stages import begun, holding, rounds
 
 CLIENTS, DIMS, CLASSES, GROUPS, ROUNDS, ROWS = 10, 3, 4, 3, 30, 12
 RATE, EPOCHS, AFTER = 1.0, 4, 6
-
-
-def gradient_of(w, x, y):
-    z = x @ w.T
-    p = np.exp(z - z.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return p.T @ x / len(y)
 
 
 def update_of(w, x, y):
@@ -90,23 +78,15 @@ def test_thirty_rounds_with_splits():
     for i in range(CLIENTS):  # group g calls class c by the name c + g
         x = draw.normal(size=(ROWS, DIMS))
         clients.append((x, (np.argmax(x @ truth.T, axis=1) + i % GROUPS) % CLASSES))
-    x, y = (np.concatenate([client[part] for client in clients]) for part in (0, 1))
-    rows = Rows("naive", torch.from_numpy(x), torch.from_numpy(y), classes=CLASSES)
-    lists = Ragged.of([list(range(i * ROWS, (i + 1) * ROWS)) for i in range(CLIENTS)])
-    nothing = Ragged.empty(CLIENTS)
-    parts = {"train": lists, "val": nothing, "test": nothing}
-    who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
-
+    who = holding([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients], classes=CLASSES)
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     algorithm = cfl(task, LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0), split_after=AFTER)
-    fleet = fleet_of(algorithm, who=who)
-    state, counts = algorithm.init(fleet, Rng(0)), []
-    for number, (models, clusters) in enumerate(naive(state.weights[0].params["weight"].numpy(), clients)):
-        fleet.begin(Moment(number, ROUNDS, 0.0))
-        state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
-        assert [(state.model == k).nonzero().flatten().tolist() for k in range(len(clusters))] == clusters, (
-            f"round {number}"
-        )
+    start, counts = begun(algorithm, who)[0].weights[0].params["weight"].numpy(), []
+    for (state, _, fleet), (models, clusters) in zip(
+        rounds(algorithm, [who] * ROUNDS), naive(start, clients), strict=True
+    ):
+        found = [(state.model == k).nonzero().flatten().tolist() for k in range(len(clusters))]
+        assert found == clusters, f"round {fleet.moment.round}"
         for made, wanted in zip(state.weights, models, strict=True):
             np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
         counts.append(len(clusters))

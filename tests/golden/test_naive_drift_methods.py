@@ -18,7 +18,7 @@ from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.cohorts import Everyone
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from golden.test_naive_cfl import gradient_of
+from helpers.naive_drift import gradient_of
 from helpers.stages import begun, holding, rounds
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 9, 3, 4, 30

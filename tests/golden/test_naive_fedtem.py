@@ -13,8 +13,7 @@ import pytest
 
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
-from helpers.toys import played, toy
+from helpers.branchnet import KerasAdam, Net, as_numpy, close, close_params, noted_run, shard_of, weighted_mean
 
 ROUNDS, RATE, BATCH, EPOCHS = 13, 0.1, 4, 2
 LAM, EPS, BETA, A0, PERIOD = 0.25, 0.5, 0.9, 0.3, 6
@@ -211,22 +210,19 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
         "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     }
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
-    noted = []
-    experiment = toy("fedtem", options, rounds=ROUNDS, precision="fp64", data=DATA, shift=shift)
-    run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
+    run, noted = noted_run("fedtem", options, rounds=ROUNDS, data=DATA, shift=shift)
     start = run.steps[0].received
     net = Net(as_numpy(start.weights.params))
     optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
     rounds = naive(run.host.population, net, start.mu.numpy(), optimizer=optimizer, **case)
     seen = set()
-    for t, (step, branches, ours) in enumerate(zip(run.steps, noted[0].branches, rounds, strict=True)):
+    for t, (step, branches, ours) in enumerate(zip(run.steps, noted.branches, rounds, strict=True)):
         net, mu, var, pi, choices, stats, assigned = ours
         assert branches == choices, f"round {t}"
         assert step.facts["assigned"].tolist() == assigned.tolist(), f"round {t}"
         for column, name in enumerate(("pi", "odds", "mu", "var", "n"), start=1):
-            close(noted[0].rows[t][name], np.array([s[column] for s in stats]), f"{name} of clients in round {t}")
-        for name, value in step.state.weights.params.items():
-            close(value.numpy(), net.p[name], f"{name} after round {t}")
+            close(noted.rows[t][name], np.array([s[column] for s in stats]), f"{name} of clients in round {t}")
+        close_params(step.state.weights.params, net.p, f"after round {t}")
         close(step.state.mu, mu, f"mu after round {t}")
         close(step.state.var, var, f"var after round {t}")
         close(step.state.pi, pi, f"pi after round {t}")

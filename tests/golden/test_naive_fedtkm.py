@@ -12,8 +12,7 @@ import pytest
 
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
-from helpers.toys import played, toy
+from helpers.branchnet import KerasAdam, Net, as_numpy, close, close_params, noted_run, shard_of, weighted_mean
 
 ROUNDS, RATE, BATCH, EPOCHS = 17, 0.1, 4, 2
 LAM, EPS, A0, PERIOD = 0.5, 0.2, 0.3, 8
@@ -137,9 +136,7 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
         "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
-    noted = []
-    experiment = toy("fedtkm", options, rounds=ROUNDS, precision="fp64", data=DATA, shift=shift)
-    run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
+    run, noted = noted_run("fedtkm", options, rounds=ROUNDS, data=DATA, shift=shift)
     start = run.steps[0].received
     net = Net(as_numpy(start.weights.params))
     rounds = naive(
@@ -148,11 +145,10 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
         optimizer=KerasAdam(net, rate=0.05, eps=1e-4),
     )  # fmt: skip
     largest = 0.0
-    for t, (step, branches, ours) in enumerate(zip(run.steps, noted[0].branches, rounds, strict=True)):
+    for t, (step, branches, ours) in enumerate(zip(run.steps, noted.branches, rounds, strict=True)):
         net, c, log_alpha, choices = ours
         assert branches == choices, f"round {t}"
-        for name, value in step.state.weights.params.items():
-            close(value.numpy(), net.p[name], f"{name} after round {t}")
+        close_params(step.state.weights.params, net.p, f"after round {t}")
         close(step.state.centers, c, f"centers after round {t}")
         close(step.state.log_alpha, log_alpha, f"log alpha after round {t}")
         largest = max(largest, *map(abs, log_alpha))

@@ -13,30 +13,19 @@ from fedtide.algorithms.ifca import State, ifca
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment, Weights
 from fedtide.core.rng import Rng
-from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
+from helpers.branchnet import softmax
+from helpers.naive_drift import gradient_of
 from helpers.quadratics import fleet_of
+from helpers.stages import holding
 
 CLIENTS, DIMS, CLASSES, K, ROUNDS = 9, 3, 4, 3, 20
 RATE, EPOCHS = 0.3, 2
 
 
-def softmax(z):
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
 def loss_of(w, x, y):
     return float(-np.log(softmax(x @ w.T)[np.arange(len(y)), y]).mean())
-
-
-def gradient_of(w, x, y):
-    p = softmax(x @ w.T)
-    p[np.arange(len(y)), y] -= 1
-    return p.T @ x / len(y)
 
 
 def naive(models, clients, variant, mu):
@@ -73,14 +62,7 @@ def test_twenty_rounds(variant, mu):
         x = draw.normal(size=(5 + i, DIMS))
         clients.append((x, np.argmax(x @ truth[i % K].T, axis=1)))
     start = draw.normal(size=(K, CLASSES, DIMS))
-    x, y = (np.concatenate([client[part] for client in clients]) for part in (0, 1))
-    rows = Rows("naive", torch.from_numpy(x), torch.from_numpy(y), classes=CLASSES)
-    ends = np.cumsum([len(labels) for _, labels in clients])
-    lists = Ragged.of([list(range(end - len(labels), end)) for end, (_, labels) in zip(ends, clients, strict=True)])
-    nothing = Ragged.empty(CLIENTS)
-    parts = {"train": lists, "val": nothing, "test": nothing}
-    who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
-
+    who = holding([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients], classes=CLASSES)
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
     alike = {"weighting": "uniform" if variant == "gradient" else "samples"}

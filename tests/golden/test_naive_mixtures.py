@@ -16,7 +16,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.learn.features import principal
 from fedtide.runs.build import host_of
-from helpers.branchnet import as_numpy, close, shard_of
+from helpers.branchnet import as_numpy, close, close_params, shard_of
 from helpers.naive_em import (
     Rows,
     diagonal_log_density,
@@ -108,8 +108,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
         made = pfedem_round(models, mu, var, pi, clients, **local, **space, weights=divide, update=update)
         models, mu, var, pi = made.models, made.mu, made.var, made.pi
         for k, ours in enumerate(models_of(step.state.weights)):
-            for name, value in ours.items():
-                close(value, models[k][name], f"{name} of model {k} after round {t}")
+            close_params(ours, models[k], f"of model {k} after round {t}")
         for name, theirs in (("mu", mu), ("spread", var), ("pi", pi)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
         splits |= {tuple(counts > 0) for counts in made.counts.values()}
@@ -139,8 +138,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
         made = fedgmm_round(models, mu, cov, blends, clients, **local, **space, em_steps=em_steps, train="last")
         models, mu, cov, blends = made.models, made.mu, made.cov, made.blends
         for k, ours in enumerate(models_of(step.state.weights)):
-            for name, value in ours.items():
-                close(value, models[k][name], f"{name} of model {k} after round {t}")
+            close_params(ours, models[k], f"of model {k} after round {t}")
         for name, theirs in (("mu", mu), ("spread", cov)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
     assert len(blends) > 4
@@ -255,8 +253,7 @@ def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
         models, blends, _ = fedem_round(models, blends, clients, lr=0.1, **local)
         for k, (ours, theirs) in enumerate(zip(copies_of(step.state.weights), models, strict=True)):
             assert ours.keys() == theirs.keys()
-            for name, value in ours.items():
-                close(value, theirs[name], f"{name} of model {k} after round {t}")
+            close_params(ours, theirs, f"of model {k} after round {t}")
     for client in range(9):
         kept = memory.read(client, (20, 0))
         assert (kept is None) == (client not in blends)

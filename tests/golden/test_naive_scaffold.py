@@ -14,7 +14,7 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from helpers.branchnet import as_numpy, close, shard_of
+from helpers.branchnet import as_numpy, close, close_params, shard_of
 from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS, CLASSES = 12, 0.1, 4, 2, 3
@@ -147,18 +147,16 @@ def test_a_naive_implementation_agrees_to_1e_8(algorithm, options, local, loss, 
         a_of=a_of,
     )
     for t, (step, (net, c, kept, mean_loss)) in enumerate(zip(run.steps, rounds, strict=True)):
-        for name, value in step.state.weights.params.items():
-            close(value.numpy(), net[name], f"{name} after round {t}")
+        close_params(step.state.weights.params, net, f"after round {t}")
         close(step.facts["loss"], mean_loss, f"loss of round {t}")
         if algorithm != "scaffold":
             continue
-        for name, value in step.state.control.items():
-            close(value.numpy(), c[name], f"c of {name} after round {t}")
+        close_params(step.state.control, c, f"of c after round {t}")
         if t == ROUNDS - 1:
             for client, row in kept.items():
                 found = run.fleet.engine.memory.read(client, (ROUNDS, 0))["control"]
-                for name in row:
-                    close(found[name].numpy(), row[name], f"c_{client} of {name}")
+                assert found.keys() == row.keys()
+                close_params(found, row, f"of c_{client}")
             everyone = [kept.get(client, dict.fromkeys(net, 0.0)) for client in range(8)]
             for name in net:
                 close(c[name], sum(row[name] for row in everyone) / 8 + np.zeros_like(c[name]), "c is the mean of c_i")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedtide.core.rng import Rng
+from helpers.toys import Played, played, toy
 
 
 class Net:
@@ -123,6 +124,19 @@ def as_numpy(params: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 def close(ours, theirs, what: str) -> None:
     """To 1e-8."""
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-8, atol=1e-8, err_msg=what)
+
+
+def close_params(ours, theirs, when: str) -> None:
+    """Compare all parameters that the package has."""
+    for name, value in ours.items():
+        close(value, theirs[name], f"{name} {when}")
+
+
+def noted_run(algorithm: str, options, *, memory=None, **changes) -> tuple[Played, Noted]:
+    """The package's run in float64, and what its fleet noted."""
+    noted: list[Noted] = []
+    experiment = toy(algorithm, options, precision="fp64", **changes)
+    return played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0], memory=memory), noted[0]
 
 
 class Noted:

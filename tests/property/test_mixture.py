@@ -149,18 +149,12 @@ def test_assignments_fill_the_room(seed, m, K):
 
 @law
 @given(seeds, st.integers(1, 30), st.integers(1, 5))
-def test_the_order_of_participants_changes_nothing(seed, m, K):
+def test_other_orders_of_participants_and_of_components_only_rename_the_assignment(seed, m, K):
     posterior, joint, room = cohort(seed, m, K)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(m))
-    assert torch.equal(assign(posterior, joint, room)[order], assign(posterior[order], joint[order], room))
-
-
-@law
-@given(seeds, st.integers(1, 30), st.integers(2, 5))
-def test_other_names_of_components_rename_the_assignment(seed, m, K):
-    posterior, joint, room = cohort(seed, m, K)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(K))
-    assert torch.equal(assign(posterior, joint, room), order[assign(posterior[:, order], joint[:, order], room[order])])
+    chosen, draw = assign(posterior, joint, room), np.random.default_rng(seed)
+    people, order = torch.from_numpy(draw.permutation(m)), torch.from_numpy(draw.permutation(K))
+    assert torch.equal(chosen[people], assign(posterior[people], joint[people], room))
+    assert torch.equal(chosen, order[assign(posterior[:, order], joint[:, order], room[order])])
 
 
 @law

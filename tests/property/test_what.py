@@ -134,26 +134,6 @@ def test_two_domains_are_drawn_one_after_the_other(curve, n, r, rounds, seed):
     assert held.tolist() == sorted(first.tolist() + then.tolist())
 
 
-@law
-@given(curves, st.integers(1, 8), st.integers(1, 100))
-def test_a_mixture_starts_with_the_first_domain_and_peaks_in_the_middle(curve, cycles, half):
-    mixture, rounds = DomainMixture(curve, cycles), 2 * half * cycles
-    for cycle in range(cycles):
-        assert math.isclose(second(mixture, 2 * half * cycle, rounds), 0, abs_tol=1e-9)
-        assert math.isclose(second(mixture, 2 * half * cycle + half, rounds), 1, abs_tol=1e-9)
-
-
-@law
-@given(curves, st.integers(1, 200), st.integers(0, 60), st.integers(1, 60), seeds)
-def test_a_mixture_holds_the_rounded_share_of_each_domain(curve, n, r, rounds, seed):
-    mixture, (rows, domain) = DomainMixture(curve, samples=n), two_domains()
-    held = mixture.hold(rows, domain, 2, "train", Moment(r, rounds), Rng(seed))
-    assert len(held) == n
-    assert held.tolist() == sorted(held.tolist())
-    assert set(held.tolist()) <= set(rows.tolist())
-    assert int(domain[held - 100].sum()) == round(second(mixture, r, rounds) * n)
-
-
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("test", ["mixture", "balanced", "all"])
 def test_rows_that_judge_follow_their_own_mode(test, part):

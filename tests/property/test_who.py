@@ -108,21 +108,6 @@ def test_only_neighboring_groups_are_awake_together(curve, groups, at):
 
 
 @law
-@given(st.integers(2, 300), exponents)
-def test_the_linear_mean_over_a_period_is_the_sum_of_its_rounds(period, exponent):
-    who = Periodic("linear", period, exponent)
-    mean = np.mean([who.shares(s, equal(2))[0] for s in range(period)])
-    assert math.isclose(mean, sum(abs(2 * s / period - 1) ** exponent for s in range(period)) / period, abs_tol=1e-9)
-
-
-@law
-@given(st.integers(2, 300))
-def test_the_cosine_mean_over_a_period_is_a_half(period):
-    mean = np.mean([Periodic("cosine", period).shares(s, equal(2))[0] for s in range(period)])
-    assert math.isclose(mean, 0.5, abs_tol=1e-9)
-
-
-@law
 @given(group_sizes, times)
 def test_without_shift_a_group_expects_its_share_of_the_clients(sizes, time):
     np.testing.assert_allclose(Always().shares(time, np.array(sizes)), np.array(sizes) / sum(sizes))
