@@ -187,16 +187,6 @@ def test_no_client_is_trained_to_tell_a_loss():
     assert same(*(run.state for run in runs))
 
 
-@pytest.mark.parametrize("personal", ["choice", "ensemble", "alone"])
-def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
-    solver = {} if personal == "choice" else {"solver": FEW}
-    run = played(toy("aem", {"transforms": [{"kind": personal, **solver}]}), rounds=1)
-    clients = run.host.population.clients
-    payload, _ = run.host.algorithm.serve(run.state, clients)
-    assert run.host.algorithm.traits.own_expert is False
-    assert run.fleet.score(payload, clients).weights is None
-
-
 @pytest.mark.parametrize(("options", "said"), [
     ({"exploration": {"epsilon": 1.5}}, "epsilon"), ({"exploration": {"epsilon": -0.1}}, "epsilon"),
     ({"exploration": {"kind": "power", "epsilon": 0.0}}, "epsilon"), ({"freeze": {"patience": 0}}, "patience"),

@@ -64,19 +64,6 @@ def test_label_shares_for_the_silhouette_are_paid_for():
     assert (spent[0].up - spent[1].up, spent[0].down - spent[1].down) == (8 * 3 * 8, 0)
 
 
-def test_what_grouping_costs():
-    """All eight send what they made of the first weights; then a round costs what FedAvg's does, a signal nothing."""
-    options = {"cohort": 4, "pretrain": 2}
-    flexcfl, fedavg = (played(toy(name, more), rounds=1) for name, more in (("flexcfl", options), ("fedavg", {})))
-    signal, train = flexcfl.fleet.queries
-    (plain,) = fedavg.fleet.queries
-    assert (signal.cost.down, signal.cost.up, len(signal.answered)) == (0, 0, 0)
-    assert (train.cost.down, train.cost.up) == (plain.cost.down, plain.cost.up)
-    model = size_in_bytes(fedavg.state.weights)
-    run = played(toy("flexcfl", options, shift=ALWAYS), rounds=1)
-    assert run.fleet.spent.down == (8 + 4) * model
-
-
 def test_what_judging_all_models_costs():
     """A round that begins a step sends the one model to all eight clients too; each says how badly it does."""
     runs = [played(toy(name, {"cohort": 4, **more}, shift=ALWAYS), rounds=2)
@@ -126,10 +113,3 @@ def test_unseen_clients_are_judged_by_what_they_find_on_labeled_rows(name):
     scores = run.fleet.score(payload, population.held_out_clients, slot=slot)
     assert scores.choice.sum(1).equal(scores.rows)
     assert (scores.choice > 0).sum(1).tolist() == [1, 1]
-
-
-def test_a_client_that_moves_to_another_group_is_told_apart_from_a_newcomer():
-    run = played(toy("flexcfl", {"alpha": 1, "clusters": 2}, shift=ALWAYS))
-    facts = [step.facts for step in run.steps]
-    assert sum(each["newcomers"] for each in facts) == int((run.state.group >= 0).sum()) - 2
-    assert sum(each["moved"] for each in facts) == 0

@@ -28,8 +28,6 @@ from fedtide.runs.build import host_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
 from helpers.toys import played, toy
 
-ALWAYS_FIRST, ALWAYS_SECOND = {"kind": "block", "period": 1000}, {"kind": "block", "period": 1000, "phase": 500}
-
 
 def rows_of(pt, n=None, mu=None, var=None, odds=None) -> dict[str, torch.Tensor]:
     """What participants with these posteriors of mode 1 would reveal."""
@@ -59,15 +57,6 @@ def after(algorithm, state, rows, round=0, likelier=0.5):
     total = {"delta": Sum(still(state.weights), 1.0), "loss": Sum(1.0, 1.0), "modes": Sum(modes, n)}
     total["branches"] = Sum(torch.ones_like(modes), 1.0)
     return algorithm.round(state, Answering(total, rows, round), Rng(0))
-
-
-# -- 1. one branch -----------------------------------------------------------------------------------------------------
-
-
-# -- 2. at the peaks ---------------------------------------------------------------------------------------------------
-
-
-# -- 3. a single participant -------------------------------------------------------------------------------------------
 
 
 # -- 4. the prior and the participants' own view -----------------------------------------------------------------------
@@ -108,15 +97,6 @@ def test_those_who_disagree_can_be_left_out_of_the_statistics_but_not_of_the_sha
     nobody = rows_of([0.1] * 4, n=[1, 1, 1, 1])
     new, _ = after(algorithm, state, nobody)
     torch.testing.assert_close(new.mu[0], nobody["mu"].mean(0), rtol=1e-12, atol=0)
-
-
-# -- 5. names of modes -------------------------------------------------------------------------------------------------
-
-
-# -- 6. day and night --------------------------------------------------------------------------------------------------
-
-
-# -- 7. shares ---------------------------------------------------------------------------------------------------------
 
 
 # -- 8. degenerate features --------------------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ import torch
 
 from fedtide.algorithms.fielding import State, cluster_reports, recluster
 from fedtide.clusters.clusterer import KMeans
-from fedtide.clusters.representation import Combined, Embedding, Gradient, Labels, permutation
+from fedtide.clusters.representation import Embedding, Gradient, Labels
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.learn.server import Moments
 from fedtide.runs.build import host_of, task_of
@@ -80,12 +79,6 @@ def test_a_learned_threshold_without_validation_rows_is_refused_before_anything_
         preflight(toy("fielding", {"trigger": "learned"}, data=data))
 
 
-def test_selection_by_size_knows_how_many_rows_clients_have():
-    run = played(toy("fielding", {"cohort": "by-size"}, rounds=1))
-    rows = [len(run.host.population.shard(client, Moment(0, 6))) for client in range(8)]
-    assert run.state.cohort.of[:, 0].tolist() == rows
-
-
 @pytest.mark.parametrize("kind", ["momentum", "moments"])
 def test_the_optimizers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_members_had(kind):
     """Clients say 0, 0, 0, 1, 1 and were in clusters 0, 1, 1, 1, 2, whose memos are 4, 1 and 7.
@@ -126,11 +119,6 @@ def test_centers_may_be_found_with_some_clients_and_the_others_go_to_the_nearest
     assert torch.equal(cluster[1::2], 1 - cluster[::2])
 
 
-def test_static_clusters_never_change():
-    run = played(toy("fielding static", rounds=8))
-    assert all(torch.equal(step.state.inner.cluster, run.steps[0].state.inner.cluster) for step in run.steps)
-
-
 def test_a_new_client_takes_the_model_of_the_cluster_that_it_is_like():
     run, host = by_labels(0, 1, 2, 0, 1, 2, 0, 1)
     payload, slot = host.algorithm.serve(run.state, torch.tensor([8, 0]))
@@ -141,45 +129,6 @@ def test_a_new_client_takes_the_model_of_the_cluster_that_it_is_like():
     assert host.algorithm.adapt(payload[0], None, shard, Moment(0, 6), Rng(0)) is None
 
 
-def test_who_permutes_its_labels_does_so_always_in_the_same_way():
-    run = played(toy("fielding", {"representation": {"kind": "labels", "malicious": 1.0}}, rounds=2))
-    population, said = run.host.population, run.state.reported
-    for client in range(8):
-        y = population.shard(client, Moment(0, 2)).y
-        honest = torch.bincount(y, minlength=3).double() / len(y)
-        torch.testing.assert_close(said[client].sort().values, honest.sort().values)
-    assert permutation(5, Rng(0)).sort().values.tolist() == list(range(5))
-
-
-REPRESENTATIONS = [
-    Labels(),
-    Embedding(),
-    Gradient(sketch=4),
-    Gradient(last_layer=True, sketch=None),
-    Combined((Labels(malicious=1.0), Embedding(), Gradient())),
-]
-
-
-@pytest.mark.parametrize("kind", REPRESENTATIONS)
-def test_representations_are_vectors_and_gradients_have_length_one(kind):
-    run = played(toy("fedavg"), rounds=1)
-    host = run.host
-    experiment = toy("fedavg")
-    task = task_of(experiment, experiment.method[0], host.population.rows)
-    vector = kind.of(task)(None, host.population.shard(0, Moment(0, 6)))
-    assert vector.dim() == 1
-    assert len(vector) == (sum(kind.distance_of(task).widths) if kind.kind == "combined" else kind.numbers(task))
-    if kind.kind == "gradient":
-        assert float(vector.norm()) == pytest.approx(1.0)
-    if kind.kind == "labels":
-        assert float(vector.sum()) == pytest.approx(1.0)
-
-
-def test_a_range_of_clusters_that_is_empty_is_refused():
-    with pytest.raises(Exception, match="k_max"):
-        preflight(toy("fielding", {"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}}))
-
-
 @pytest.mark.parametrize("kind", ["uniform", "in-turn", "by-size", "nearest", "oort", "power-of-choice"])
 def test_every_cohort_picks_as_many_of_each_cluster(kind):
     run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, cohort={"kind": kind, "clients_per_round": 5})
@@ -187,12 +136,6 @@ def test_every_cohort_picks_as_many_of_each_cluster(kind):
     # Of clusters of 5, 2 and 1 clients five are asked: one each, and one more of the two largest.
     assert torch.bincount(run.state.cluster[train.ask.clients], minlength=3).tolist() == [2, 2, 1]
     assert torch.equal(train.ask.slot, run.state.cluster[train.ask.clients])
-
-
-def test_nearest_takes_the_reports_and_asks_no_client_for_its_labels():
-    run, _ = by_labels(0, 0, 1, 1, 2, 2, 0, 1, cohort="nearest")
-    assert run.host.algorithm.traits.reveals == ("representation",)
-    assert "labels" not in run.host.algorithm.works
 
 
 @pytest.mark.parametrize(("options", "most"), [
@@ -279,13 +222,6 @@ def test_what_cannot_be_is_said_before_anything_runs(options, line):
     with pytest.raises(FedtideError, match=line) as caught:
         preflight(toy("fielding", options))
     assert "\n" not in str(caught.value)
-
-
-def test_fair_clusters_and_the_re_weighted_softmax_change_what_is_trained():
-    plain = played(toy("fielding drifts", rounds=2)).state.weights
-    for options in ({"q": 2.0}, {"loss": "wsm"}, {"server": {"kind": "yogi"}}):
-        assert not same(played(toy("fielding drifts", options, rounds=2)).state.weights, plain)
-    assert same(played(toy("fielding drifts", {"q": 0.0}, rounds=2)).state.weights, plain)
 
 
 def test_nobody_was_ever_heard_of_and_all_are_judged():

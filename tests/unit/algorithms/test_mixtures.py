@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
@@ -204,32 +202,6 @@ def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
     np.testing.assert_allclose(density.numpy(), theirs.score_samples(z), rtol=1e-9)
 
 
-def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
-    options = {"features": "network", "em_steps": 3, "cohort": {"kind": "everyone"}, "gaussian_init": "random"}
-    experiment = toy("fedgmm", options, shift={"who": {"kind": "always"}})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    rows = host.population.rows
-    x = rows.x.clone()
-    x[host.population.parts["train"][0]] = 3e38
-    run = played(experiment, host=replace(host, population=replace(host.population, rows=replace(rows, x=x))), rounds=2)
-    assert all(0 in query.refused.tolist() for query in run.fleet.queries)
-
-
-@cache
-def fedgmm_tracked():
-    return tracked("fedgmm", {"components": 2, "gaussians": 3}, rounds=12)
-
-
-def test_rows_unlike_any_that_were_seen_have_the_least_density():
-    run, _, _ = fedgmm_tracked()
-    payload, _ = run.host.algorithm.serve(run.state, torch.tensor([0]))
-    x = run.host.population.rows.x[:40]
-    owner = torch.zeros(40, dtype=torch.int64)
-    seen = run.host.algorithm.predict(payload, [None], x, owner).density
-    novel = run.host.algorithm.predict(payload, [None], x + 100.0, owner).density
-    assert float(seen.min()) > float(novel.max())
-
-
 # -- FedEM -------------------------------------------------------------------------------------------------------------
 
 
@@ -309,8 +281,3 @@ def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_a
     assert still.total["gaussians"].parts[0].value["var"].item() == 0.0  # floored when it is sent
     odd = algorithm.works["train"](payload, None, shard_of([2, math.nan, 2]), NOW, KEY)
     assert not math.isfinite(float(odd.total["log_likelihood"].value))  # the fleet refuses and reports such an answer
-
-
-def test_fedgmm_refuses_a_loss_that_has_only_a_mean():
-    with pytest.raises(FedtideError, match="as FedGMM weights samples"):
-        fedgmm(replace(TASK, loss=nn.CrossEntropyLoss()), features=Identity())

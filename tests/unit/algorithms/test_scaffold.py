@@ -23,7 +23,6 @@ from fedtide.runs.preflight import preflight
 from golden.test_scaffold import control, start, value
 from helpers.quadratics import TASK, after
 from helpers.studies import A, study
-from helpers.texts import chatter
 from helpers.toys import normed, played, toy
 
 KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
@@ -63,11 +62,6 @@ def test_weight_decay_and_schedules_are_allowed():
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
-
-
-def variates(run) -> list[dict | None]:
-    rows = [run.fleet.engine.memory.read(client, (99, 0)) for client in run.host.population.clients.tolist()]
-    return [None if row is None else row["control"] for row in rows]
 
 
 def test_variates_are_of_parameters_alone_and_running_statistics_are_plain_means():
@@ -113,14 +107,6 @@ def test_it_is_the_gradient_of_all_rows_however_many_are_passed_at_once(loss, ro
         torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
     assert value == pytest.approx(task.objective(weights, shard), rel=1e-12)
     assert same(weights, before)
-
-
-def test_batch_norm_never_meets_a_single_row_in_it(monkeypatch):
-    """Five rows in parts of at most four: three and two, not four and one."""
-    monkeypatch.setattr("fedtide.learn.task.ROWS", 4)
-    task = Task(lambda: normed((3,), 2), dtype=torch.float64)
-    shard = Shard(torch.randn(5, 3).double(), torch.arange(5) % 2, torch.arange(5))
-    assert all_finite(task.gradient(task.init(Rng(0)), shard)[0])
 
 
 def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model():
@@ -180,19 +166,3 @@ def pictures():
     for i, label in enumerate(y):
         x[i, 4 * (label // 2) :, 4 * (label % 2) :] += 100
     return x, y
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "fedtem", "fedem"])
-def test_text_is_read_too(tmp_path, algorithm, loss):
-    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
-    data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
-    own = {"fedtem": {"branch_layer": "projection"}, "fedem": {"component_layer": "projection"}}.get(algorithm, {})
-    own |= {"prior": {"kind": "linear", "period": 4}} if algorithm == "fedtem" else {}
-    own |= {"variant": "I"} if algorithm == "scaffold" else {}
-    method = {**A, "algorithm": algorithm, "loss": loss, **own}
-    experiment = study(method, data=data, model={"kind": "lstm", "embedding": 4, "hidden": 6}, rounds=3)
-    preflight(experiment)
-    run = played(experiment)
-    assert all_finite([run.state, *(step.facts for step in run.steps)])
-    assert run.steps[-1].facts["loss"] > 0

@@ -111,15 +111,6 @@ def test_three_far_blobs_are_the_branches_of_their_groups():
     assert branch_accuracy(table) == 1.0
 
 
-# -- FedTEM ------------------------------------------------------------------------------------------------------------
-
-
-# -- names of modes ----------------------------------------------------------------------------------------------------
-
-TURN = [1, 2, 0]
-"""Mode k is called TURN[k]; its peak is a third of a period before that of the mode that had the name."""
-
-
 # -- SCSGD -------------------------------------------------------------------------------------------------------------
 
 
@@ -137,9 +128,6 @@ def test_the_clock_of_three_by_hand(prior, expected, phase):
     work = algorithm.works["train"]
     found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes.branch) for t in range(13)]
     assert found == expected
-
-
-# -- Min Loss ----------------------------------------------------------------------------------------------------------
 
 
 # -- FedEM -------------------------------------------------------------------------------------------------------------

@@ -70,11 +70,6 @@ def writers(population: Population, client: int, *parts: str) -> set[int]:
     return {w for part in parts for w in population.rows.client[population.parts[part][client]].tolist()}
 
 
-def profile(population: Population, client: int, *parts: str) -> np.ndarray:
-    rows = torch.cat([population.parts[part][client] for part in parts])
-    return np.bincount(population.rows.y[rows.long()].numpy(), minlength=population.rows.classes)
-
-
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
@@ -87,12 +82,6 @@ def test_a_fifth_of_each_client_or_the_test_set_of_the_source_is_for_testing(tes
     tested = population.counts(population.clients, "test")
     assert tested.sum() == 200
     assert ((tested - 20).abs() <= 5).all()
-
-
-def test_a_given_test_set_goes_to_unseen_clients_where_there_are_some():
-    population = build(balanced(1000, test=200), IID(clients=10), held_out_clients=HeldOutClients(clients=5))
-    assert population.counts(population.clients, "test").tolist() == [0] * 10
-    assert population.counts(population.held_out_clients, "test").tolist() == [40] * 5
 
 
 def test_unseen_clients_may_know_some_of_their_labels():
@@ -153,11 +142,6 @@ def test_rows_outside_the_groups_belong_to_nobody():
 
 
 # -- natural clients --------------------------------------------------------------------------------------------------
-
-
-def test_natural_clients_hold_their_own_rows_only():
-    population = build(written([12, 3, 20, 11, 30]), Natural())
-    assert [writers(population, c, "train", "val", "test") for c in range(5)] == [{0}, {1}, {2}, {3}, {4}]
 
 
 def test_natural_clients_with_too_few_rows_are_left_out():
@@ -410,14 +394,6 @@ def test_unseen_clients_are_divided_equally_and_dealt_as_their_group():
     assert population.rows.held_out[population.parts["test"].rows].all()
 
 
-def test_a_test_set_is_dealt_within_its_group():
-    population = build(rows(test=30), two(), ByDomain(), Split(val=0.0))
-    for client in range(13):
-        mine = population.parts["test"][client]
-        assert set(population.rows.domain[mine].tolist()) <= {int(client >= 3)}
-    assert population.counts(population.clients, "test").sum() == 60
-
-
 @pytest.mark.parametrize(("partition", "groups", "said"), [
     (two(), OneGroup(), "data.partition.of: found .'day', 'night'., allowed: one for each group, all"),
     (ByGroup(of={"day": IID(2)}), ByDomain(), "data.partition.of: found .'day'., allowed: one for each group, day"),
@@ -561,19 +537,6 @@ def test_more_public_rows_than_there_are_is_one_line(public, most):
         build(toy(), IID(4), public_samples=public)
     with pytest.raises(FedtideError, match="fewer than 320, the training rows"):
         build(toy(test=80), IID(4), public_samples=320)
-
-
-@pytest.mark.parametrize(
-    ("partition", "groups", "line"),
-    [
-        (IID(8), OneGroup(), "data.partition.clients: found 8, but they need 8 rows and there are 5"),
-        (Natural(clients=9, min_samples=2), OneGroup(), "found 9, allowed: at most ., the clients of toy with 2 rows"),
-        (ByGroup({"day": IID(2), "night": IID(20)}), ByDomain(), "data.partition.of.night.clients: found 20, but they"),
-    ],
-)
-def test_public_rows_that_clients_would_need_are_named(partition, groups, line):
-    with pytest.raises(FedtideError, match=rf"{line}.*\(data.public_samples keeps 395 rows from the clients\)"):
-        build(toy(), partition, groups, public_samples=395)
 
 
 @pytest.mark.parametrize("name", ["iid", "natural", "rotation"])

@@ -23,7 +23,6 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.transforms import personalized
-from helpers.shell import refused
 from helpers.toys import played, toy
 
 DAY = 86400.0
@@ -154,16 +153,6 @@ def test_windows_without_rows_are_played_and_said(study):
         assert [line["trained"][1] for line in lines] == came
         assert [bool(line["scores"]["train_clients"]) for line in lines] == [bool(there) for there in [*came[1:], 3]]
         assert lines[0]["window"]["next"] == "2026-03-02T12:00:00+00:00"
-
-
-def test_mistakes_of_a_file_are_one_line(study, capsys):
-    wrong = ("run", study / "study.toml", "--out", study / "run")
-    assert "shift.what.begin" in refused(capsys, study, *wrong, "--set", "shift.what.begin=2027-01-01")
-    assert "at most 13" in refused(capsys, study, *wrong, "--set", "rounds=14")
-    text = (study / "log.csv").read_text(encoding="utf-8").replace("2026-03-06T", "Friday ")
-    (study / "log.csv").write_text(text, encoding="utf-8")
-    said = refused(capsys, study, *wrong)
-    assert "log.csv: row 44: time: found 'Friday 00:00:00', allowed: seconds or ISO 8601" in said
 
 
 CALENDAR = {

@@ -33,11 +33,10 @@ from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
-from fedtide.runs.build import host_of, population_of, task_of
+from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
-from helpers.studies import A, study
 from helpers.toys import played, toy
 
 
@@ -413,16 +412,6 @@ def test_a_run_with_drift_resumes_with_the_same_bytes_and_says_who_drifted(kind,
     assert [line["drifted"] > 0 for line in lines] == [False, False, True, False, True, False]
 
 
-def test_nothing_is_said_of_drift_where_nothing_drifts(tmp_path):
-    for changes in ({}, {"shift": {"who": "always", "what": "static"}}):
-        experiment = toy("fedavg", **changes)
-        run = Run(experiment, experiment.method[0], 0, tmp_path / str(len(changes)) / "A" / "0")
-        list(run.play())
-        line = json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1])
-        assert not {"drifted", "events", "heterogeneity"} & line.keys()
-        assert "truth" not in (run.folder / "clients.csv").read_text().splitlines()[0]
-
-
 @pytest.mark.parametrize("kind", SHIFTS)
 def test_shares_of_labels_are_those_of_the_shards(kind):
     people = host_of(drifting(kind), drifting(kind).method[0], 0, MemoryStore(None)).population
@@ -541,34 +530,3 @@ def test_rounds_in_order_draw_every_event_once():
 def test_too_many_events_are_one_line(number):
     with pytest.raises(FedtideError, match=r"shift.what.every: it makes .* events, allowed: at most 100000"):
         check_events(number, "shift.what.every")
-
-
-EVENTFUL = [
-    Shift(what=ChangePoints(when={"kind": "drawn", "every": 2})),
-    Shift(what=ClusterDrift(groups=2, labels=1, every=2, events=(3, 8))),
-    Shift(how=LabelSwaps(every=2)),
-    Shift(how=LabelSwaps(every=2, concepts=2)),
-]
-
-
-@pytest.mark.parametrize("shift", EVENTFUL, ids=["changes", "drift", "private swaps", "shared swaps"])
-def test_what_a_run_keeps_of_its_shift_does_not_grow_with_events(shift):
-    """Law 12: memory is flat over rounds."""
-    experiment = study(A, data={"groups": {"by": "none"}}, shift={"who": "always"})
-    population = population_of(experiment, shift, 0)
-    chain = {
-        "change-points": lambda: population.plan._drawn,
-        "cluster-drift": lambda: population.plan._states,
-        "static": lambda: getattr(population.row_transform, "_tables", None) or population.row_transform._groups,
-    }[shift.what.kind]
-    for number in range(1, 60):
-        now, before = Moment(number, 60), Moment(number - 1, 60)
-        population.changed(now, before)
-        population.group_at(now)
-    assert 1 < len(chain()._kept) <= KEPT
-
-
-@given(st.lists(st.floats(0.5, 20), max_size=4, unique=True), st.sampled_from([0.7, 2, 3.0]))
-def test_events_of_a_drift_are_numbered_in_the_order_of_their_times(events, every):
-    trace = ClusterDriftPlan(ClusterDrift(groups=2, labels=1, every=every, events=tuple(events)), None)
-    assert [trace._when(n) for n in range(1, trace.number(20.0) + 1)] == trace._events(20.0)

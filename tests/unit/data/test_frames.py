@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -19,7 +19,7 @@ from fedtide.data import stack, table
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, cells
 from fedtide.data.sources.cells import numbers_of
-from fedtide.data.sources.when import all_seconds, seconds_of
+from fedtide.data.sources.when import all_seconds
 from helpers.same_rows import same
 
 NUMBERS = ["1", "-2.5", " 3 ", "+4", ".5", "5.", "1e-3", "0.1234567890123456789", "-0", "1e-400", "16777217", "9e15"]
@@ -117,17 +117,6 @@ def outcome_of(texts: list[str]) -> list[float] | str:
         return all_seconds(texts, "row {}".format)[0].tolist()
     except FedtideError as error:
         return str(error)
-
-
-@pytest.mark.parametrize("values", [
-    np.array(["1970-01-02", "1970-01-03"]),
-    np.array([date(1970, 1, 2), date(1970, 1, 3)], dtype=object),
-    np.array([datetime(1970, 1, 2, 2, tzinfo=timezone(timedelta(hours=2))), "1970-01-03T00:00Z"], dtype=object),
-    np.array(["1970-01-02", "1970-01-03"], "datetime64[s]"),
-    np.array([86400, 172800]),
-])  # fmt: skip
-def test_times_of_any_kind_are_seconds(values):
-    assert seconds_of(values, str)[0].tolist() == [86400.0, 172800.0]
 
 
 # -- categories and gaps ----------------------------------------------------------------------------------------------
@@ -313,13 +302,6 @@ def test_arrays_without_labels_and_rows_with_columns_are_refused():
         ft.population(np.zeros((2, 2)))
     with pytest.raises(FedtideError, match=r"population: client: found 'a column', allowed: none beside Rows"):
         ft.population(rows, client=[1, 2])
-
-
-def test_columns_that_stop_being_numbers_are_texts(tmp_path):
-    columns = {"a": [*range(30), "x"] * 2, "id": ["007", "7"] * 31, "label": [0, 1] * 31}
-    rows = table(written(tmp_path / "a.csv", columns), client="id", features=["a"], quiet=True)
-    assert rows.client_names == ("007", "7")
-    assert rows.shape == (31,)
 
 
 # -- items ------------------------------------------------------------------------------------------------------------

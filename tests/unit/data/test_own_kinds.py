@@ -11,10 +11,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.data.shift import Python, Shift
-from fedtide.report.page import write_report
-from fedtide.runs import folder
 from fedtide.runs.build import cohort_size, host_of, population_of, task_of
-from fedtide.runs.experiment import execute
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from helpers.toys import toy
@@ -211,14 +208,6 @@ def test_what_a_function_returns_is_tried_before_anything_is_written(more, said)
     assert "\n" not in str(error.value)
 
 
-def test_a_loss_that_is_none_is_one_line():
-    base = resolved(toy("fedavg", {"cohort": 3}, rounds=3))
-    base["method"][0]["loss"] = "python:mine:nothing"
-    experiment = from_dict(base)
-    with pytest.raises(FedtideError, match=r"method 'A'\.loss\.function: found 4, allowed: a loss, or a function|loss"):
-        host_of(experiment, experiment.method[0], 0, None)
-
-
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "fielding"])
 def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
     experiment = toy(algorithm, rounds=3)
@@ -237,15 +226,3 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
 
 def test_reading_a_configuration_runs_no_code_of_the_user():
     assert named(shift__what="python:absent:weekdays").shift.words([], [], 10)
-
-
-def test_a_page_about_own_shifts_says_what_there_is(tmp_path):
-    experiment = named(
-        rounds=7, shift__what="python:mine:weekdays", shift__who="python:mine:weekends", data__groups={"by": "none"}
-    )
-    folder.create(experiment, tmp_path / "run")
-    assert execute(experiment, tmp_path / "run", workers=1)
-    text = write_report([tmp_path / "run"]).read_text(encoding="utf-8")
-    assert "participants, %" not in text
-    assert "first group" not in text
-    assert "It follows your own mine:weekends, too. It follows your own mine:weekdays, too." in text

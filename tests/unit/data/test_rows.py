@@ -64,11 +64,6 @@ def test_columns_of_another_length_are_named(column):
         rows(**{column: torch.zeros(3, dtype=torch.int64)})
 
 
-def test_labels_of_another_type_are_one_line():
-    with pytest.raises(FedtideError, match=r"type of labels: found torch.float32, allowed: torch.int64"):
-        rows(y=torch.zeros(4))
-
-
 def test_picked_rows_keep_every_column():
     full = rows(
         domain=torch.tensor([0, 0, 1, 1]),
@@ -176,11 +171,6 @@ def test_groups_by_label_and_turned_pictures_refuse_sequences():
         build(words_of(padding=0), IID(2), ByLabels(((0, 1), (2, 3))))
     with pytest.raises(FedtideError, match=r"found 'rotation', but rows have shape \(3,\)"):
         build(words_of(padding=0), Rotation(2), OneGroup())
-
-
-def test_the_rows_of_a_population_are_the_sequences_and_not_their_stand_ins():
-    told = words_of(padding=0)
-    assert build(told, IID(2)).rows is told
 
 
 def test_sequences_of_two_sources_are_not_put_together():

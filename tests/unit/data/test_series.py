@@ -127,17 +127,6 @@ def test_values_are_no_classes_and_a_configuration_is_read_again(two):
         from_dict({**study, "data": {**data, "source": {**data["source"], "lags": []}}})
 
 
-def test_a_series_without_a_scale_and_one_without_rows_are_named(tmp_path):
-    path = table(tmp_path / "flat.csv", "time,a,b", *(f"{3600 * k},{0 if k < 3 else k},{k}" for k in range(30)))
-    with pytest.raises(
-        FedtideError, match=r"flat\.csv: column 'a': its earliest tenth is always 0, allowed: .*own_scale"
-    ):
-        Series(path, lags=("1h",), own_scale=True).load_values(None, 0)
-    path = table(tmp_path / "late.csv", "time,a,b", *(f"{3600 * k},{k},{k if k == 3 else ''}" for k in range(9)))
-    with pytest.raises(FedtideError, match=r"late\.csv: column 'b': no value has others 1h before it"):
-        Series(path, lags=("1h",)).load_values(None, 0)
-
-
 def test_times_may_be_off_by_a_tenth_of_the_step(tmp_path):
     """Hours 4 and 7 are 5 minutes off, or 7: each then lacks the one before, and is lacked by the one after."""
     for minutes, before in ((5, [*range(9)]), (7, [0, 1, 2, 5, 8])):

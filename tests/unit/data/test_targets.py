@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,11 @@ from fedtide.data.partition import IID, Dirichlet, Partition
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target
-from fedtide.data.saved import Saved, save
 from fedtide.data.sources import CSV, NPZ, Gaussians
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.frames import table
 from fedtide.data.targets import TARGET_WORDS, Counts, Labels, Number, Quantiles
-from fedtide.laws.case import played, toy
+from fedtide.laws.case import toy
 from fedtide.learn.target import CLASSES
 from fedtide.report.topics import check_measures
 from fedtide.runs.build import host_of, metrics_of
@@ -71,13 +69,6 @@ def test_several_labels_are_several_columns(tmp_path):
         CSV(path, label=("wind", "rain")).load(None, 0)
     with pytest.raises(FedtideError, match=r"shape of y: found .*allowed: .*rows,.* with target 'number'"):
         with_target(CSV(path, label=("wind", "rain")).load_values(None, 0), Number())
-
-
-@pytest.mark.parametrize(("cell", "line"), [("x", "row 3: y: found 'x', allowed: a finite number"),
-                                            ("inf", "row 3: y: found 'inf', allowed: a finite number")])  # fmt: skip
-def test_a_wrong_value_names_its_row(tmp_path, cell, line):
-    with pytest.raises(FedtideError, match=line):
-        CSV(written(tmp_path, f"a,y\n1,1.5\n2,{cell}\n"), label="y").load_values(None, 0)
 
 
 def test_values_come_from_npz_and_from_tables_too(tmp_path):
@@ -206,14 +197,6 @@ def test_metrics_of_classes_are_refused_and_own_errors_are_recorded():
     assert (TARGET_WORDS["labels"].score, TARGET_WORDS["counts"].score) == ("accuracy", "skill")
 
 
-@pytest.mark.parametrize("target", ["counts", {"kind": "quantiles", "at": [0.5]}])
-def test_other_targets_play(target):
-    run = played(toy("fedavg", data={"target": target}), rounds=2)
-    scores = run.fleet.score(run.state.weights, run.host.population.clients)
-    assert math.isfinite(scores.accuracy)
-    assert scores.accuracy <= 1.0
-
-
 ROWS = 120
 OWNER = np.arange(ROWS) % 4
 SEEDS = range(3)
@@ -267,12 +250,6 @@ def test_other_rows_decide_nothing_about_those_for_training(source: Callable[[Co
     assert (float(there.mean()), float(there.std(unbiased=False))) == pytest.approx((0, 1), abs=1e-5)
 
 
-@pytest.mark.parametrize("source", [from_table, from_npz])
-def test_where_all_rows_are_for_training_they_stay_as_they_were_read(source):
-    rows = source(columns())
-    assert torch.equal(people(rows, split=Split(val=0.0, test=0.0)).rows.x, rows.x)
-
-
 def test_a_category_that_only_other_rows_have_is_none_of_those_there_are():
     made = columns()
     known = people(from_table(made)).trained_on
@@ -299,35 +276,11 @@ def test_the_earliest_rows_decide_where_rows_have_a_time():
     assert people(rows).rows.x is rows.x
 
 
-def test_features_that_were_put_in_their_place_stay():
-    rows = from_table(columns())
-    assert torch.equal(people(replace(rows, x=rows.x[:, :2])).rows.x, rows.x[:, :2])
-
-
 def test_some_of_the_rows_are_read_as_a_table_of_them_would_be():
     made, few = columns(), torch.arange(0, ROWS, 2)
     picked = from_npz(made).pick(few)
     alone = from_arrays("toy", made["a"][few][:, None], picked.y.numpy(), client=OWNER[few], scaled=True)
     assert torch.equal(people(picked).rows.x, people(alone).rows.x)
-
-
-@pytest.mark.parametrize("source", [from_table, from_npz])
-def test_another_process_and_a_replay_have_the_same_features(source, tmp_path):
-    rows = source(columns())
-    one = people(rows)
-    save(one, tmp_path / "0.safetensors", rounds=1, cohort=2)
-    again = people(rows, seed=5, partition=Saved(str(tmp_path / "0.safetensors")))
-    others = [again, people(pickle.loads(pickle.dumps(rows))), people(one.rows)]
-    assert all(torch.equal(other.rows.x, one.rows.x) for other in others)
-
-
-@pytest.mark.parametrize("source", [from_table, from_npz])
-def test_seeds_have_features_of_their_own_and_the_same_data(source):
-    rows = source(columns())
-    found = [people(rows, seed).rows for seed in SEEDS]
-    assert not torch.equal(found[0].x, found[1].x)
-    assert {made.digest for made in found} == {rows.digest}
-    assert rows.digest != source({**columns(), "a": np.arange(ROWS) ** 2.0}).digest
 
 
 @pytest.mark.parametrize("setting", [Number(), Number("huber"), Quantiles(), Counts()])

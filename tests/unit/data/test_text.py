@@ -13,12 +13,12 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import ByDomain, HeldOutClients, Split
-from fedtide.data.partition import IID, Natural, Resample
+from fedtide.data.groups import ByDomain, Split
+from fedtide.data.partition import Natural
 from fedtide.data.population_builder import build
 from fedtide.data.sources import PlayRoles, Text
 from fedtide.data.sources.text import sentences
-from helpers.texts import TINY, tiny, written
+from helpers.texts import tiny, written
 
 NOW = Moment(0, 8)
 
@@ -136,16 +136,6 @@ def test_several_columns_may_name_a_client_and_texts_may_be_lists(tmp_path):
     assert rows.name == "plays.jsonl"
 
 
-@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte-order-mark"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"], ids=["lf", "crlf", "blank-lines"])
-@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
-def test_json_lines_may_be_gzipped_and_marked(tmp_path, name, end, mark):
-    data = (mark + end.join(json.dumps(line, ensure_ascii=False) for line in TINY) + end).encode()
-    (tmp_path / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
-    rows = Text((name,), length=4, vocabulary=4, test=0.0).load(tmp_path, 0)
-    assert torch.equal(rows.y, tiny(tmp_path).y)
-
-
 def test_clients_and_domains_may_be_numbers_and_domains_have_names_and_an_order(tmp_path):
     lines = [{"client": 7, "text": word, "type": kind} for word, kind in zip("abcd", (2, 1, 3, 1), strict=True)]
     path = written(tmp_path / "t.jsonl", lines)
@@ -225,27 +215,6 @@ def test_a_shard_has_the_mask_of_its_rows(tmp_path):
     assert population.sizes(population.clients, "test").tolist() == [6] * 10
 
 
-@pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, samples=3), Resample(clients=4, samples=5),
-Natural()],
-                         ids=lambda p: p.kind)  # fmt: skip
-@pytest.mark.parametrize("test", [0.2, 0.0])
-@pytest.mark.parametrize("unseen", [0, 2])
-def test_what_looks_at_no_labels_deals_sequences(tmp_path, partition, test, unseen):
-    rows = library(tmp_path, test=test).load(None, 0)
-    population = build(rows, partition, ByDomain(), held_out_clients=HeldOutClients(unseen))
-    train, judged = population.parts["train"], population.parts["test"]
-    assert (train.counts[: population.registered] > 0).all()
-    assert len(judged.rows) > 0
-    assert not set(train.rows.tolist()) & set(judged.rows.tolist())
-    if rows.held_out is not None and partition.kind != "natural":
-        assert not rows.held_out[train.rows].any()
-        assert rows.held_out[judged.rows].all()
-    if not unseen and partition.kind == "iid" and test is None:
-        assert judged.counts.tolist() == [5, 5, 5, 5]  # ten test rows of each domain for two clients
-    if partition.kind != "natural":
-        assert (rows.domain[train.rows] == population.group[train.owner]).all()
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 GOOD = '{"client": "a", "text": "b", "when": 0, "part": true}\n'
@@ -282,21 +251,6 @@ def test_bytes_that_are_no_utf_8_name_the_line(tmp_path):
     (tmp_path / "data.jsonl").write_bytes(GOOD.encode() + b'{"client": "a", "text": "caf\xe9"}\n')
     with pytest.raises(FedtideError, match=r"data.jsonl: line 2: damaged or not JSON in UTF-8 .* invalid cont"):
         Text(("data.jsonl",)).load(tmp_path, 0)
-
-
-@pytest.mark.parametrize("name", ["t.jsonl.gz", "t.xml.gz"])
-def test_a_truncated_or_changed_archive_is_one_line(tmp_path, name):
-    text = GOOD * 20 if "json" in name else POSTS
-    whole = gzip.compress(text.encode(), mtime=0)
-    source = Text((name,)) if "json" in name else Text((name,), text="Body", client=("OwnerUserId",))
-    for length in range(0, len(whole), 5):
-        (tmp_path / name).write_bytes(whole[:length])
-        with pytest.raises(FedtideError, match=name):
-            source.load(tmp_path, 0)
-    for at in range(10, len(whole), 5):
-        (tmp_path / name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
-        with pytest.raises(FedtideError, match=name):
-            source.load(tmp_path, 0)
 
 
 WRONG_POSTS = {
@@ -344,26 +298,6 @@ def lines():
 @pytest.fixture(scope="module")
 def rows():
     return PlayRoles().load(None, 0)
-
-
-def test_the_file_is_small_and_has_two_domains_of_similar_size(lines):
-    assert FILE.stat().st_size < 400_000
-    size = {
-        domain: sum(len(s) for x in lines if x["domain"] == domain for s in x["speeches"])
-        for domain in ("day", "night")
-    }
-    assert size["day"] == pytest.approx(size["night"], rel=0.1)
-    assert [sum(x["domain"] == domain for x in lines) for domain in ("day", "night")] == [125, 123]
-    assert len({(x["play"], x["role"]) for x in lines}) == len(lines)
-
-
-def test_comedies_are_day_and_tragedies_and_histories_night(lines):
-    assert {(x["genre"], x["domain"]) for x in lines} == {("comedy", "day"), ("tragedy", "night"), ("history", "night")}
-    of = {genre: {x["play"] for x in lines if x["genre"] == genre} for genre in ("comedy", "tragedy", "history")}
-    assert [len(of[genre]) for genre in of] == [11, 6, 5]
-    assert {"midsummer", "tempest"} < of["comedy"]
-    assert {"hamlet", "lear"} < of["tragedy"]
-    assert {"henryv", "richardiii"} < of["history"]
 
 
 def test_roles_are_clients_and_the_most_frequent_words_come_first(rows):

@@ -277,6 +277,3 @@ def test_members_divide_a_branch_by_its_own_share():
         factor = 4.0 if "copies.0." in name else 4 / 3 if "copies.1." in name else 1.0
         moved = plain.params[name] - weights.params[name]
         torch.testing.assert_close(members.params[name] - weights.params[name], factor * moved, rtol=1e-9, atol=1e-12)
-
-
-# -- relabeling --------------------------------------------------------------------------------------------------------

@@ -141,6 +141,3 @@ def test_a_row_that_says_nothing_leaves_the_shares(bad):
     assert gamma.isfinite().all()
     torch.testing.assert_close(gamma[1], pi)
     torch.testing.assert_close(gamma[[0, 2]], posteriors(z[[0, 2]], mu, var, pi)[0])
-
-
-# -- the floor of variances -------------------------------------------------------------------------------------------

@@ -87,19 +87,6 @@ def test_branches_share_everything_but_the_head_and_give_what_it_sees(network, w
         assert (logits.shape, features.shape) == ((count, 5, 7), (5, width))
 
 
-def test_what_the_head_sees_makes_the_logits(learner):
-    made = branched(learner[0].build(SMALL, 5), "head", 3).eval()
-    logits, features = made(pictures(SMALL))
-    for k, head in enumerate(made.model.head.copies):
-        torch.testing.assert_close(logits[k], features @ head.weight.T + head.bias)
-    x = pictures(SMALL)
-    for name, layer in made.model.named_children():  # the mean over the last layer of pictures
-        if name == "mean":
-            torch.testing.assert_close(features, x.mean((2, 3)))
-            break
-        x = layer(x)
-
-
 def test_a_row_sees_its_batch_under_batch_norm_alone(network):
     alone = getattr(network, "norm", "group") == "group"
     assert Scratch(built(network, COLOUR, 10), torch.float32, False, "meta").needs_pairs != alone
@@ -125,24 +112,6 @@ def test_a_step_moves_every_layer_and_is_repeatable(learner):
     assert len(runs[0].buffers) == 2 * norms
     assert bool(norms) == (getattr(network, "norm", "group") != "group")
     assert all(torch.isfinite(t).all() for t in leaves(runs[0]))
-
-
-@pytest.mark.parametrize(
-    ("network", "rate"),
-    [
-        (ResNet8(width=4), 0.1), (MobileNetV2(norm="group", dropout=0.0), 0.01), (ShuffleNetV2(norm="group"), 0.03),
-        (ViT(), 0.1),
-    ],
-    ids=lambda v: getattr(v, "kind", ""),
-)  # fmt: skip
-def test_training_lowers_the_loss(network, rate):
-    task = Task(lambda: network.build((3, 16, 16), 4))
-    weights, y = task.init(Rng(0)), torch.arange(16) % 4
-    noise = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    shard = Shard(noise[16:][y] + 0.3 * noise[:16], y, torch.arange(16))
-    solver = LocalTrainer(lr=rate, batch_size=16, epochs=15)
-    trained = detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights)
-    assert task.objective(trained, shard) < 0.5 * task.objective(weights, shard)
 
 
 # -- sizes as published ------------------------------------------------------------------------------------------------
@@ -196,46 +165,11 @@ def test_the_layers_of_the_periodic_shift_network():
     assert sizes == {"stem": 9_408, **stages, "head": 56_430}
 
 
-@pytest.mark.parametrize("width", [1, 3, 8, 16])
-@pytest.mark.parametrize("norm", ["group", "batch", "mixed"])
-def test_the_small_network_has_as_many_parameters_as_paper_and_pencil_say(width, norm):
-    """With w = width: stem 27w; blocks 18w^2, 9*2w^2 + 9*4w^2 + 2w^2, four times that; 2 a channel of each norm."""
-    w = width
-    norms = 2 * (w + 2 * w + 3 * 2 * w + 3 * 4 * w)
-    blocks = 18 * w**2 + 56 * w**2 + 224 * w**2
-    assert parameters(built(ResNet8(width=w, norm=norm), COLOUR, 10)) == 27 * w + blocks + norms + 40 * w + 10
-
-
 def test_every_block_of_vit_b16_has_the_published_number_of_parameters():
     made = built(ViT(size="b/16"), LARGE, 1000)
     assert parameters(made) - parameters(made.head) == 85_798_656
     assert len(made.blocks) == 12
     assert [parameters(block) for block in made.blocks] == [7_087_872] * 12
-
-
-def by_hand(shape, classes, patch=4, depth=2, width=32, mlp=128):
-    tokens = 1 + shape[1] * shape[2] // patch**2
-    start = shape[0] * patch**2 * width + width + width + tokens * width
-    block = 4 * (width * width + width) + 2 * width * mlp + mlp + width + 4 * width
-    return start + depth * block + 2 * width + (width + 1) * classes
-
-
-OPTIONS = [
-    {}, {"patch": 8}, {"patch": 2}, {"depth": 1}, {"width": 64, "mlp": 256}, {"mlp": 48}, {"depth": 3, "patch": 16},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("shape", "classes"), [(COLOUR, 10), ((1, 16, 48), 3)])
-def test_the_number_of_parameters_follows_from_the_options(options, shape, classes):
-    assert parameters(built(ViT(**options), shape, classes)) == by_hand(shape, classes, **options)
-
-
-def test_what_is_not_said_is_that_of_the_size():
-    wide = built(ViT(width=48), COLOUR, 10)
-    assert wide.blocks[0].mlp.dense1.out_features == 4 * 48
-    assert wide.blocks[0].attention.heads == 4
-    assert len(built(ViT(size="b/16", depth=2), LARGE, 10).blocks) == 2
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -490,17 +424,6 @@ def test_tokens_are_a_class_token_and_the_patches_row_by_row():
         i, j = divmod(place, 3)
         patch = x[:, :, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
         torch.testing.assert_close(out[:, 1 + place], torch.einsum("nchw,ochw->no", patch, kernel) + bias)
-
-
-def test_dropout_stands_after_positions_attention_and_dense_layers():
-    made = ViT(dropout=0.5).build(SMALL, 10)
-    assert [m.p for m in made.modules() if isinstance(m, nn.Dropout)] == [0.5] * 7
-    x = pictures(SMALL)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        assert not torch.equal(made(x), made(x))
-    made.eval()
-    assert torch.equal(made(x), made(x))
 
 
 # -- how they begin and train ------------------------------------------------------------------------------------------

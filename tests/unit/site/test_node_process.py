@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
-from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.line import Failed
 from fedtide.site import node_process
 from fedtide.site.node_process import Worker, answer_questions, node_command, write_log, write_settings
@@ -133,17 +132,6 @@ def test_a_worker_that_is_late_is_killed_with_its_children(make):
     assert ask(worker)[0] != before
 
 
-def test_a_worker_that_never_is_ready_is_started_again(make, monkeypatch):
-    monkeypatch.setattr(node_process, "STARTING", 0.1)
-    worker = make("import time\ntime.sleep(100)")
-    with pytest.raises(Failed, match="did not start in time"):
-        ask(worker, seconds=0.5)
-    worker.program.write_text(WORK)
-    monkeypatch.setattr(node_process, "STARTING", 5.0)
-    worker._end()
-    assert ask(worker)[1] == b"tree"
-
-
 def test_a_worker_that_has_nothing_to_do_rests_until_it_is_asked(make, monkeypatch):
     worker = make(rests=True)
     first, _ = ask(worker)
@@ -158,16 +146,6 @@ def test_a_worker_that_has_nothing_to_do_rests_until_it_is_asked(make, monkeypat
     monkeypatch.setattr(node_process, "QUICK", 0.0)  # a worker that takes long to start stays
     worker.keep()
     assert ask(worker)[0] == again
-
-
-def test_a_log_that_has_grown_begins_anew_and_the_old_one_is_kept(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_process, "LOG", 1000)
-    worker = make()
-    os.kill(ask(worker, words=2000)[0], 9)
-    assert ask(worker)[1] == b"tree"
-    worker.keep()
-    assert (tmp_path / "worker.log").stat().st_size < 100
-    assert (tmp_path / "worker.log.1").stat().st_size > 2000
 
 
 def test_a_worker_that_cannot_be_started_is_said_once_and_tried_again(make, tmp_path):
@@ -227,15 +205,6 @@ def test_a_worker_answers_whatever_goes_wrong_and_says_no_text_of_it(capsys):
     assert "failed: ValueError: a secret of the clients" in capsys.readouterr().out
 
 
-def test_a_log_that_cannot_be_written_is_no_reason_not_to_answer(monkeypatch):
-    class Full:
-        def write(self, text):
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sys, "stdout", Full())
-    write_log("x")
-
-
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
@@ -274,18 +243,6 @@ def test_a_node_that_is_ended_ends_well_and_its_worker_with_it(federation, numbe
         assert federation.pull().error.startswith("late: ")
 
 
-@pytest.mark.parametrize("busy", [0.0, 500.0], ids=["at rest", "at work"])
-def test_a_node_whose_study_is_over_ends_well(federation, busy):
-    """A question that is still at work, and was given up, does not keep it."""
-    process, worker = start(federation, busy)
-    with process:
-        federation.carrier.finish()
-        assert process.wait(10.0) == 0
-        until(lambda: gone(worker), 5.0)
-        until(lambda: federation.lines["berlin"][-1].endswith("the study is over"), 5.0)
-    federation.serve()
-
-
 def test_a_folder_is_of_one_node_and_of_the_next_when_that_ends(federation):
     first, worker = start(federation)
     federation.start("berlin", worker=federation.work)
@@ -313,15 +270,3 @@ def test_a_node_that_cannot_run_is_one_line(federation):
         done = subprocess.run(node_command(path), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
         assert (done.returncode, done.stderr, done.stdout.count("\n")) == (2, "", 1)
         assert done.stdout.partition(" ")[2].startswith(f"error: {line}")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n", bytes(range(256))], ids=range(4)
-)
-def test_a_key_that_is_damaged_is_one_line(federation, content):
-    line = federation.line("paris")
-    Path(line.key).write_bytes(content)
-    with pytest.raises(FedtideError) as error:
-        line.server  # noqa: B018
-    assert str(error.value).startswith(f"{line.key}: damaged or not a private key of OpenSSH")
-    assert "\n" not in str(error.value)

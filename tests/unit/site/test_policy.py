@@ -143,46 +143,6 @@ def terms(name: str, policy: Policy = Policy(), wire: Wire = FLOATING) -> list[s
     return describe_terms(algorithm, LIKE, 3, policy, 3, wire)
 
 
-SUMS = "delta (43 numbers in 4 arrays), loss (1 number)"
-
-
-def test_the_terms_of_a_method_that_reveals_nothing():
-    assert terms("fedavg") == [
-        f"asks: train: receives 172 B, sends 196 B: {SUMS}",
-        "asks: score: receives 172 B, sends of each client by itself: rows, hits, mean loss to three digits",
-        "shows the server, for each client by itself: the answer to score, and no extra values of the method",
-        "sums: the server adds them, so it receives the answer of each client by itself; nothing hides it",
-        "keeps here, in the node's folder: nothing of the method, its key, the last model that it scored, "
-        "questions and answers",
-        "never leaves: rows, labels and memory; answers tell of them, the more the fewer rows there are",
-    ]
-
-
-def test_the_terms_of_masked_sums():
-    lines = terms("fedavg", Policy(secure=True), Wire())
-    assert lines[0] == f"asks: train: receives 172 B, sends 368 B: {SUMS}"  # 44 numbers of 8 bytes, and two weights
-    masked = "sums: masked, opened for {} clients or more; answers to score and shown values are not masked"
-    assert lines[3] == masked.format(3)
-    assert lines[4].startswith("masks: shared with the nodes whose keys the server names first")
-    assert not [line for line in lines if "refused" in line]
-    lines = terms("fedavg", Policy(fewest=5, peers=("SHA256:" + 43 * "x",)), Wire())
-    assert masked.format(5) in lines
-    assert not [line for line in lines if line.startswith("masks")]
-
-
-def test_the_terms_of_a_method_that_reveals_and_an_owner_who_does_not():
-    lines = terms("fielding learned", Policy(reveals=("count",), questions=("train", "report", "count"), fewest=3))
-    assert "shows the server, for each client by itself: representation (3 numbers), at report" in lines
-    assert "shows the server, for each client by itself: count (2 numbers), at count" in lines
-    questions = "because its owner does not allow the question '{}'; allowed: train, report, count"
-    assert [line for line in lines if "refused" in line] == [
-        "will be refused: report, because its owner does not reveal 'representation'; allowed: count",
-        f"will be refused: val, {questions.format('val')}",
-        f"will be refused: score, {questions.format('score')}",
-        "will be refused: sums of fewer than 3 clients, as the server counts them",
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "policy", "steps", "line"),
     [

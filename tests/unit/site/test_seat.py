@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.site import seat as seats
 from fedtide.site.certificates import read_private_key, read_public_key
 from fedtide.site.seat import Seat, check_size, check_versions, rules_of
 from fedtide.site.site import Site
@@ -109,12 +108,3 @@ def test_another_version_is_refused_and_another_package_is_told(site, tmp_path):
         check_versions(ticket)
     other = replace(seat(site, tmp_path / "home"), ticket=ticket)
     assert [line.partition(" is ")[0] for line in other.describe()][-1] == "warning: torch"
-
-
-def test_a_network_that_is_too_large_is_named(site, tmp_path, monkeypatch):
-    def fails(*given):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nat line 5")
-
-    monkeypatch.setattr(seats, "algorithm_without_rows", fails)
-    with pytest.raises(FedtideError, match=r"study: its model cannot be made here .*can't allocate memory"):
-        seat(site, tmp_path / "home").algorithm  # noqa: B018
