@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
 from helpers.federation import Federation, until
-from helpers.processes import children, gone, used
+from helpers.processes import children, used
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
@@ -81,17 +81,6 @@ def test_a_question_is_asked_again_if_its_node_or_worker_is_killed(federation, p
     response = federation.pull(GONE)
     assert response.payload == b"tree"
     assert response.header["pid"] != before
-
-
-def test_a_worker_ends_with_its_node_in_the_midst_of_a_question(federation):
-    federation.start("rome")
-    until(lambda: "rome" in federation.carrier.present(), GONE)
-    federation.push("rome", {"sleep": 100}, seconds=5.0)
-    worker = worker_of(federation, "rome")
-    time.sleep(0.5)
-    federation.stop("rome", kill=True)
-    until(lambda: gone(worker), 10.0)
-    assert federation.pull().error.startswith("late: ")
 
 
 def test_another_server_at_the_same_address_gets_the_answers_to_its_questions(federation):

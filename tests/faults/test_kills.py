@@ -14,20 +14,17 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import tomli_w
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config import Experiment, Local, to_toml
+from fedtide.config import Experiment, to_toml
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
 from helpers.shell import Command, contents, done
-from helpers.studies import SCAFFOLD, A, tunable
 from helpers.toys import toy
 
 from .conftest import limited
@@ -56,8 +53,6 @@ KILLS = 8
 
 DEATHS = 5
 """Deaths of workers in one experiment."""
-
-RAY_KILLS = 4
 
 
 @pytest.fixture
@@ -116,11 +111,6 @@ def until(condition: Callable[[], bool], process: Command) -> float:
         while not condition() and not process.err:
             time.sleep(0.002)
     return time.perf_counter() - began
-
-
-def rounds_of(root: Path) -> int:
-    """How many lines the record of an experiment's only run has."""
-    return sum(path.read_bytes().count(b"\n") for path in root.glob("*/*/rounds.jsonl"))
 
 
 def finished(experiment: Experiment, root: Path) -> bool:
@@ -212,38 +202,6 @@ def test_workers_killed_at_any_moment(shell, tmp_path, name, seed, tried: Counte
 test_workers_killed_at_any_moment.each = 4 * DEATHS * len(REGISTRY)  # type: ignore[attr-defined]
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-def test_killed_with_or_without_its_ray(shell, tmp_path, seed, tried: Counter[str], many):
-    """Where the command alone is killed its cluster ends by itself."""
-    if not many:
-        pytest.skip("make faults kills them; tests/unit/fleets/test_ray_pool.py kills one")
-    draw = random.Random(f"ray {seed}")
-    experiment = toy("scaffold", checkpoint_every=1, rounds=40, fleet={"kind": "ray", "workers": 2})
-    local = experiment.model_copy(update={"fleet": Local()})
-    whole = undisturbed(local, tmp_path)
-    (tmp_path / "study.toml").write_text(to_toml(experiment))
-    root = tmp_path / "killed"
-    for number in range(RAY_KILLS):
-        process = shell.start(*command(root), cwd=tmp_path)
-        if number:  # else it is killed while Ray starts
-            before = rounds_of(root)
-            until(lambda before=before: rounds_of(root) > before, process)  # type: ignore[misc]
-        time.sleep(draw.uniform(0, 0.5 if number else 10))
-        session = members(process.pid)
-        kill([process.pid] if draw.random() < 0.5 else [process.pid, *session])
-        assert process.wait() == -signal.SIGKILL
-        tried["kills, ray"] += 1
-        with limited():
-            while members(process.pid):
-                time.sleep(0.1)
-        assert "Traceback" not in process.err
-    assert gone_on_with(local, root) == kept(whole)
-    shutil.rmtree(tmp_path)
-
-
-test_killed_with_or_without_its_ray.each = 250  # type: ignore[attr-defined]
-
-
 def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counter[str], monkeypatch, many):
     """The page is the old one, or the new one, and never a part of it."""
     monkeypatch.chdir(tmp_path)
@@ -272,40 +230,3 @@ def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counte
 
 
 test_killed_while_the_report_is_written.each = 10 * KILLS  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_while_it_searches(shell, tmp_path, workers, seed, tried: Counter[str], monkeypatch, many):
-    if not many:
-        pytest.skip("make faults kills it; tests/cli/test_killed.py has one")
-    monkeypatch.chdir(tmp_path)
-    draw = random.Random(f"tune {workers} {seed}")
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(tunable(A, SCAFFOLD, rounds=3)))
-    assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
-    trials, root = (tmp_path / "whole" / "trials.jsonl").read_bytes(), tmp_path / "killed"
-
-    def start() -> Command:
-        begin = ["resume", root] if root.exists() else ["tune", "study.toml", "--out", root]
-        return shell.start(*begin, "--workers", workers, cwd=tmp_path, forks=True)
-
-    def played() -> bool:
-        path = root / "trials.jsonl"
-        return path.is_file() and len(path.read_bytes()) >= len(trials)
-
-    process = start()
-    lasts = until(played, process)
-    tried["kills, tuning"] += killed(process)
-    shutil.rmtree(root)
-    for _ in range(KILLS - 1):
-        process = start()
-        time.sleep(draw.uniform(0, lasts / 2))
-        tried["kills, tuning"] += killed(process)
-    begin = ["resume", root] if root.exists() else ["tune", "study.toml", "--out", root]
-    assert done(*begin, "--workers", 1) == 0
-    for name in ("trials.jsonl", "tuned.toml"):
-        assert (root / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert not list(root.glob("memory-*"))
-    shutil.rmtree(tmp_path)
-
-
-test_killed_while_it_searches.each = 10 * KILLS  # type: ignore[attr-defined]

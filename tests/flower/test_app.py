@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shlex
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -29,13 +28,6 @@ def test_flower_is_met_at_its_public_door_alone():
                 met.add(node.module)
                 assert not [alias.name for alias in node.names if alias.name.startswith("_")], path
     assert met == ALLOWED
-
-
-def test_no_version_of_flower_is_too_new():
-    bounds = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    (needed,) = bounds["optional-dependencies"]["flower"]
-    assert needed.startswith("flwr>=")
-    assert not set("<=!~,") & set(needed.removeprefix("flwr>="))
 
 
 @pytest.fixture
@@ -95,14 +87,3 @@ def test_mistakes_are_named_in_one_line(here, capsys, words, said):
     line = refused(capsys, here, "deploy", "study.toml", "--flower", "old", "--method", "FedAvg")
     assert line == "old: already exists, and is left as it is; allowed: --flower with another folder"
     assert contents(here) == before
-
-
-def test_commands_of_the_page_write_the_app(here):
-    pytest.importorskip("cryptography")  # for the certificate
-    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
-    lines = [line for line in page.splitlines() if line.startswith("fedtide deploy ")]
-    assert len(lines) == 2
-    for line in lines:
-        assert done(*shlex.split(line)[1:]) == 0
-    assert (here / "app" / "fedtide_study" / "tickets" / "oslo.toml").exists()
-    assert (here / "keys" / "authority" / "server.crt").exists()

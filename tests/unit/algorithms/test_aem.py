@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import fedtide
-from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale
+from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, aem
 from fedtide.clusters.served import Served
 from fedtide.config import from_dict
-from fedtide.core.base import Moment, Prediction, Weights
+from fedtide.core.base import Moment, Prediction
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -60,57 +60,6 @@ def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsil
     assert float(counts.sum()) == 8 * rounds
     if drawn:
         assert float(((counts[active] - 120) ** 2 / 120).sum()) < 10.8
-
-
-def state(**changes) -> State:
-    model = Weights({"w": torch.zeros(1)})
-    none = torch.zeros(3, dtype=torch.float64)
-    values = {
-        "weights": (model,) * 3, "server": (None,) * 3, "chosen": none, "last": none, "active": none == 0,
-        "best": (model,) * 3,
-        "least": torch.full((3,), 1e9, dtype=torch.float64), "stale": none, "losses": torch.zeros(3, 2).double(),
-    }  # fmt: skip
-    return State(**{**values, **changes})
-
-
-def at(value: float) -> Weights:
-    return Weights({"w": torch.tensor([value])})
-
-
-def test_a_model_that_gains_nothing_is_frozen_at_its_best():
-    """Model 0 gains (0.4 after 0.5), model 1 does not, model 2 had no members. Patience is two checks."""
-    before = state(weights=(at(1), at(2), at(3)))
-    after = state(
-        weights=(at(10), at(20), at(30)), best=(at(-1), at(-2), at(-3)),
-        least=torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64), stale=torch.tensor([1.0, 1.0, 1.0]).double(),
-        losses=torch.tensor([[4.0, 10.0], [6.0, 10.0], [0.0, 0.0]]).double(),
-    )  # fmt: skip
-    found = freeze_stale(before, after, patience=2)
-    assert found.active.tolist() == [True, False, True]
-    assert [float(w.params["w"]) for w in found.weights] == [10, -2, 30]
-    assert [float(w.params["w"]) for w in found.best] == [1, -2, -3]
-    assert found.least.tolist() == [0.4, 0.5, 0.5]
-    assert found.stale.tolist() == [0, 2, 1]
-    assert not found.losses.any()
-
-
-def test_frozen_models_are_not_sent_and_do_not_move():
-    options = {
-        "clusters": 3,
-        "exploration": {"epsilon": 1.0},
-        "freeze": {"patience": 1, "check_every": 1},
-        "cohort": "everyone",
-    }
-    local = {"lr": 2.0, "batch_size": 4, "epochs": 3}
-    run = played(toy("aem", {**options, "local": local}, shift={"who": {"kind": "always"}}, rounds=12))
-    active = [int(step.facts["active"]) for step in run.steps]
-    assert active == sorted(active, reverse=True)
-    assert active[0] == 3
-    assert active[-1] < 3
-    gone = next(step.state for step in run.steps if not step.state.active.all())
-    for k in range(3):
-        if not gone.active[k]:
-            assert torch.equal(*(s.weights[k].params["head.bias"] for s in (gone, run.state)))
 
 
 def test_frozen_models_stay_in_use_though_nobody_can_choose_them(monkeypatch):

@@ -23,7 +23,6 @@ from fedtide.fleets.scoring import BATCH, decision_units
 from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.mixtures.branches import branch_losses, certainty
-from fedtide.mixtures.priors import Block, Linear
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.image_networks import MLP
 from fedtide.runs.build import host_of
@@ -57,37 +56,6 @@ def trained_by(algorithm, payload, shard, memory=None):
 
 
 # -- SCSGD -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prior", ["linear", "block"])
-@pytest.mark.parametrize("lam", [0.0, 0.25])
-def test_with_block_cyclic_arrivals_everyone_trains_the_branch_of_its_group(prior, lam):
-    """Both clocks agree where blocks are blocks; the clock is the shift's where nothing else is said."""
-    shift = {"who": {"kind": "block-cyclic", "period": 6, "phase": 0}}
-    experiment = toy("scsgd", {"prior": prior, "lam": lam}, rounds=13, shift=shift)
-    assert experiment.method[0].options["prior"]["phase"] == (1.0 if prior == "linear" else 0)
-    run, branches = noted(experiment)
-    group = run.host.population.group
-    assert len(branches) == 13
-    for t, trained in enumerate(branches):
-        assert len(trained) == 4
-        assert all(k == int(group[client]) for client, k in trained.items()), f"round {t}"
-    assert {k for trained in branches for k in trained.values()} == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("prior", "expected"), [(Linear, [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]), (Block, [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0])]
-)
-@pytest.mark.parametrize("phase", [0, 3])
-def test_the_clock_by_hand(prior, expected, phase):
-    """T = 8: the prior is 1, 3/4, 1/2, 1/4, 0, 1/4, 1/2, 3/4 and branch 1 has the ties; halves are halves."""
-    algorithm = scsgd(task(), LocalTrainer(0.01, batch_size=0), prior(8, phase))
-    payload, shard = begun(algorithm).weights, rows()
-    found = []
-    for t in range(11):
-        answer = algorithm.works["train"](payload, None, shard, Moment(t + phase, 20), Rng(0))
-        found.append(int(answer.notes.branch))
-    assert found == expected
 
 
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])

@@ -62,12 +62,3 @@ def test_a_client_of_ditto_by_hand():
         gradient, _ = TASK.gradient(kept, shard)
         expected = kept.params[name] - 0.5 * (gradient[name] + 0.4 * (kept.params[name] - w.params[name]))
         torch.testing.assert_close(value, expected)
-
-
-def test_a_client_without_rows_sends_nothing_and_keeps_nothing():
-    from ditto import ditto
-    from last_two import last_two
-
-    empty = Shard(torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.int64), torch.arange(0))
-    for algorithm in (ditto(TASK), last_two(TASK)):
-        assert algorithm.works["train"](TASK.init(Rng(0)), None, empty, Moment(0, 1), Rng(0)) is None

@@ -11,7 +11,7 @@ from torch import nn
 from fedtide.algorithms.fedtem import Sent, fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.cohorts import Arrivals
-from fedtide.core.base import Moment, Shard, Sum
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -20,83 +20,18 @@ from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
-from fedtide.mixtures.feature_gaussians import clip_shares, floor_variances, log_densities, posteriors
-from fedtide.mixtures.priors import Block, Linear, Soft
-from fedtide.mixtures.step_size import Overwrite
+from fedtide.mixtures.feature_gaussians import floor_variances, posteriors
+from fedtide.mixtures.priors import Linear, Soft
 from fedtide.models.image_networks import MLP
 from fedtide.runs.build import host_of
-from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
+from helpers.answering import DIMS, WIDTH, begun, task
 from helpers.toys import played, toy
-
-
-def rows_of(pt, n=None, mu=None, var=None, odds=None) -> dict[str, torch.Tensor]:
-    """What participants with these posteriors of mode 1 would reveal."""
-    first = torch.tensor(pt, dtype=torch.float64)
-    pi = torch.stack([first, 1 - first], 1)
-    m = len(first)
-    draw = torch.Generator().manual_seed(0)
-    return {
-        "pi": pi,
-        "odds": pi.clamp(min=1e-12).log() if odds is None else torch.tensor(odds, dtype=torch.float64),
-        "mu": torch.rand(m, WIDTH, generator=draw, dtype=torch.float64) if mu is None else mu,
-        "var": torch.rand(m, WIDTH, generator=draw, dtype=torch.float64) if var is None else var,
-        "n": torch.arange(1.0, m + 1, dtype=torch.float64) if n is None else torch.tensor(n, dtype=torch.float64),
-    }
 
 
 def server(prior, **options):
     """The algorithm with plain SGD on the server, and its first state."""
     algorithm = fedtem(task(), prior=prior, server=SGD(), cohort=Arrivals(4), **options)
     return algorithm, begun(algorithm)
-
-
-def after(algorithm, state, rows, round=0, likelier=0.5):
-    """The state and the facts after a round in which participants revealed `rows` and sent no update."""
-    n = float(rows["n"].sum())
-    modes = torch.tensor([likelier, 1 - likelier], dtype=torch.float64) * n
-    total = {"delta": Sum(still(state.weights), 1.0), "loss": Sum(1.0, 1.0), "modes": Sum(modes, n)}
-    total["branches"] = Sum(torch.ones_like(modes), 1.0)
-    return algorithm.round(state, Answering(total, rows, round), Rng(0))
-
-
-# -- 4. the prior and the participants' own view -----------------------------------------------------------------------
-
-
-def test_the_likeliest_are_of_the_first_mode_whatever_they_thought():
-    """Sorted by posterior, then log-odds, then id; statistics of the members, weighted by their rows."""
-    odds = [[0.0, 9.0], [2.0, 0.0], [3.0, 0.0], [2.0, 0.0]]
-    rows = rows_of([0.2, 0.2, 0.2, 0.2], odds=odds, n=[1, 2, 3, 4])
-    algorithm, state = server(Linear(8, phase=-2), update=Overwrite(), beta=0.9)
-    new, facts = after(algorithm, state, rows)
-    assert facts["assigned"].tolist() == [2, 2]
-    members = [[2, 1], [3, 0]]  # log-odds 3, then 2 with the lower id
-    for k, inside in enumerate(members):
-        n = rows["n"][inside]
-        torch.testing.assert_close(new.mu[k], n @ rows["mu"][inside] / n.sum(), rtol=1e-12, atol=0)
-        torch.testing.assert_close(new.var[k], n @ rows["var"][inside] / n.sum(), rtol=1e-12, atol=0)
-    assert new.pi.tolist() == pytest.approx([0.9 * 0.5 + 0.1 * 0.5, 0.5], abs=1e-15)
-
-
-def test_total_variance_counts_the_spread_of_the_means():
-    rows = rows_of([0.9] * 4)
-    algorithm, state = server(Block(1000), update=Overwrite(), variance="total")
-    new, _ = after(algorithm, state, rows)
-    n = rows["n"] / rows["n"].sum()
-    center = n @ rows["mu"]
-    torch.testing.assert_close(new.var[0], n @ rows["var"] + n @ (rows["mu"] - center) ** 2, rtol=1e-12, atol=0)
-
-
-def test_those_who_disagree_can_be_left_out_of_the_statistics_but_not_of_the_share():
-    rows = rows_of([0.9, 0.2, 0.8, 0.4], n=[1, 1, 1, 1])
-    algorithm, state = server(Block(1000), update=Overwrite(), consistent_only=True, beta=0.0)
-    new, facts = after(algorithm, state, rows)
-    assert facts["assigned"].tolist() == [4, 0]
-    torch.testing.assert_close(new.mu[0], rows["mu"][[0, 2]].mean(0), rtol=1e-12, atol=0)
-    assert new.pi.tolist() == [1.0, 0.0]
-    # Where nobody agrees, everyone counts.
-    nobody = rows_of([0.1] * 4, n=[1, 1, 1, 1])
-    new, _ = after(algorithm, state, nobody)
-    torch.testing.assert_close(new.mu[0], nobody["mu"].mean(0), rtol=1e-12, atol=0)
 
 
 # -- 8. degenerate features --------------------------------------------------------------------------------------------
@@ -160,15 +95,6 @@ def test_a_drawn_branch_is_the_same_for_the_same_key_and_as_frequent_as_its_post
         assert sum(drawn) / 200 == pytest.approx(float(own[1]), abs=4 * deviation)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.5, 0.9])
-def test_greedy_takes_the_largest_mean_posterior_and_bayes_that_of_all_rows_together(share):
-    for selection in ("greedy", "bayes"):
-        work, payload, shard, z, own = client([share, 1 - share], selection=selection)
-        together = clip_shares(payload.mixture[2]).log() + log_densities(z, *payload.mixture[:2]).sum(0)
-        expected = own.argmax() if selection == "greedy" else together.argmax()
-        assert branch_at(work, payload, shard, Rng(0)) == int(expected)
-
-
 def test_the_lowest_of_equals():
     for selection in ("greedy", "bayes"):
         work, payload, shard, _, _ = client([0.5, 0.5], mu=((0.0,) * WIDTH,) * 2, selection=selection)
@@ -202,18 +128,6 @@ def test_statistics_are_taken_without_dropout():
         (x @ params["model.0.weight"].T + params["model.0.bias"]).clamp(min=0), state.mu, state.var, state.pi
     )[0]
     assert int(answer.notes.branch) == int(gamma.mean(0).argmax())
-
-
-def test_variances_are_floored_where_they_are_used_and_not_where_they_are_kept():
-    algorithm, state = server(Linear(8))
-    var = torch.ones(2, WIDTH, dtype=torch.float64)
-    var[0, 0] = 0.0
-    state = replace(state, var=var)
-    fleet = Answering(None)
-    algorithm.round(state, fleet, Rng(0))
-    assert torch.equal(fleet.asked[0][1].mixture[1], floor_variances(var, 1e-3))
-    assert float(fleet.asked[0][1].mixture[1][0, 0]) == pytest.approx(1e-3 * 0.9, abs=1e-15)
-    assert float(state.var[0, 0]) == 0.0
 
 
 # -- inference ---------------------------------------------------------------------------------------------------------

@@ -15,14 +15,11 @@ from fedtide.algorithms.pfedem import pfedem
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.learn.features import principal
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.mixtures.feature_gaussians import Random
-from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from helpers.answering import moving
 from helpers.toys import TOY, played, toy
@@ -179,51 +176,7 @@ def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_l
     assert answer.total["loss"].weight == 3
 
 
-# -- FedGMM ------------------------------------------------------------------------------------------------------------
-
-
-def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
-    """M2 = 1: the loss is the same for all pairs, so posteriors are those of scikit-learn on the same parameters."""
-    mixture = pytest.importorskip("sklearn.mixture")
-    run, _, _ = tracked("fedgmm", {"components": 1, "gaussians": 2}, rounds=6)
-    state = run.state
-    theirs = mixture.GaussianMixture(2, covariance_type="full")
-    theirs.weights_, theirs.means_, theirs.spreadariances_ = (
-        np.array([0.5, 0.5]),
-        state.mu.numpy(),
-        state.spread.numpy(),
-    )
-    theirs.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(theirs.spreadariances_))
-    x = run.host.population.rows.x[:50]
-    center, components = principal(run.host.population.public_features(), 4)
-    payload, _ = run.host.algorithm.serve(state, torch.tensor([0]))
-    density = run.host.algorithm.predict(payload, [None], x, torch.zeros(50, dtype=torch.int64)).density
-    z = ((x.double() - center) @ components).numpy()
-    np.testing.assert_allclose(density.numpy(), theirs.score_samples(z), rtol=1e-9)
-
-
 # -- FedEM -------------------------------------------------------------------------------------------------------------
-
-
-def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
-    source = {"kind": "gaussians", "samples": 200, "dims": 4, "classes": 2, "domains": 1}
-    data = {"source": source, "partition": {"kind": "iid", "clients": 2}, "held_out_clients": {"clients": 0},
-            "groups": {"by": "none"}}  # fmt: skip
-    shift = {"who": {"kind": "always"}}
-    options = {"components": 2, "normalize_by": "participants", "cohort": {"kind": "everyone"},
-               "local": {"lr": 0.2, "batch_size": 10, "epochs": 2}}  # fmt: skip
-    experiment = toy("fedem whole", options, rounds=40, data=data, shift=shift, model="linear")
-    memory = MemoryStore(None)
-    host = host_of(experiment, experiment.method[0], 0, memory)
-    rows = host.population.rows
-    y = rows.y.clone()
-    for part in host.population.parts.values():
-        y[part[1]] = 1 - rows.y[part[1]]
-    opposite = replace(host, population=replace(host.population, rows=replace(rows, y=y)))
-    played(experiment, host=opposite, memory=memory)
-    blends = torch.stack([memory.read(client, (99, 0))["pi"] for client in (0, 1)])
-    assert bool((blends.max(1).values > 0.9).all())
-    assert blends.argmax(1).unique().numel() == 2
 
 
 def test_counting_everyone_damps_the_step_by_the_share_that_was_asked():

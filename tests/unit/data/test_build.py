@@ -229,15 +229,6 @@ def test_a_group_without_rows_is_one_line(kind):
         build(rows, kind(clients=4), ByLabels(labels=((0, 1, 2, 3), (10, 11))))
 
 
-@pytest.mark.parametrize("least", [0, 1])
-def test_nobody_is_left_without_rows(least):
-    partition = DirichletClass(clients=40, alpha=0.01, min_samples=least, tries=1)
-    if least:
-        assert (build(balanced(), partition).counts(torch.arange(40), "train") > 0).all()
-    else:  # asked for: clients without rows stay
-        assert (build(balanced(), partition).counts(torch.arange(40), "train") == 0).any()
-
-
 SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_clients": HeldOutClients}
 
 

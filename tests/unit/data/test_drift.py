@@ -518,14 +518,6 @@ def test_a_state_does_not_depend_on_what_was_asked_before(numbers):
     assert len(chain._kept) <= KEPT
 
 
-def test_rounds_in_order_draw_every_event_once():
-    drawn = []
-    chain = Chain(lambda: 0, lambda state, number: drawn.append(number) or state + 1, "every")
-    for number in range(50):
-        assert (chain[number], chain[max(number - 1, 0)]) == (number, max(number - 1, 0))
-    assert drawn == [*range(1, 50)]
-
-
 @pytest.mark.parametrize("number", [MOST + 1, float("inf"), float("nan")])
 def test_too_many_events_are_one_line(number):
     with pytest.raises(FedtideError, match=r"shift.what.every: it makes .* events, allowed: at most 100000"):

@@ -208,13 +208,6 @@ def test_a_method_with_three_gaussians_collects_over_a_whole_cycle():
     assert [method.options["gaussian_init"]["rounds"] for method in made.method] == [20, 40]
 
 
-def test_a_client_holds_what_three_domains_give_in_a_round():
-    population = build(three(), IID(clients=4), shift=Shift(what=DomainMixture(samples=30)))
-    for r, counts in ((0, [30, 0, 0]), (2, [15, 15, 0]), (4, [0, 30, 0]), (-2, [15, 0, 15])):
-        held = population.held(1, Moment(r, 12), "train")
-        assert torch.bincount(population.rows.domain[held], minlength=3).tolist() == counts
-
-
 ROW = torch.arange(400)
 REFUSED = [
     (toy(), IID(4), None, DAY_NIGHT, "found 'periodic', but there is a single group of clients"),
@@ -247,16 +240,6 @@ def test_settings_out_of_range_are_refused(setting, value):
 
 
 # -- clients as index arrays ------------------------------------------------------------------------------------------
-
-
-def test_the_angle_of_a_client_is_that_of_its_group():
-    rows = Rows("toy", torch.arange(160.0).reshape(40, 1, 2, 2), torch.arange(40) % 4, 4)
-    shift = Shift(how=how.Rotation(angles=(0, 180)))
-    population = build(rows, IID(clients=4), ByLabels(labels=((0, 1), (2, 3))), shift=shift)
-    for client in range(4):
-        shard = population.shard(client, MOMENT)
-        raw = rows.x[shard.ids]
-        assert torch.equal(shard.x, raw if client < 2 else raw.flip(-1, -2))
 
 
 def people(seed: int = 0, **settings):

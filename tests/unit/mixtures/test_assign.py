@@ -25,48 +25,6 @@ def two(first: list[float]) -> torch.Tensor:
     return torch.stack([p, 1 - p], 1)
 
 
-# -- capacities -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("q", "m", "n1"),
-    [
-        (0.25, 10, 3),  # 2.5 + 0.5
-        (0.05, 10, 1),
-        (0.049, 10, 0),
-        (0.35, 10, 4),
-        (0.145, 100, 15),  # 0.145 * 100 is below 14.5 in floats
-        (0.0, 10, 0),
-        (1.0, 10, 10),
-        (0.5, 1, 1),
-        (0.499, 1, 0),
-        (0.3, 0, 0),
-    ],
-)
-def test_two_capacities_are_rounded_half_up(q, m, n1):
-    assert capacities(torch.tensor([q, 1 - q], dtype=f64), m).tolist() == [n1, m - n1]
-
-
-@pytest.mark.parametrize(
-    ("shares", "m", "counts"),
-    [
-        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
-        ([0.5, 0.3, 0.2], 4, [2, 1, 1]),  # 2, 1.2, 0.8
-        ([0.4, 0.35, 0.25], 2, [1, 1, 0]),  # 0.8, 0.7, 0.5
-        ([1 / 3, 1 / 3, 1 / 3], 4, [2, 1, 1]),  # equal remainders: the lower first
-        ([1 / 3, 1 / 3, 1 / 3], 5, [2, 2, 1]),
-        ([0.1, 0.2, 0.7], 10, [1, 2, 7]),
-        ([0.0, 1.0, 0.0], 7, [0, 7, 0]),
-        ([0.29, 0.57, 0.14], 100, [29, 57, 14]),  # 0.29 * 100 and 0.57 * 100 are below in floats
-        ([0.1, 0.7, 0.2], 2, [0, 2, 0]),  # 0.2, 1.4, 0.4: equal remainders that differ in floats
-        ([1.0], 5, [5]),
-        ([0.2, 0.3, 0.5], 0, [0, 0, 0]),
-    ],
-)
-def test_more_capacities_go_by_the_largest_remainder(shares, m, counts):
-    assert capacities(torch.tensor(shares, dtype=f64), m).tolist() == counts
-
-
 # -- two components ---------------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.base import Shard, Weights
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.learn.branched_task import logits_and_features, width, with_branches
-from fedtide.learn.losses import WSM, Columns, CrossEntropy
+from fedtide.learn.branched_task import with_branches
+from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import (
     BranchLoss,
-    losses_of,
     most_certain,
     step_trained,
 )
@@ -76,15 +72,6 @@ def test_without_lam_the_other_branch_has_exactly_no_gradient(choice, eps):
     assert found["model.dense1.weight"].any()
 
 
-@pytest.mark.parametrize("k", [0, 1])
-def test_with_lam_the_loss_of_the_other_branch_flows_into_the_trunk(k):
-    """No stop-gradient: the trunk's gradient is that of the chosen branch plus lam times that of the other."""
-    with_it = gradient(BranchLoss(CrossEntropy(), k, 0.7, 0.0))
-    alone, other = (gradient(BranchLoss(CrossEntropy(), branch, 0.0, 0.0)) for branch in (k, 1 - k))
-    for name in with_it:
-        torch.testing.assert_close(with_it[name], alone[name] + 0.7 * other[name], rtol=1e-12, atol=1e-14)
-
-
 def test_the_loss_by_hand():
     """Chosen branch CE, plus lam times -(1 - eps) log p_y - eps/C sum_c log p_c of the other."""
     logits, y, lam, eps = logits_of(2), rows().y, 0.3, 0.2
@@ -132,16 +119,6 @@ def test_a_branch_per_row_is_the_batch_split_by_branch(branches, lam):
         torch.testing.assert_close(found, expected / ROWS, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("k", [0, 1, 2])
-def test_of_three_branches_the_mean_over_the_others_is_taken(k):
-    logits, y = logits_of(3), rows().y
-    smooth = [F.cross_entropy(logits[j], y, label_smoothing=0.3) for j in range(3) if j != k]
-    expected = F.cross_entropy(logits[k], y) + 0.8 * (smooth[0] + smooth[1]) / 2
-    for choice in (k, torch.full((ROWS,), k)):
-        found = value(BranchLoss(CrossEntropy(), choice, 0.8, 0.3), logits, y)
-        torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
-
-
 def test_steps_that_do_not_count_do_not_count_for_the_other_branch_either():
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 5, CLASSES, generator=draw, dtype=torch.float64)
@@ -157,49 +134,6 @@ def test_steps_that_do_not_count_do_not_count_for_the_other_branch_either():
     assert torch.equal(client.value((changed, torch.zeros(3, 2)), y, *client.prepare(shard)), found)
     rows = BranchLoss(CrossEntropy(), torch.zeros(3, dtype=torch.int64), 0.5, 0.2)
     torch.testing.assert_close(rows.value((logits, torch.zeros(3, 2)), y, *rows.prepare(shard)), found)
-
-
-@dataclass(frozen=True)
-class WithTargets:
-    """A base loss that has two columns of its own."""
-
-    def prepare(self, shard: Shard) -> tuple[Any, Columns]:
-        return None, (shard.ids, torch.full((len(shard),), 2.0))
-
-    def value(self, outputs: Tensor, y: Tensor, shared: Any, columns: Columns) -> Tensor:
-        ids, factor = columns
-        return (outputs[:, 0] * ids * factor).mean()
-
-
-@pytest.mark.parametrize("choice", [1, torch.ones(ROWS, dtype=torch.int64)], ids=["client", "per row"])
-def test_the_base_loss_gets_its_own_columns_and_the_other_branch_plain_cross_entropy(choice):
-    logits, y = logits_of(2), rows().y
-    own = (logits[1, :, 0] * torch.arange(ROWS) * 2.0).mean()
-    found = value(BranchLoss(WithTargets(), choice, 0.5, 0.0), logits, y)
-    torch.testing.assert_close(found, own + 0.5 * F.cross_entropy(logits[0], y), rtol=1e-13, atol=0)
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def test_no_example_is_one_clear_line():
-    task = with_branches(Task(lambda: MLP(hidden=(5,)).build((DIMS,), CLASSES)), "head", 2)
-    with pytest.raises(FedtideError, match="example") as raised:
-        width(task, task.init(Rng(0)))
-    assert "\n" not in str(raised.value)
-
-
-def test_the_branch_with_the_least_loss_is_chosen_and_the_first_of_equals():
-    task, shard = task_of(3), rows()
-    weights = task.init(Rng(0))
-    logits, _ = logits_and_features(task, weights, shard.x)
-    plain = [float(F.cross_entropy(z, shard.y)) for z in logits]
-    assert losses_of(task, weights, shard).mean(1).argmin() == plain.index(min(plain))
-    same_heads = {
-        name: weights.params[name.replace("copies.1", "copies.0").replace("copies.2", "copies.0")]
-        for name in weights.params
-    }
-    assert losses_of(task, Weights(same_heads), shard).mean(1).argmin() == 0
 
 
 # -- certainty ---------------------------------------------------------------------------------------------------------
@@ -264,16 +198,3 @@ def test_an_idle_branch_and_its_moments_stay_bit_for_bit(server, idle):
             assert torch.equal(moved.params[name], whole.params[name])
             assert not torch.equal(moved.params[name], weights.params[name])
     assert list(moved.params) == list(weights.params)
-
-
-def test_members_divide_a_branch_by_its_own_share():
-    """Participants: a quarter of the rows moves a branch a quarter as far; members: as far as if it were alone."""
-    weights = task_of(2).init(Rng(0))
-    delta, shares = ones(weights), torch.tensor([0.25, 0.75], dtype=torch.float64)
-    both = torch.ones(2, dtype=torch.bool)
-    plain, _ = step_trained(SGD(), weights, None, delta, both)
-    members, _ = step_trained(SGD(), weights, None, delta, both, shares)
-    for name in weights.params:
-        factor = 4.0 if "copies.0." in name else 4 / 3 if "copies.1." in name else 1.0
-        moved = plain.params[name] - weights.params[name]
-        torch.testing.assert_close(members.params[name] - weights.params[name], factor * moved, rtol=1e-9, atol=1e-12)

@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch.distributions import MultivariateNormal
 
 from fedtide.mixtures.feature_gaussians import clip_shares, log_densities, moments, posteriors
 
@@ -57,18 +56,6 @@ def test_moments_by_hand():
 
 
 # -- other people's code ----------------------------------------------------------------------------------------------
-
-
-def test_agrees_with_full_covariances_that_are_diagonal():
-    (mu, var, pi), z = mixture(3, 5), rows(40, 5)
-    full = torch.stack(
-        [MultivariateNormal(m, torch.diag(v), validate_args=False).log_prob(z) for m, v in zip(mu, var, strict=True)], 1
-    )
-    torch.testing.assert_close(log_densities(z, mu, var), full, rtol=1e-12, atol=1e-12)
-    likelihood = full.exp() * pi
-    gamma, joint = posteriors(z, mu, var, pi)
-    torch.testing.assert_close(gamma, likelihood / likelihood.sum(1, keepdim=True), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(joint, full + pi.log(), rtol=1e-12, atol=1e-12)
 
 
 def sklearn_mixture(mu: torch.Tensor, var: torch.Tensor, pi: torch.Tensor):

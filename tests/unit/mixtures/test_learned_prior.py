@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedtide.core.base import Moment
-from fedtide.core.codec import decode, encode
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import periodic_shares
@@ -114,17 +113,6 @@ def test_a_round_without_answers_is_left_out(demo):
     memos, _ = heard(prior, linear(130, 32), rounds=[t for t in range(130) if t % 9])
     coming = [float(prior.shares(at(t), 2, memos[-1])[0]) for t in range(130, 162)]
     assert error(coming, linear(162, 32)[130:]) < 0.1
-
-
-def test_the_memo_survives_its_checkpoint(demo):
-    memo = demo[0][100]
-    back = decode(*encode(memo))
-    prior, told = Learned(), {"sketch": torch.ones(16).double(), "modes": torch.tensor([0.3, 0.7]).double()}
-    one, two = (prior.see(each, at(101), told, Rng(5)) for each in (memo, back))
-    assert one.found == two.found
-    assert all(
-        torch.equal(getattr(one, name), getattr(two, name)) for name in ("times", "counts", "sketches", "shares")
-    )
 
 
 def test_a_large_cohort_counts_for_more():

@@ -17,7 +17,6 @@ from fedtide.fields.types import Spelled
 from fedtide.mixtures.priors import (
     Block,
     Cosine,
-    EMOnly,
     Linear,
     Measured,
     Prior,
@@ -49,22 +48,6 @@ def test_a_period_by_hand():
     assert first(Cosine(8), range(9)) == pytest.approx(cosine, abs=1e-15)
     assert first(Block(8), range(9)) == [1, 1, 1, 1, 0, 0, 0, 0, 1]
     assert first(Uniform(), range(3)) == [0.5] * 3
-
-
-@pytest.mark.parametrize("prior", [Linear(8, 3), Cosine(8, 3), Block(8, 3)])
-def test_a_phase_is_the_round_of_the_first_peak(prior):
-    plain = type(prior)(8)
-    assert first(prior, range(-1, 20)) == pytest.approx(first(plain, range(-4, 17)), abs=1e-15)
-    assert float(prior.shares(at(3), 2)[0]) == 1.0
-
-
-def test_three_groups_peak_one_after_the_other():
-    """T = 12, K = 3: peaks at 0, 4 and 8; half-way between two peaks each of the two has a half."""
-    for prior in (Linear(12), Cosine(12)):
-        for k in range(3):
-            assert prior.shares(at(4 * k), 3).tolist() == pytest.approx(torch.eye(3)[k].tolist(), abs=1e-12)
-        assert prior.shares(at(6), 3).tolist() == pytest.approx([0, 0.5, 0.5], abs=1e-12)
-    assert Uniform().shares(at(5), 4).tolist() == [0.25] * 4
 
 
 # -- soft -------------------------------------------------------------------------------------------------------------
@@ -154,19 +137,6 @@ def test_without_a_period_nothing_can_be_expected(prior):
 
 
 # -- what all have in common ------------------------------------------------------------------------------------------
-
-ALL = [Linear(8), Cosine(8), Block(8), Measured((0.9, 0.2), 8), Uniform(), EMOnly(), Soft(8)]
-
-
-def test_all_are_asked_in_the_same_way_and_say_whether_they_know_the_hour():
-    assert [prior.kind for prior in ALL if not prior.timed] == ["uniform", "em-only"]
-    for prior in ALL:
-        prior.check(2)
-        memo = prior.see(prior.init(2), at(3), counted_share(0.5), Rng(0))
-        q = prior.shares(at(3), 2, memo)
-        assert prior.sketch is None
-        assert prior.facts(memo) == {}
-        assert q is None if isinstance(prior, EMOnly) else float(q.sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtide.data.shift.who import periodic_shares
 from fedtide.mixtures.rhythm import best_period, look, read_shares, weights_of
 from helpers.rhythms import linear, world
 
@@ -118,21 +117,6 @@ def test_shares_are_read_as_they_came(shape):
         shares = read_shares(series, 2, came)
         assert np.sqrt(((shares - came) ** 2).mean()) < 0.12
         assert np.corrcoef(shares[:, 0], came[:, 0])[0, 1] > 0.94
-
-
-def test_three_groups_are_corners_of_a_triangle():
-    expected = np.stack([periodic_shares("linear", t, 48, 1.0, 3) for t in range(192)])
-    for seed in range(3):
-        series, came = world(expected, seed, apart=4.0)
-        shares = read_shares(series, 3, came)
-        assert np.sqrt(((shares - came) ** 2).mean()) < 0.13
-
-
-def test_the_names_of_groups_are_those_of_before():
-    """Relabeling what was known relabels what is read, and nothing else."""
-    series, came = world(linear(64, 32), 0)
-    both = [read_shares(series, 2, known) for known in (came, came[:, ::-1])]
-    assert both[0].tolist() == both[1][:, ::-1].tolist()
 
 
 # -- rounds of few and of many -----------------------------------------------------------------------------------------

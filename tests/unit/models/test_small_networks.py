@@ -127,18 +127,6 @@ def layered() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("layer", ["a", "b", "n", "c", "r"])
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_any_layer_is_repeated_and_everything_else_is_shared(layer, count):
-    plain = layered()
-    repeated = parameters(plain.get_submodule(layer))
-    made = branched(plain, layer, count)
-    assert parameters(made) == parameters(layered()) + (count - 1) * repeated
-    logits, features = made(torch.zeros(5, 4))
-    assert logits.shape == (count, 5, 3)
-    assert features.shape == (5, 4 if layer == "a" else 6)
-
-
 @pytest.mark.parametrize("layer", ["a", "b", "c"])
 def test_one_branch_is_the_plain_model(layer):
     plain, single = Task(layered), Task(lambda: branched(layered(), layer, 1))
@@ -209,15 +197,6 @@ def test_a_users_own_model_gets_shape_and_classes_where_it_takes_them(tmp_path, 
     assert isinstance(Python("torch.nn:Linear", {"in_features": 4, "out_features": 3}).build((4,), 3), nn.Linear)
     with pytest.raises(FedtideError, match=r"model.function: 'own_models:nothing' returned str, allowed: nn.Module"):
         Python("own_models:nothing").build((4,), 3)
-
-
-def test_an_option_that_a_users_own_model_does_not_take_is_one_clear_line(tmp_path, monkeypatch):
-    (tmp_path / "own_wide_models.py").write_text(
-        "from torch import nn\ndef wide(shape, classes, width=3):\n    return nn.Linear(shape[0], classes)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(FedtideError, match=r"model.options.*widht"):
-        Python("own_wide_models:wide", {"widht": 5}).build((4,), 3)
 
 
 def test_responses_are_normalized_as_in_the_code_of_adaptive_expert_models():

@@ -17,7 +17,6 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.remote.messages import WorkHeader
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
 from fedtide.site import site_commands
@@ -225,15 +224,6 @@ def test_a_question_that_is_refused_for_its_sum_spends_nothing(tmp_path):
     assert [len(own(tmp_path, name)) for name in ("berlin", "lyon")] == [0, 1]
 
 
-def test_a_private_study_shows_nothing_whatever_the_server_asks(private):
-    folder, site, _ = private
-    node = nodes_of(folder, site, lambda name: "")["berlin"].node
-    asked = WorkHeader.model_construct(kind="ask", reveal=["utility"])
-    assert node._objection_to_sum(asked) == (
-        "its study is private, and shows nothing of a client by itself, such as 'utility'"
-    )
-
-
 # -- a node's own account ----------------------------------------------------------------------------------------------
 
 
@@ -426,14 +416,3 @@ def test_a_node_refuses_a_bound_to_which_no_round_can_have_come(tmp_path):
     assert "for 'other'; allowed: 0 at most" in ask(mine, 1.0, "other")
     assert ask(mine, math.e**2) is None
     assert ask(mine, 1.0) == OTHER, "it was cut to another before"
-
-
-def test_dry_says_how_far_a_bound_may_come(adapting, capsys, monkeypatch):
-    folder, site = adapting
-    monkeypatch.chdir(folder)
-    for policy, cut in (
-        ("", "delta 1, which adapts and comes to 20.1 at most, loss 5"),
-        ("clip = { delta = 4.0 }\n", "delta 1, which adapts and comes to 4 at most, loss 5"),
-        ("clip = { delta = 0.5 }\n", "delta 0.5, loss 5"),
-    ):
-        assert f"answers are cut here to {cut} " in dry(folder, site, policy, capsys)

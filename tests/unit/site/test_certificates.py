@@ -147,14 +147,6 @@ def test_a_nodes_key_is_what_openssh_takes(node):
         assert certificates.fingerprint(line) in said.stdout
 
 
-def test_a_key_that_is_there_is_left_as_it_is(node):
-    before = (node / "berlin.key").read_bytes()
-    with pytest.raises(FedtideError, match=r"berlin\.key: is there already, and is left as it is"):
-        certificates.make_node_key(node / "berlin.key", node / "berlin.pub", "berlin")
-    assert (node / "berlin.key").read_bytes() == before
-    assert sorted(path.name for path in node.iterdir()) == ["berlin.key", "berlin.pub"]
-
-
 def test_a_private_key_is_for_its_owner_alone(node):
     with pytest.raises(FedtideError, match="is a private key, which stays with its node"):
         certificates.read_public_key(node / "berlin.key")

@@ -14,7 +14,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.groups import Split
 from fedtide.data.transforms import Standardize
-from fedtide.site.client_rows import FileRows, describe_columns, divide_rows, read_rows
+from fedtide.site.client_rows import FileRows, divide_rows, read_rows
 from fedtide.site.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -87,13 +87,6 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
     path.write_bytes(b"pulse,age,weight,label\n" + (row if isinstance(row, bytes) else row.encode()) + b"\n")
     with pytest.raises(FedtideError, match=said):
         read_rows(path, ABOUT)
-
-
-def test_columns_that_are_left_alone_are_named(tmp_path):
-    path = tmp_path / "berlin.csv"
-    path.write_text("name,pulse,age,weight,label\nAnna,1,2,3,calm\n")
-    assert describe_columns(path, ABOUT) == "reads label, pulse, age, weight; leaves alone name"
-    assert describe_columns(pictures(tmp_path / "berlin.npz"), PICTURES) is None
 
 
 def test_pictures_come_as_arrays(tmp_path):

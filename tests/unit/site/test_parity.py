@@ -21,7 +21,6 @@ from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.node import Node
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present
-from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from fedtide.site.accounts import forget
@@ -111,12 +110,6 @@ def test_a_node_that_is_invited_later_is_played_again_too(tmp_path):
     assert play(Site.read(site.root)) == site.experiment.rounds
     again = replay(site.run, files(site, (*NAMES, "paris")))
     assert (again.equal, again.differs) == (True, None)
-
-
-def test_an_evaluation_that_nobody_answered_is_left_out_of_the_report(tmp_path):
-    site = made(tmp_path, "FedAvg")
-    play(site, lambda nodes: Lossy(nodes, seed=0, lost=1.0, held=0.0))
-    assert "State of each node" in write_report([site.run]).read_text()
 
 
 def test_real_and_simulated_clients_are_not_mixed_up(tmp_path, capsys):

@@ -31,13 +31,6 @@ def changed(site: Site, **changes) -> Ticket:
     return Ticket.read(site.root / "tickets" / "berlin.ticket").model_copy(update=changes)
 
 
-def test_looking_makes_nothing(site, tmp_path):
-    made = seat(site, tmp_path / "home")
-    assert (made.ticket.node, made.ticket.clients, made.ticket.registered) == ("berlin", (1,), 3)
-    assert list(made.describe())
-    assert not (tmp_path / "home").exists()
-
-
 def test_a_key_is_made_once_and_is_for_its_owner_alone(site, tmp_path):
     made = seat(site, tmp_path / "home")
     assert made.settle()

@@ -58,13 +58,6 @@ def test_no_secret_is_in_a_ticket_and_none_can_be_read_by_others(made):
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_exists_is_left_as_it_is(made):
-    before = contents(made.root)
-    with pytest.raises(FedtideError, match="site: already exists, and is left as it is"):
-        make_site(made.experiment, "SCAFFOLD", made.roster, made.root, None, "study.toml")
-    assert contents(made.root) == before
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [

@@ -60,11 +60,6 @@ def test_a_ticket_is_read_as_it_was_written(tmp_path):
         made.write(tmp_path / "berlin.ticket")
 
 
-def test_a_ticket_brings_the_method_as_the_study_has_it():
-    study = toy("fedtem", shift={"who": {"kind": "periodic", "period": 6}})
-    assert again(ticket(study=study_for(study))).experiment.method[0].settings() == study.method[0].settings()
-
-
 def test_a_ticket_holds_no_rows_and_no_place_of_them(tmp_path):
     study = from_dict(
         {
