@@ -10,9 +10,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.site import parity
 from fedtide.site.machine import Log
-from fedtide.site.parity import Kill, rehearse
+from fedtide.site.parity import rehearse
 from fedtide.site.site import Site
 from fedtide.wire import ledger
 from helpers.near_sites import site_of
@@ -63,9 +62,3 @@ def test_private_masked_sums_are_those_of_the_simulation_with_a_node_and_the_ser
     assert "noise follows from the seed here" in log
     assert [line.round for line in ledger.read(site.record / ledger.LEDGER)] == [0, 1, 2]
     assert not site.private.exists(), "secrets of noise are gone when the run is over"
-
-
-@pytest.mark.thorough
-def test_a_server_that_is_killed_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(parity, "_plan_kills", lambda site: [Kill(1, "")])
-    assert "killing the server in round 2" in rehearsed(tmp_path, "scaffold", 2)[1]

@@ -23,7 +23,7 @@ from fedtide.remote.messages import Question
 from fedtide.site import flower_server
 from fedtide.site.certificates import make_authority
 from fedtide.site.deploying import write_app
-from fedtide.site.flower_client import pack, seal, seat_of, unpack
+from fedtide.site.flower_client import pack, seal, seat_of
 from fedtide.site.flower_server import GridCarrier
 from fedtide.site.parity import compare_with_simulation, free_port, replay
 from fedtide.site.site import Site
@@ -294,8 +294,3 @@ def test_what_is_no_answer_is_none(carrying):
             now[0] += 2
             came += carrier.pull()
     assert [each.error for each in came] == ["sent something else than an answer (TypeError)"]
-
-
-def test_records_come_back_as_they_were():
-    assert unpack(pack({"a": [1, None]}, seal(b"\0\xff"))) == ({"a": [1, None]}, b"\0\xff")
-    assert unpack(pack({}, seal(b""))) == ({}, b"")

@@ -21,7 +21,6 @@ from fedtide.learn.task import Task
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from fedtide.runs import folder
-from fedtide.runs.build import task_in
 from fedtide.runs.experiment import execute
 from fedtide.runs.preflight import preflight
 from fedtide.transforms.personalized import renumber
@@ -153,25 +152,6 @@ def test_what_makes_no_sense_is_one_clear_line(options, said):
 def test_a_choice_with_an_anchor_needs_validation_samples_to_weigh_it():
     with pytest.raises(FedtideError, match=r"'anchored' is not allowed without validation samples"):
         preflight(toy("aem", ANCHORED, data={"split": {"val": 0.0}}))
-
-
-def test_beside_a_choice_the_anchor_is_mixed_in_and_for_other_ways_it_is_one_of_the_models():
-    others = {"kind": "personalized", "way": "choice", "others": [{"kind": "fine-tuned", "solver": FEW}]}
-    ways = {"transforms": [others, "anchored"]}
-    experiment = toy("aem", {"clusters": 2, **ways})
-    run = played(experiment, rounds=1)
-    algorithm, x, owner = run.host.algorithm, torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
-    payload, _ = algorithm.serve(run.state, run.host.population.clients)
-    payload = replace(payload, share=0.25)
-    task = task_in(experiment, experiment.method[0], run.host.population)
-    anchor, second = (
-        task.predict_rows(each, x, double=True) for each in (run.state.own.weights, run.state.inner.weights[1])
-    )
-    chosen = algorithm.predict(payload, [{"model": torch.tensor(1)}], x, owner)
-    torch.testing.assert_close(chosen.told.exp(), 0.25 * anchor.exp() + 0.75 * second.exp())
-    other = algorithm.others["fine-tuned"].predict(payload, [None], x, owner)
-    torch.testing.assert_close(other.told, anchor)
-    assert other.choice.tolist() == [2] * 4
 
 
 def played_in(experiment, root) -> None:

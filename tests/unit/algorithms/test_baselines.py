@@ -144,16 +144,6 @@ def test_every_row_trains_the_branch_of_its_center():
     assert torch.equal(made.choice, k)
 
 
-def test_clients_with_a_single_row_and_without_rows_can_be_collected_too():
-    algorithm = tshot(identity(2, 2), shots=8)
-    one = Shard(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), torch.arange(1))
-    answer = algorithm.works["collect"]({}, None, one, Moment(-1, 10), Rng(0))
-    assert answer.rows["centers"].tolist() == [[3.0, 4.0], [0.0, 0.0]]
-    assert answer.rows["counts"].tolist() == [1.0, 0.0]
-    none = Shard(one.x[:0], one.y[:0], one.ids[:0])
-    assert algorithm.works["collect"]({}, None, none, Moment(-1, 10), Rng(0)) is None
-
-
 def test_centers_of_empty_clusters_are_not_taken_for_centers():
     """The server takes the largest first, then the farthest, and no padding at the origin."""
     algorithm = tshot(identity(2, 2), shots=1)

@@ -348,16 +348,6 @@ def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
     assert not FixedFraction(0.01).fires(None, three)
 
 
-def test_of_all_clients_only_those_that_were_heard_of_move_and_are_charged():
-    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
-    second = stage([0, 0], [1, 1], [1, 1], [1, 1], [], [], before=100)
-    options = {"clustering": TWO_STARTS, "reassign": "all", "trigger": FixedFraction(float("inf"))}
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), **options)
-    _, (two, facts, _) = rounds(algorithm, [first, second])
-    assert facts["moved"] == 1
-    assert two.cluster[:4].tolist() == [0, 1, 1, 1]
-
-
 def test_what_a_learned_threshold_hears_costs_bytes_and_seconds():
     """Every client receives its cluster's model for it; what it says is the accuracy of all validation rows."""
     experiment = toy("fielding learned", rounds=3, devices="log-normal")

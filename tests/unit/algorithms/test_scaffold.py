@@ -10,11 +10,10 @@ from torch import nn
 
 from fedtide.algorithms.scaffold import Sent, scaffold
 from fedtide.cohorts import Everyone
-from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, detached, same
+from fedtide.core.trees import detached, same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.schedules import Exponential
@@ -123,46 +122,3 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
         answer = scaffold(task, LocalTrainer(0.1, batch_size=3), variant).works["train"](payload, None, shard, NOW, KEY)
         updates.append(detached(answer.total["delta"].value))
     assert same(*updates)
-
-
-# -- together with losses, local terms and models ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("loss", [*LOSSES, {"kind": "wsm", "blend": 0.5, "val": True}], ids=str)
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [
-        ("fedavg", {}),
-        pytest.param("fedprox", {"local": {"lr": 0.1, "proximal": 0.5}}, marks=pytest.mark.thorough),
-        ("scaffold", {}),
-        pytest.param("scaffold", {"variant": "I"}, marks=pytest.mark.thorough),
-    ],
-    ids=["fedavg", "fedprox", "scaffold", "scaffold-I"],
-)
-def test_every_base_algorithm_trains_by_every_loss(algorithm, options, loss):
-    data = {
-        "source": {"kind": "python", "function": "unit.algorithms.test_scaffold:pictures"},
-        "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.3},
-        "split": {"val": 0.2, "test": 0.2},
-    }
-    method = {**A, "algorithm": algorithm, "loss": loss, **options}
-    model = {"kind": "resnet8", "width": 2, "norm": "mixed"}
-    experiment = from_dict({"data": data, "model": model, "rounds": 2, "method": [method]})
-    preflight(experiment)
-    run = played(experiment)
-    assert all_finite([run.state, *(step.facts for step in run.steps)])
-    assert not same(run.state.weights, run.steps[0].received.weights)
-    facts = [step.facts["loss"] for step in run.steps]
-    assert min(facts) >= 0.0
-
-
-def pictures():
-    """Tiny pictures of four classes, each bright in its own corner."""
-    import numpy as np
-
-    draw = np.random.default_rng(0)
-    y = np.arange(240) % 4
-    x = draw.integers(0, 80, (240, 8, 8), dtype=np.uint8)
-    for i, label in enumerate(y):
-        x[i, 4 * (label // 2) :, 4 * (label % 2) :] += 100
-    return x, y

@@ -64,14 +64,6 @@ def test_who_is_awake_when(tmp_path):
     assert population.wait(at(3.0)) == 0.0
 
 
-def test_everything_repeats_after_the_last_end(tmp_path):
-    population = people(trace(tmp_path, "0,0,4", "1,6,8"))
-    awake = [population.reachable(at(time)).tolist() for time in (0, 3.9, 4, 6, 7.9, 8, 12)]
-    assert awake == [[0], [0], [], [1], [1], [0], []]
-    assert [population.wait(at(time)) for time in (0.0, 4.0, 5.5, 12.0)] == [0.0, 2.0, 0.5, 2.0]
-    assert population.arrivals(3, at(4.0)).tolist() == []
-
-
 def test_rounds_are_read_where_the_clock_says_so(tmp_path):
     population = people(trace(tmp_path, "0,0,2", "1,2,3"), clock="rounds")
     assert [population.reachable(Moment(r, 9, 77.0)).tolist() for r in range(5)] == [[0], [0], [1], [0], [0]]

@@ -73,17 +73,6 @@ def writers(population: Population, client: int, *parts: str) -> set[int]:
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("test", [0, 200])
-def test_a_fifth_of_each_client_or_the_test_set_of_the_source_is_for_testing(test):
-    population = build(balanced(1000, test=test), IID(clients=10))
-    for part, n in (("train", 72), ("val", 8)):
-        assert population.counts(population.clients, part).tolist() == [n] * 10
-    # Each class is cut by what the clients hold of it, so that numbers are equal but for rounding.
-    tested = population.counts(population.clients, "test")
-    assert tested.sum() == 200
-    assert ((tested - 20).abs() <= 5).all()
-
-
 def test_unseen_clients_may_know_some_of_their_labels():
     made = [
         build(

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide import Task, algorithms, simulate
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.data.groups import Split
@@ -22,10 +21,7 @@ from fedtide.data.shift.who import Data
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
-from fedtide.transforms import personalized
 from helpers.toys import played, toy
-
-DAY = 86400.0
 
 
 def rows(**changes) -> Rows:
@@ -195,22 +191,6 @@ def test_algorithms_play_on_a_calendar(algorithm):
         assert float(scores.rows.sum()) > 0
         assert torch.isfinite(scores.loss).all()
         assert slot is None or int(slot.min()) >= 0
-
-
-def test_a_client_that_has_nothing_yet_is_judged_on_what_it_will_have():
-    """Client 1 has rows on the third day alone: it is tested there after the second."""
-    time = torch.cat([torch.arange(24) * 3600.0 * 3, 2 * DAY + torch.arange(4) * 3600.0])
-    owner = torch.tensor([0] * 24 + [1] * 4)
-    source = Rows("toy", torch.randn(28, 4), torch.arange(28) % 3, 3, client=owner, client_names=("a", "b"), time=time)
-    population = build(source, split=Split(val=0.0), shift=Shift(what=Calendar(begin="1970-01-01"), who=Data()))
-    result = simulate(
-        personalized(algorithms.aem(Task(lambda: torch.nn.Linear(4, 3)), cohort="everyone"), "choice"),
-        population,
-        rounds=2,
-        eval_every=1,
-    )
-    assert result.lines[1]["window"]["came"] == 1
-    assert result.lines[1]["scores"]["train_clients"]["rows"] == 8 + 4
 
 
 @pytest.mark.parametrize("calendar", [True, False])

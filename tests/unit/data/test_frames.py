@@ -160,16 +160,6 @@ def test_what_is_wrong_with_categories_is_one_line(tmp_path, lines, settings, sa
         csv_of(tmp_path, *lines, **{"categories": ("w",), **settings}).load(None, 0)
 
 
-def test_rows_of_another_file_become_features_as_those_of_the_first_did(tmp_path):
-    source = csv_of(tmp_path, "a,w,label", "1,x,0", "3,y,1", "NA,x,1", categories=("w",), missing="mean", scaled=True)
-    (tmp_path / "b.csv").write_text("w,a\ny,2\nz,\nx,3\n")
-    assert source.load(None, 0).x[2].tolist() == [0.0, 1.0, 0.0]
-    assert len(csv_of(tmp_path, "a,label", "1,0", ",1", "3,", missing="mean").load(None, 0)) == 2
-    source = csv_of(tmp_path, "a,w,label", "1,x,0", "3,y,1", "NA,x,1", categories=("w",), missing="mean", scaled=True)
-    found = torch.from_numpy(source.encoded(tmp_path / "b.csv", None))
-    assert torch.allclose(found, torch.tensor([[0, 0, 1], [0, 0, 0], [1.5**0.5, 1, 0]]))
-
-
 BERLIN = ZoneInfo("Europe/Berlin")
 N = 40
 SHOPS = {

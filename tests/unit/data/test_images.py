@@ -18,9 +18,7 @@ import torch
 from PIL import Image
 
 from fedtide.config import from_dict
-from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.population_builder import build
 from fedtide.data.sources import Images, Manifest
 from fedtide.runs.digest import digest_of
 from helpers.image_files import count_decoded, idx_bytes
@@ -209,13 +207,6 @@ def test_where_a_cache_lies_is_no_part_of_what_numbers_depend_on():
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_several_sizes_are_one_line(tmp_path):
-    path = folder(tmp_path / "pets", drawn("cat/1.png", "cat/2.png"))
-    folder(path, drawn("dog/1.png", side=(4, 4)))
-    with pytest.raises(FedtideError, match=r"dog/1.png: pixels: found '4 x 4', allowed: 5 x 6, as the first picture$"):
-        load(path)
-
-
 def test_nothing_to_read_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_bytes(b"no archive")
@@ -299,30 +290,6 @@ def test_pictures_of_all_shapes_are_resized(tmp_path):
     expected = [Image.fromarray(picture(h, h, w)).resize((8, 8), Image.Resampling.BILINEAR) for h, w in sides]
     assert np.array_equal(rows.x.numpy(), planes(*map(np.asarray, expected)))
     assert np.array_equal(rows.x.numpy()[2], picture(8, 8, 8).transpose(2, 0, 1))
-
-
-# -- clients and times -------------------------------------------------------------------------------------------------
-
-
-def population(path: Path, **data):
-    raw = {"data": {"source": {"kind": "manifest", "path": str(path)}, **data}, "method": [{"algorithm": "fedavg"}]}
-    made = from_dict(raw)
-    dealt = (made.data.partition, made.data.groups, made.data.split, made.data.held_out_clients)
-    return build(made.data.source.load(None, 0), *dealt, made.shift, seed=0)
-
-
-def test_natural_clients_hold_their_pictures_and_times(tmp_path):
-    lines = [f"{k}.png,{k % 2},zone {k % 3},{1000 - k}" for k in range(12)]
-    path = table(tmp_path, "path,label,client,time", *lines)
-    people = population(path, partition="natural", split={"val": 0.0, "test": 0.0})
-    assert people.registered == 3
-    for client in range(3):
-        shard = people.shard(client, Moment(0, 1))
-        assert sorted(shard.time.tolist()) == [1000.0 - k for k in range(11, -1, -1) if k % 3 == client]
-        for x, y, time in zip(shard.x, shard.y, shard.time, strict=True):
-            k = 1000 - int(time)
-            assert int(y) == k % 2
-            torch.testing.assert_close(x, torch.from_numpy(planes(picture(k))[0]) / 255)
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -146,31 +146,10 @@ def test_arrivals_depend_on_seed_and_round_alone():
     assert first[0:16] != first[16:32]
 
 
-def test_arrivals_follow_the_expected_shares():
-    population = day_night()
-    for r, day in ((0, 5), (8, 0), (16, 5)):
-        assert population.expected(Moment(r, 32)).tolist() == [day / 5, 1 - day / 5]
-        assert int((population.group[population.arrivals(5, Moment(r, 32))] == 0).sum()) == day
-
-
 def test_the_shift_reads_the_clock_it_is_told():
     population = day_night(shift=Shift(who=Periodic(period=16), clock="seconds"))
     assert population.expected(Moment(8, 32, seconds=0.0)).tolist() == [1.0, 0.0]
     assert population.expected(Moment(0, 32, seconds=8.0)).tolist() == [0.0, 1.0]
-
-
-def test_reachable_clients_are_those_of_the_hour():
-    population = day_night(held_out_clients=HeldOutClients(4))
-    assert population.reachable(Moment(0, 32)).tolist() == list(range(10))
-    assert population.reachable(Moment(8, 32)).tolist() == list(range(10, 20))
-    assert population.reachable(Moment(4, 32)).tolist() == list(range(20))
-    assert build(toy(), IID(clients=5), held_out_clients=HeldOutClients(2)).reachable(MOMENT).tolist() == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]
 
 
 @pytest.mark.parametrize("who", [Always(dropout_rate=0.3), Periodic(period=16, dropout_rate=0.3)])

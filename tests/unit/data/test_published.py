@@ -17,11 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import Split
-from fedtide.data.partition import Natural
-from fedtide.data.population_builder import build
 from fedtide.data.sources import CIFAR, IDX, LEAF
 from fedtide.data.sources.published import PUBLISHED, TYPES, read_idx
 from helpers.examples import examples
@@ -317,26 +313,6 @@ def test_rows_may_have_a_shape_and_classes_that_nobody_holds(tmp_path):
     rows = load_leaf(path, shape=(1, 2, 2), classes=62)
     assert (rows.shape, rows.classes) == ((1, 2, 2), 62)
     assert rows.x[0].tolist() == [[[0.0, 0.5], [1.0, 0.25]]]
-
-
-def test_users_are_the_natural_clients_and_their_test_rows_their_own(tmp_path):
-    draw = np.random.default_rng(0)
-    parts = {
-        part: {
-            f"u{i}": {"x": draw.random((n, 4)).round(3).tolist(), "y": draw.integers(0, 3, n).tolist()}
-            for i, n in enumerate(sizes)
-        }
-        for part, sizes in (("train", [12, 8, 20]), ("test", [3, 0, 5]))
-    }
-    for part, users in parts.items():
-        write(tmp_path / "set" / f"{part}.json", leaf(users))
-    rows = load_leaf(tmp_path / "set")
-    population = build(rows, Natural(), split=Split(val=0.25))
-    assert population.names == ("u0", "u1", "u2")
-    assert population.parts["test"].counts.tolist() == [3, 0, 5]
-    assert (population.parts["train"].counts + population.parts["val"].counts).tolist() == [12, 8, 20]
-    shard = population.shard(0, Moment(0, 1), "test")
-    assert torch.equal(shard.x, torch.tensor(parts["test"]["u0"]["x"]))
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

@@ -47,15 +47,6 @@ def test_two_cycles_are_enough_and_less_is_not(period, heard):
             assert looked(linear(less, period), seed).periods == ()
 
 
-def test_day_and_week():
-    """Work days and weekends: seven days of 16 rounds; the second period is looked for in what the first leaves."""
-    rounds = np.arange(336)
-    shares = linear(336, 16) * np.where(rounds // 16 % 7 < 5, 1.0, 0.3)
-    for seed in range(2):
-        found = looked(shares, seed).periods
-        assert sorted(found) == pytest.approx([16, 112], rel=0.05)
-
-
 @pytest.mark.parametrize("weekend", [0.8, 1.0, 1.5])
 def test_a_day_is_found_beside_a_week_that_is_stronger(weekend):
     """The weekend's step is that many times the day's swing; the day comes again in each week, as corners would."""

@@ -110,14 +110,6 @@ def test_features_of_the_branches_are_their_mean_projections_side_by_side():
     torch.testing.assert_close(features[1], torch.cat([first[1, :2].mean(0), second[1, :2].mean(0)]))
 
 
-def test_features_of_a_model_that_counts_no_steps_stay_as_they_are():
-    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    logits, features = branched(model, "1", 2)(torch.zeros(2, 7, 4))
-    assert (logits.shape, features.shape) == ((2, 2, 7, 3), (2, 7, 5))
-    _, features = branched(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), "1", 2, "branches")(torch.zeros(2, 4))
-    assert features.shape == (2, 6)
-
-
 def test_a_feature_that_nobody_knows_is_one_clear_line():
     with pytest.raises(
         FedtideError, match=r"^feature: found 'branch', allowed: shared, branches; did you mean 'branches"

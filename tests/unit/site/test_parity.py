@@ -14,7 +14,6 @@ pytest.importorskip("cryptography")
 
 from fedtide.cli.commands import main
 from fedtide.config import read
-from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.fleet import RemoteFleet
@@ -119,15 +118,6 @@ def test_real_and_simulated_clients_are_not_mixed_up(tmp_path, capsys):
     folder.create(read(hospitals(tmp_path), sets=["rounds=1"]), tmp_path / "run")
     with pytest.raises(FedtideError, match="its clients were simulated"):
         replay(tmp_path / "run")
-
-
-def test_files_are_a_population_with_the_rows_of_the_nodes(tmp_path):
-    own = rows_of(made(tmp_path, "FedAvg"))
-    population = own.population()
-    for client in range(3):
-        for part in ("train", "val", "test"):
-            ours, theirs = (rows.shard(client, Moment(0, 4), part) for rows in (own, population))
-            assert (ours.x.tolist(), ours.y.tolist()) == (theirs.x.tolist(), theirs.y.tolist())
 
 
 # -- masked and private sums -------------------------------------------------------------------------------------------
