@@ -78,26 +78,6 @@ def fedavg_of(**local) -> Played:
     return played(toy("fedavg", {"local": local, "cohort": "everyone"}), rounds=4)
 
 
-def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone():
-    ours = played(toy("pfedem", {**OPTIONS, **ANCHORED}), rounds=4)
-    plain = played(toy("pfedem", OPTIONS), rounds=4)
-    theirs = fedavg_of(**LOCAL)
-    for name, value in theirs.state.weights.params.items():
-        assert torch.equal(ours.state.own.weights.params[name], value)
-    for with_it, without in zip(ours.state.inner.weights, plain.state.weights, strict=True):
-        assert all(torch.equal(value, without.params[name]) for name, value in with_it.params.items())
-    assert torch.equal(ours.state.inner.mu, plain.state.mu)
-
-
-@pytest.mark.parametrize("layer", ["*", "head"])
-def test_that_of_fedem_is_fedavgs_model_too(layer):
-    options = {"local": LOCAL, "cohort": "everyone", "components": 2, "component_layer": layer}
-    ours, plain = (played(toy("fedem", options | more), rounds=4) for more in (ANCHORED, {}))
-    theirs = fedavg_of(**LOCAL)
-    assert same(ours.state.own.weights, theirs.state.weights)
-    assert same(ours.state.inner.weights, plain.state.weights)
-
-
 BESIDE = {
     "fedtem": {"prior": {"kind": "linear", "period": 4}, "server": "sgd"},
     "fedtkm": {"prior": {"kind": "linear", "period": 4}, "server": "sgd", "max_update_norm": 0.1},
@@ -108,17 +88,23 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_that_of_branches_and_of_fedgmm_is_fedavgs_model_too_and_leaves_the_others_alone(name):
-    options = {"local": LOCAL, "cohort": "everyone", **BESIDE[name]}
-    ours, plain = (played(toy(name, options | more), rounds=4) for more in (ANCHORED, {}))
+COMPONENTS = [("fedem", {"components": 2, "component_layer": layer}) for layer in ("*", "head")]
+
+
+@pytest.mark.parametrize(("name", "more"), [("pfedem", OPTIONS), *COMPONENTS, *BESIDE.items()])
+def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone(name, more):
+    options = {"local": LOCAL, "cohort": "everyone", **more}
+    ours, plain = (played(toy(name, options | own), rounds=4) for own in (ANCHORED, {}))
     theirs = fedavg_of(**options["local"])
     assert same(ours.state.own.weights, theirs.state.weights)
     assert same(ours.state.inner, plain.state)
 
 
-@pytest.mark.parametrize(("name", "more"), [*BESIDE.items(), ("fedem", {"components": 2})])
-def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_too(name, more):
+INFERENCES = [("pfedem", {**OPTIONS, "inference": inference}) for inference in ("posterior", "uniform", "global")]
+
+
+@pytest.mark.parametrize(("name", "more"), [*BESIDE.items(), ("fedem", {"components": 2}), *INFERENCES])
+def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(name, more):
     """With the weights sent, what is predicted and what the server adds up are the same.
 
     In FedEM each client's mixture is what it kept of its training, by the posteriors of its training rows; in IFCA its
@@ -144,24 +130,6 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_t
         torch.testing.assert_close(mixed, 0.6 * p + 0.4 * q, check_dtype=False)
         sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
     assert run.steps[3].state.own.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
-
-
-@pytest.mark.parametrize("inference", ["posterior", "uniform", "global"])
-def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(inference):
-    """Summed by hand over clients, all of which take part, from the predictions of what the round sent."""
-    options = {**OPTIONS, **ANCHORED, "inference": inference}
-    run = played(toy("pfedem", options, shift={"who": {"kind": "always"}}), rounds=3)
-    before, after = run.steps[1].state, run.steps[2].state
-    algorithm, population, moment = run.host.algorithm, run.host.population, run.steps[2].moment
-    payload, _ = algorithm.serve(before, population.clients)
-    sums = DECAY * before.own.likelihoods
-    for client in population.clients.tolist():
-        val = population.shard(client, moment, "val")
-        owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
-        told = [algorithm.predict(replace(payload, share=share), [None], val.x, owner).told for share in (0.0, 1.0)]
-        p, q = (each.exp()[places, val.y] for each in told)
-        sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
-    assert after.own.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
 
 
 def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_beside():

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedtide.algorithms.fedbuff import fedbuff
@@ -19,7 +18,7 @@ from fedtide.core.rng import Rng
 from fedtide.fleets.devices import DeviceClock
 from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, value
-from helpers.toys import played, toy
+from helpers.toys import network_of, played, toy, trained_plainly
 
 COMPUTE = [0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393]
 ROUNDS = 20
@@ -143,7 +142,7 @@ def test_oort_learns_how_long_a_client_takes_in_all_and_not_in_its_last_round():
 
 def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) -> tuple[nn.Module, float]:
     """One client after the other, as their answers come."""
-    model, now, at_work = model.double(), 0.0, {}
+    now, at_work = 0.0, {}
     for r in range(ROUNDS):
         moment = Moment(r, ROUNDS, now)
         fresh = [c for c in population.arrivals(concurrency, moment).tolist() if c not in at_work]
@@ -157,15 +156,7 @@ def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) 
             arrived, began, sent = at_work.pop(client)
             now = max(now, arrived)
             shard = population.shard(client, moment)
-            x, y, own = shard.x.double(), shard.y, copy.deepcopy(sent)
-            optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-            shuffle = Rng(0).at(r, client, "train", "shuffle").torch()
-            for _ in range(2):
-                batches = torch.randperm(len(y), generator=shuffle).split(4)
-                for batch in batches:
-                    optimizer.zero_grad()
-                    F.cross_entropy(own(x[batch]), y[batch]).backward()
-                    optimizer.step()
+            own = trained_plainly(sent, shard, Rng(0).at(r, client, "train"))
             for name, p in own.state_dict().items():
                 change[name] += (p - sent.state_dict()[name]) / math.sqrt(1 + r - began) / len(answers)
         model.load_state_dict({name: p + change[name] for name, p in model.state_dict().items()})
@@ -177,10 +168,7 @@ def test_a_naive_event_loop_agrees_to_1e_9():
     experiment = toy("fedbuff", options, rounds=ROUNDS, precision="fp64", data=DATA)
 
     run = played(experiment, fleet=clocked(COMPUTE, lambda question, rows: 2 * rows))
-    model = nn.Sequential()
-    for name, layer in (("dense1", nn.Linear(4, 5)), ("relu1", nn.ReLU()), ("head", nn.Linear(5, 3))):
-        model.add_module(name, layer)
-    model.double().load_state_dict(run.steps[0].received.weights.params)
+    model = network_of(run.steps[0].received.weights)
     expected, now = naive(run.host.population, model, COMPUTE, 5, 2)
     assert run.steps[-1].seconds == pytest.approx(now)
     assert max(int(step.facts["stalest"]) for step in run.steps) > 3

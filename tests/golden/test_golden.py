@@ -25,13 +25,21 @@ EVERYONE = Everyone()
 START = State(at(1.0), None)
 
 
+MANY = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
+
+
+def played(make, local: LocalTrainer = ONE, **options) -> float:
+    """The model after one round of everybody."""
+    return value(after(make(TASK, local, cohort=EVERYONE, **options), START))
+
+
 def test_fedavg_one_step():
     """Client 0: 1 - 0.5 (1 - 0) = 0.5, update -0.5. Client 1: 1 - 0.5 (1 - 4) = 2.5, update 1.5.
 
     Weighted by rows: (1 * -0.5 + 3 * 1.5) / 4 = 1, so w = 2. Equally: (-0.5 + 1.5) / 2 = 0.5, so w = 1.5.
     """
-    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE), START)) == 2.0
-    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE, weighting="uniform"), START)) == 1.5
+    assert played(fedavg) == 2.0
+    assert played(fedavg, weighting="uniform") == 1.5
 
 
 def test_fedavg_two_local_steps_and_two_rounds():
@@ -45,43 +53,29 @@ def test_fedavg_two_local_steps_and_two_rounds():
 
 def test_fedsgd():
     """Gradients 1 and -3, weighted by rows (1 * 1 + 3 * -3) / 4 = -2; w = 1 - 0.5 * -2 = 2."""
-    assert value(after(fedsgd(TASK, ONE, cohort=EVERYONE), START)) == 2.0
+    assert played(fedsgd) == 2.0
 
 
-def test_fedprox():
-    """mu = 1, two steps of 0.5. The first step is FedAvg's, as the pull is zero at the start.
-
-    Client 0 at 0.5: gradient 0.5 + 1 * (0.5 - 1) = 0, stays; update -0.5. Client 1 at 2.5: gradient (2.5 - 4) +
-    (2.5 - 1) = 0, stays; update 1.5. Mean (-0.5 + 4.5) / 4 = 1, w = 2. (Both sit at (b + mu w) / (1 + mu).)
-    """
-    assert value(after(fedprox(TASK, replace(TWO, proximal=1.0), cohort=EVERYONE), START)) == 2.0
-
-
-def test_fedprox_with_many_steps_reaches_the_pulled_optimum():
-    """With mu = 3 client i ends at (b_i + 3 * 1) / 4: 0.75 and 1.75; updates -0.25 and 0.75, mean (-0.25 + 2.25)/4."""
-    many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
-    assert value(after(fedprox(TASK, replace(many, proximal=3.0), cohort=EVERYONE), START)) == pytest.approx(
-        1.5, abs=1e-9
-    )
-
-
-@pytest.mark.parametrize("mu", [0.0, 1.0, 15.0, 1000.0])
-def test_the_first_step_of_fedprox_knows_no_pull(mu):
-    """Where training starts v = w, whatever mu: the single step is FedAvg's."""
-    assert value(after(fedprox(TASK, replace(ONE, proximal=mu), cohort=EVERYONE), START)) == 2.0
-
-
-def test_a_strong_pull_keeps_clients_near_what_they_received():
-    """mu = 15 with rate * mu = 1.5 < 2: client i ends at (b_i + 15 * 1) / 16, a sixteenth of the way to its optimum.
-
-    Updates -1/16 and 3/16, mean (-1 + 3 * 3) / 16 / 4 = 1/8. Without a pull both go all the way: w = 3.
-    """
-    many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
-    pulled, free = (
-        value(after(fedprox(TASK, replace(many, proximal=mu), cohort=EVERYONE), START)) for mu in (15.0, 0.0)
-    )
-    assert pulled == pytest.approx(1.125, abs=1e-9)
-    assert free == pytest.approx(3.0, abs=1e-6)
+@pytest.mark.parametrize(
+    ("local", "mu", "expected"),
+    [
+        # Two steps of 0.5; the first is FedAvg's, as the pull is zero at the start. Client 0 at 0.5: gradient
+        # 0.5 + 1 * (0.5 - 1) = 0, stays; update -0.5. Client 1 at 2.5: gradient (2.5 - 4) + (2.5 - 1) = 0, stays;
+        # update 1.5. Mean (-0.5 + 4.5) / 4 = 1. (Both sit at (b + mu w) / (1 + mu).)
+        (TWO, 1.0, 2.0),
+        # Many steps reach the pulled optimum: client i ends at (b_i + 3 * 1) / 4: 0.75 and 1.75; updates -0.25 and
+        # 0.75, mean (-0.25 + 2.25) / 4.
+        (MANY, 3.0, pytest.approx(1.5, abs=1e-9)),
+        # rate * mu = 1.5 < 2: client i ends at (b_i + 15 * 1) / 16, a sixteenth of the way to its optimum. Updates
+        # -1/16 and 3/16, mean (-1 + 3 * 3) / 16 / 4 = 1/8. Without a pull both go all the way.
+        (MANY, 15.0, pytest.approx(1.125, abs=1e-9)),
+        (MANY, 0.0, pytest.approx(3.0, abs=1e-6)),
+        # Where training starts v = w, whatever mu: the single step is FedAvg's.
+        *((ONE, mu, 2.0) for mu in (0.0, 1.0, 15.0, 1000.0)),
+    ],
+)
+def test_fedprox(local, mu, expected):
+    assert played(fedprox, replace(local, proximal=mu)) == expected
 
 
 def test_the_larger_q_the_more_even_are_the_losses():
@@ -94,27 +88,22 @@ def test_the_larger_q_the_more_even_are_the_losses():
     assert spread[0] > 2 * spread[1] > 4 * spread[2]
 
 
-def test_qfedavg():
-    """q = 1, L = 1 / 0.5 = 2. F_0 = 0.5 (1 - 0)^2 = 0.5, F_1 = 0.5 (1 - 4)^2 = 4.5.
-
-    dw_0 = 2 (1 - 0.5) = 1, dw_1 = 2 (1 - 2.5) = -3. delta_0 = 0.5 * 1 = 0.5, delta_1 = 4.5 * -3 = -13.5.
-    h_0 = 1 * 1 * 1^2 + 2 * 0.5 = 2, h_1 = 1 * 1 * 3^2 + 2 * 4.5 = 18. w = 1 - (0.5 - 13.5) / (2 + 18) = 1.65.
-    """
-    assert value(after(qfedavg(TASK, ONE, q=1.0, cohort=EVERYONE), START)) == pytest.approx(1.65, abs=1e-9)
-
-
-def test_qfedavg_with_q_two():
-    """delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5,
-    h_1 = 2 * 4.5 * 9 + 2 * 20.25 = 121.5. w = 1 - (0.25 - 60.75) / 123 = 1 + 60.5 / 123.
-    """
-    made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), START))
-    assert made == pytest.approx(1 + 60.5 / 123, abs=1e-8)
-
-
-def test_qfedavg_weighs_by_rows_where_asked():
-    """q = 0: the mean of (w - w_i) with weights 1 and 3, w = 1 - (0.5 - 4.5) / 4 = 2."""
-    made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), START))
-    assert made == pytest.approx(2.0, abs=1e-12)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # L = 1 / 0.5 = 2. F_0 = 0.5 (1 - 0)^2 = 0.5, F_1 = 0.5 (1 - 4)^2 = 4.5. dw_0 = 2 (1 - 0.5) = 1,
+        # dw_1 = 2 (1 - 2.5) = -3. delta_0 = 0.5 * 1 = 0.5, delta_1 = 4.5 * -3 = -13.5.
+        # h_0 = 1 * 1 * 1^2 + 2 * 0.5 = 2, h_1 = 1 * 1 * 3^2 + 2 * 4.5 = 18. w = 1 - (0.5 - 13.5) / (2 + 18).
+        ({"q": 1.0}, pytest.approx(1.65, abs=1e-9)),
+        # delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5,
+        # h_1 = 2 * 4.5 * 9 + 2 * 20.25 = 121.5. w = 1 - (0.25 - 60.75) / 123.
+        ({"q": 2.0}, pytest.approx(1 + 60.5 / 123, abs=1e-8)),
+        # The mean of (w - w_i) with weights 1 and 3, w = 1 - (0.5 - 4.5) / 4.
+        ({"q": 0.0, "weighting": "samples"}, pytest.approx(2.0, abs=1e-12)),
+    ],
+)
+def test_qfedavg(options, expected):
+    assert played(qfedavg, **options) == expected
 
 
 def test_qfedavg_refuses_a_client_whose_power_overflows():

@@ -16,12 +16,10 @@ from torch import nn
 from fedtide.algorithms.ifca import State, ifca
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Weights
-from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.quadratics import after, population
+from helpers.stages import holding
 
 LOG3 = math.log(3)
 TASK = Task(lambda: nn.Linear(1, 2, bias=False), dtype=torch.float64)
@@ -96,11 +94,8 @@ def test_two_opposite_regressions_are_recovered(variant):
     v = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     x = torch.randn(8, 40, 3, generator=draw, dtype=torch.float64)
     sign = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
-    rows = Rows("opposite", x.flatten(0, 1), (sign[:, None] * (x @ v) > 0).long().flatten(), classes=2)
-    nothing = Ragged.empty(8)
-    lists = Ragged.of([list(range(40 * i, 40 * i + 40)) for i in range(8)])
-    parts = {"train": lists, "val": nothing, "test": nothing}
-    who = Population(rows, parts, torch.zeros(8, dtype=torch.int64), ("all",), 8)
+    y = (sign[:, None] * (x @ v) > 0).long()
+    who = holding(list(zip(x, y, strict=True)), classes=2)
     task = Task(lambda: nn.Linear(3, 2, bias=False), dtype=torch.float64)
     starts = [torch.tensor([[0, 0, 0], w], dtype=torch.float64) for w in ([0.2, 0.2, 0.2], [-0.2, 0.1, 0.5])]
     state = State(tuple(Weights({"weight": w}) for w in starts), (None, None), torch.zeros(2, dtype=torch.float64))

@@ -6,16 +6,13 @@ from the same keys: everything else is written out with modules, optimizers and 
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from helpers.toys import played, toy
+from helpers.toys import network_of, played, toy, trained_plainly
 
 ROUNDS = 12
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
@@ -23,24 +20,16 @@ DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "mi
 
 def naive(population, model: nn.Module, rounds: int, cohort: int, update) -> dict[str, torch.Tensor]:
     """Deep copies, SGD and weighted state dicts; `update(old, mean, memo)` is the server's step."""
-    model, memo = model.double(), {}
+    memo = {}
     for r in range(rounds):
         moment = Moment(r, rounds, float(r))
         mean, total = {name: torch.zeros_like(p) for name, p in model.state_dict().items()}, 0
         for client in population.arrivals(cohort, moment).tolist():
-            x, y = population.shard(client, moment).x.double(), population.shard(client, moment).y
-            own = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-            shuffle = Rng(0).at(r, client, "train", "shuffle").torch()
-            for _ in range(2):
-                order = torch.randperm(len(y), generator=shuffle)
-                for i in range(0, len(y), 4):
-                    optimizer.zero_grad()
-                    F.cross_entropy(own(x[order[i : i + 4]]), y[order[i : i + 4]]).backward()
-                    optimizer.step()
+            shard = population.shard(client, moment)
+            own = trained_plainly(model, shard, Rng(0).at(r, client, "train"))
             for name, value in own.state_dict().items():
-                mean[name] += len(y) * (value - model.state_dict()[name])
-            total += len(y)
+                mean[name] += len(shard) * (value - model.state_dict()[name])
+            total += len(shard)
         new = {}
         for name, value in model.state_dict().items():
             new[name] = update(name, value, mean[name] / total, memo, r + 1)
@@ -102,11 +91,7 @@ def test_a_naive_implementation_agrees_to_1e_9(algorithm, options, update):
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     experiment = toy(algorithm, {"local": local, **options}, rounds=ROUNDS, precision="fp64", data=DATA)
     run = played(experiment)
-    start = run.steps[0].received.weights
-    model = nn.Sequential()
-    for name, layer in (("dense1", nn.Linear(4, 5)), ("relu1", nn.ReLU()), ("head", nn.Linear(5, 3))):
-        model.add_module(name, layer)
-    model.double().load_state_dict(start.params)
+    model = network_of(run.steps[0].received.weights)
     expected = naive(run.host.population, model, ROUNDS, 4, update)
     for name, value in run.state.weights.params.items():
         assert value.dtype == torch.float64

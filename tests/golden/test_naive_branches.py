@@ -10,13 +10,22 @@ import math
 import numpy as np
 import pytest
 
-from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
-from fedtide.core.rng import Rng
-from helpers.branchnet import KerasAdam, Net, as_numpy, close, close_params, noted_run, shard_of, softmax, weighted_mean
+from helpers.branchnet import (
+    TRAINING,
+    KerasAdam,
+    Net,
+    as_numpy,
+    close,
+    close_params,
+    linear_shares,
+    noted_run,
+    participants,
+    softmax,
+    weighted_mean,
+)
 
-ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 15, 0.1, 4, 2, 7
-LOCAL = {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS}
+ROUNDS, PERIOD = 15, 7
 DATA = {
     "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},
     "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_samples": 5},
@@ -25,18 +34,9 @@ DATA = {
 
 def run_of(algorithm, options, memory=None):
     """The package's run, what it noted, and where it began."""
-    server = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
-    options = {"local": LOCAL, "server": server, **options}
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
-    run, noted = noted_run(algorithm, options, rounds=ROUNDS, data=DATA, shift=shift, memory=memory)
+    run, noted = noted_run(algorithm, TRAINING | options, rounds=ROUNDS, data=DATA, shift=shift, memory=memory)
     return run, noted.branches
-
-
-def asked(population, t):
-    """The participants of a round with their rows, and the keys of their shuffles."""
-    moment = Moment(t, ROUNDS, float(t))
-    for client in population.arrivals(4, moment).tolist():
-        yield client, *shard_of(population, client, moment), Rng(0).at(t, client, "train", "shuffle")
 
 
 def losses_of(net, x, y) -> np.ndarray:
@@ -51,22 +51,17 @@ def clock(rhythm, t, branches) -> int:
     s = t % PERIOD
     if rhythm == "block":
         return s * branches // PERIOD
-    if branches == 2:
-        return 0 if abs(2 * s / PERIOD - 1) >= 0.5 else 1
-    hats = []
-    for k in range(branches):
-        away = abs(s - k * PERIOD / branches)
-        hats.append(max(0.0, 1 - branches * min(away, PERIOD - away) / PERIOD))
-    return hats.index(max(hats))
+    shares = linear_shares(t, PERIOD, branches)
+    return shares.index(max(shares))
 
 
 def naive(population, net, optimizer, *, pick, lam, eps, heads):
     """Yield the network and the choices after each round of a method whose clients train one branch each."""
     for t in range(ROUNDS):
         updates, choices = [], {}
-        for client, x, y, key in asked(population, t):
+        for client, x, y, key in participants(population, t, ROUNDS):
             k = choices[client] = pick(t, net, x, y)
-            updates.append((net.train(x, y, k, lam, eps, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
+            updates.append((net.train(x, y, k, lam, eps, key), len(y)))
         d = weighted_mean(updates, net)
         total = sum(n for _, n in updates)
         for k in range(net.branches):
@@ -112,9 +107,7 @@ def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, rhyth
         return clock(rhythm, t, branches) if rhythm else int(losses_of(net, x, y).mean(0).argmin())
 
     net = Net(as_numpy(run.steps[0].received.weights.params))
-    rounds = naive(
-        run.host.population, net, KerasAdam(net, rate=0.05, eps=1e-4), pick=pick, lam=lam, eps=0.5, heads=heads
-    )
+    rounds = naive(run.host.population, net, KerasAdam(net), pick=pick, lam=lam, eps=0.5, heads=heads)
     seen = set()
     for t, (step, noted, (net, choices)) in enumerate(zip(run.steps, branches_noted, rounds, strict=True)):
         assert noted == choices, f"round {t}"
@@ -129,11 +122,11 @@ def test_a_naive_fedem_agrees_to_1e_8(branches):
     memory = MemoryStore(None)
     run, _ = run_of("fedem", {"components": branches}, memory)
     net = Net(as_numpy(run.steps[0].received.weights.params))
-    optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
+    optimizer = KerasAdam(net)
     blends: dict[int, np.ndarray] = {}
     for t, step in enumerate(run.steps):
         updates = []
-        for client, x, y, key in asked(run.host.population, t):
+        for client, x, y, key in participants(run.host.population, t, ROUNDS):
             pi = blends.get(client, np.full(branches, 1 / branches))
             q = softmax(np.log(pi) - losses_of(net, x, y))
             blends[client] = q.mean(0)
@@ -143,7 +136,7 @@ def test_a_naive_fedem_agrees_to_1e_8(branches):
                 errors = [q[rows, k, None] * own.errors(h, y[rows], k) / len(rows) for k in range(branches)]
                 return own.back(x[rows], h, errors)
 
-            updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
+            updates.append((net.sgd(len(y), gradient, key), len(y)))
         net = optimizer.step(net, weighted_mean(updates, net))
         close_params(step.state.weights.params, net.p, f"after round {t}")
     for client in range(9):
@@ -159,10 +152,10 @@ def test_a_naive_vanilla_agrees_to_1e_8(branches):
     """Cross-entropy of the mean of the branches' logits, of which each has its share of the gradient."""
     run, _ = run_of("vanilla", {"branches": branches})
     net = Net({name[6:]: value for name, value in as_numpy(run.steps[0].received.weights.params).items()})
-    optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
+    optimizer = KerasAdam(net)
     for t, step in enumerate(run.steps):
         updates = []
-        for _, x, y, key in asked(run.host.population, t):
+        for _, x, y, key in participants(run.host.population, t, ROUNDS):
 
             def gradient(own, rows, x=x, y=y):
                 h = own.features(x[rows])
@@ -170,7 +163,7 @@ def test_a_naive_vanilla_agrees_to_1e_8(branches):
                 error = (softmax(mean) - np.eye(mean.shape[1])[y[rows]]) / len(rows) / branches
                 return own.back(x[rows], h, [error] * branches)
 
-            updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
+            updates.append((net.sgd(len(y), gradient, key), len(y)))
         net = optimizer.step(net, weighted_mean(updates, net))
         for name, value in step.state.weights.params.items():
             close(value.numpy(), net.p[name[6:]], f"{name} after round {t}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ A = 1 / (1 + math.exp(-2))
 B = 1 - A
 
 LOG_3 = math.log(3)
+
+diagonal = partial(em.posteriors, em.diagonal_log_density)
+full = partial(em.posteriors, em.full_log_density)
 
 
 def array(*values) -> np.ndarray:
@@ -44,8 +48,11 @@ def test_diagonal_posteriors():
     """N((0, 0), diag(1, 1)) and N((2, 0), diag(1, 4)): odds 2 : 1 at (1, 0), 2 e^-(4 - 1)/2 : 1 at (1, 2)."""
     mu, var, z = array([0, 0], [2, 0]), array([1, 1], [1, 4]), array([1, 0], [1, 2])
     odds = 2 * math.exp(-1.5)
-    near(em.diagonal_posteriors(z, mu, var, array(0.5, 0.5)), [[2 / 3, 1 / 3], [odds / (1 + odds), 1 / (1 + odds)]])
-    near(em.diagonal_posteriors(z[:1], mu, var, array(1 / 3, 2 / 3)), [[0.5, 0.5]])
+    near(
+        diagonal(z, mu, var, array(0.5, 0.5)),
+        [[2 / 3, 1 / 3], [odds / (1 + odds), 1 / (1 + odds)]],
+    )
+    near(diagonal(z[:1], mu, var, array(1 / 3, 2 / 3)), [[0.5, 0.5]])
     near(em.diagonal_log_density(z[1], mu[1], var[1]), -0.5 - 0.5 - math.log(2) - math.log(2 * math.pi))
 
 
@@ -56,12 +63,15 @@ def test_full_posteriors():
     """
     mu, cov, z = np.zeros((2, 2)), array([[1, 0], [0, 1]], [[2, 1], [1, 2]]), array([1, 1], [1, -1])
     odds = [math.sqrt(3) * math.exp(-2 / 3), math.sqrt(3)]
-    near(em.full_posteriors(z, mu, cov, array(0.5, 0.5)), [[o / (1 + o), 1 / (1 + o)] for o in odds])
+    near(full(z, mu, cov, array(0.5, 0.5)), [[o / (1 + o), 1 / (1 + o)] for o in odds])
     near(em.full_log_density(z[0], mu[1], cov[1]), -1 / 3 - LOG_3 / 2 - math.log(2 * math.pi))
 
 
 def test_posteriors_far_away_do_not_overflow():
-    near(em.diagonal_posteriors(array([1e4]), array([0.0], [1e3]), np.ones((2, 1)), array(0.5, 0.5)), [[0, 1]])
+    near(
+        diagonal(array([1e4]), array([0.0], [1e3]), np.ones((2, 1)), array(0.5, 0.5)),
+        [[0, 1]],
+    )
 
 
 def test_features_are_projections_of_what_is_left_of_the_center():

@@ -11,11 +11,20 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedtide.core.base import Moment
-from fedtide.core.rng import Rng
-from helpers.branchnet import KerasAdam, Net, as_numpy, close, close_params, noted_run, shard_of, weighted_mean
+from helpers.branchnet import (
+    TRAINING,
+    KerasAdam,
+    Net,
+    as_numpy,
+    close,
+    close_params,
+    linear_shares,
+    noted_run,
+    participants,
+    weighted_mean,
+)
 
-ROUNDS, RATE, BATCH, EPOCHS = 13, 0.1, 4, 2
+ROUNDS = 13
 LAM, EPS, BETA, A0, PERIOD = 0.25, 0.5, 0.9, 0.3, 6
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
@@ -63,10 +72,7 @@ def expected_shares(kind, t, before, now, components):
         return None if q1 is None else [q1, 1 - q1]
     if kind == "em-only":
         return None
-    hats = []
-    for k in range(components):
-        away = abs(t % PERIOD - k * PERIOD / components)
-        hats.append(max(0.0, 1 - components * min(away, PERIOD - away) / PERIOD))
+    hats = linear_shares(t, PERIOD, components)
     return hats if kind == "linear" else [(1 - math.cos(math.pi * hat)) / 2 for hat in hats]
 
 
@@ -111,19 +117,16 @@ def naive(
     var, pi = np.ones_like(mu), np.full(components, 1 / components)
     started, before = [False] * components, None
     for t in range(ROUNDS):
-        moment = Moment(t, ROUNDS, float(t))
         v = np.maximum(var, max(1e-6, var_floor * var.mean()))
         updates, choices, stats, likelier, rows_seen = [], {}, [], 0, 0
-        for client in sorted(population.arrivals(4, moment).tolist()):
-            x, y = shard_of(population, client, moment)
+        for client, x, y, key in sorted(participants(population, t, ROUNDS), key=lambda one: one[0]):
             gamma, joint, share = gamma_of(net.features(x), mu, v, pi)
             score = gamma.mean(0)
             if selection == "bayes":
                 score = joint.sum(0) - (len(y) - 1) * np.log(share)
             k = int(np.argmax(score))
             choices[client] = k
-            key = Rng(0).at(t, client, "train", "shuffle")
-            own = net.train(x, y, k, LAM, EPS, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key)
+            own = net.train(x, y, k, LAM, EPS, key)
             z = own.features(x)
             gamma, joint, _ = gamma_of(z, mu, v, pi)
             center = z.mean(0)
@@ -199,7 +202,7 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
     kind = case["prior"]
     prior = {"kind": kind} | ({} if kind in ("uniform", "em-only") else {"period": PERIOD})
     options = {
-        "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
+        **TRAINING,
         **case,
         "prior": prior,
         "consistent_only": case.get("consistent_only", True),
@@ -207,13 +210,12 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
         "lam": LAM,
         "eps": EPS,
         "beta": BETA,
-        "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     }
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     run, noted = noted_run("fedtem", options, rounds=ROUNDS, data=DATA, shift=shift)
     start = run.steps[0].received
     net = Net(as_numpy(start.weights.params))
-    optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
+    optimizer = KerasAdam(net)
     rounds = naive(run.host.population, net, start.mu.numpy(), optimizer=optimizer, **case)
     seen = set()
     for t, (step, branches, ours) in enumerate(zip(run.steps, noted.branches, rounds, strict=True)):

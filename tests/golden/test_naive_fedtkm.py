@@ -10,11 +10,20 @@ import math
 import numpy as np
 import pytest
 
-from fedtide.core.base import Moment
-from fedtide.core.rng import Rng
-from helpers.branchnet import KerasAdam, Net, as_numpy, close, close_params, noted_run, shard_of, weighted_mean
+from helpers.branchnet import (
+    TRAINING,
+    KerasAdam,
+    Net,
+    as_numpy,
+    close,
+    close_params,
+    linear_shares,
+    noted_run,
+    participants,
+    weighted_mean,
+)
 
-ROUNDS, RATE, BATCH, EPOCHS = 17, 0.1, 4, 2
+ROUNDS = 17
 LAM, EPS, A0, PERIOD = 0.5, 0.2, 0.3, 8
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
@@ -36,29 +45,17 @@ def nearest(z, c, alpha, distance) -> int:
     return last_least([-votes.count(k) for k in range(modes)])
 
 
-def expected_shares(t, modes) -> list[float]:
-    s = t % PERIOD
-    if modes == 2:
-        q = abs(2 * s / PERIOD - 1)
-        return [q, 1 - q]
-    away = [abs(s - k * PERIOD / modes) for k in range(modes)]
-    return [max(0.0, 1 - modes * min(d, PERIOD - d) / PERIOD) for d in away]
-
-
 def naive(population, net, c, *, distance, centers, eta, rho, schedule, clip, branches, optimizer):
     """Yield (network, centers, log alpha, choices) after each round."""
     log_alpha, started = [0.0] * branches, [False] * branches
     for t in range(ROUNDS):
-        moment = Moment(t, ROUNDS, float(t))
         alpha = [math.exp(a) for a in log_alpha]
         updates, choices = [], {}
         sums, mass, counts = np.zeros_like(c), np.zeros(branches), [0] * branches
-        for client in population.arrivals(4, moment).tolist():
-            x, y = shard_of(population, client, moment)
+        for client, x, y, key in participants(population, t, ROUNDS):
             k = nearest(net.features(x), c, alpha, distance)
             choices[client] = k
-            key = Rng(0).at(t, client, "train", "shuffle")
-            own = net.train(x, y, k, LAM, EPS, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key)
+            own = net.train(x, y, k, LAM, EPS, key)
             z = own.features(x)
             now = nearest(z, c, alpha, distance)
             counts[now] += 1
@@ -72,7 +69,7 @@ def naive(population, net, c, *, distance, centers, eta, rho, schedule, clip, br
             updates.append((own, len(y)))
         net = optimizer.step(net, weighted_mean(updates, net))
         qbar = [count / sum(counts) for count in counts]
-        q = expected_shares(t, branches)
+        q = linear_shares(t, PERIOD, branches)
         sure = [max(0.0, (branches * share - 1) / (branches - 1)) for share in q]
         c = c.copy()
         for k in range(branches):
@@ -125,7 +122,7 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
     """Compare all states of a run; return the largest log alpha."""
     schedule = rule.get("schedule", "zero-mid")
     options = {
-        "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
+        **TRAINING,
         "prior": {"kind": "linear", "period": PERIOD},
         "branches": branches,
         "lam": LAM,
@@ -133,7 +130,6 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
         "distance": distance,
         "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else "overwrite",
         "alpha": rule,
-        "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     run, noted = noted_run("fedtkm", options, rounds=ROUNDS, data=DATA, shift=shift)
@@ -142,7 +138,7 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
     rounds = naive(
         run.host.population, net, start.centers.numpy(), distance=distance, centers=centers, eta=eta,
         rho=rho, schedule=schedule, clip=clip, branches=branches,
-        optimizer=KerasAdam(net, rate=0.05, eps=1e-4),
+        optimizer=KerasAdam(net),
     )  # fmt: skip
     largest = 0.0
     for t, (step, branches, ours) in enumerate(zip(run.steps, noted.branches, rounds, strict=True)):

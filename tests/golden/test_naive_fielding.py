@@ -33,7 +33,7 @@ from fedtide.data.shift.what import ClusterDrift
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
-from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_by_sums, naive_fielding
+from helpers.naive_drift import Kept, Play, close_models, direction_at, label_shares, naive_by_sums, naive_fielding
 from helpers.stages import begun
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30
@@ -124,6 +124,20 @@ def played_naively(play: Play, seed: int) -> list[Kept]:
     return list(islice(naive_fielding(START, CLIENTS, held(people(seed)), represent, play), ROUNDS))
 
 
+def follow(algorithm, who: Population, naive: list[Kept], clusters_of) -> None:
+    """Play as many rounds as the naive implementation, and compare all that is known after each."""
+    state, memory, fleet = begun(algorithm, who)
+    for t, now in enumerate(naive):
+        fleet.begin(Moment(t, ROUNDS, float(t)))
+        state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
+        assert clusters_of(state, memory) == now.cluster, f"round {t}"
+        assert fleet.queries[-1].ask.clients.tolist() == now.asked, f"round {t}"
+        happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
+        assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
+        np.testing.assert_allclose(state.centers.numpy(), np.array(now.centers), rtol=0, atol=1e-8)
+        close_models(state.weights, now.models)
+
+
 ALIKE = ("proximal", "momentum", "since the last clustering")
 """Of options that "all at once" has together, or sums have, too."""
 
@@ -133,20 +147,9 @@ ALIKE = ("proximal", "momentum", "since the last clustering")
 )
 def test_thirty_rounds(name):
     play, representation, seed = PLAYS[name]
-    who = people(seed)
     algorithm = algorithm_of(play, representation)
-    state, _, fleet = begun(algorithm, who)
     naive = played_naively(play, seed)
-    for t, now in enumerate(naive):
-        fleet.begin(Moment(t, ROUNDS, float(t)))
-        state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
-        assert state.cluster.tolist() == now.cluster, f"round {t}"
-        assert fleet.queries[-1].ask.clients.tolist() == now.asked, f"round {t}"
-        happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
-        assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
-        np.testing.assert_allclose(state.centers.numpy(), np.array(now.centers), rtol=0, atol=1e-8)
-        for made, wanted in zip(state.weights, now.models, strict=True):
-            np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
+    follow(algorithm, people(seed), naive, lambda state, memory: state.cluster.tolist())
     # Both mass events cluster anew; small drifts move clients, and most do no more.
     assert [t for t, now in enumerate(naive) if now.drifted] == EVENTS
     if play.tau == 0:
@@ -174,19 +177,9 @@ def test_rounds_by_sums(name, fewest):
     play, representation, seed = PLAYS[name]
     who = people(seed)
     algorithm = algorithm_of(play, representation, fielding_by_sums, fewest=fewest)
-    state, memory, fleet = begun(algorithm, who)
     represent = label_shares(CLASSES) if play.distance == "l1" else direction_at(FROZEN)
     naive = list(islice(naive_by_sums(START, CLIENTS, held(who), represent, play, fewest), BOTH))
-    for t, now in enumerate(naive):
-        fleet.begin(Moment(t, ROUNDS, float(t)))
-        state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
-        assert [memory.read(i, (99, 0))["cluster"] for i in range(CLIENTS)] == now.cluster, f"round {t}"
-        assert fleet.queries[-1].ask.clients.tolist() == now.asked, f"round {t}"
-        happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
-        assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
-        np.testing.assert_allclose(state.centers.numpy(), np.array(now.centers), rtol=0, atol=1e-8)
-        for made, wanted in zip(state.weights, now.models, strict=True):
-            np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
+    follow(algorithm, who, naive, lambda state, memory: [memory.read(i, (99, 0))["cluster"] for i in range(CLIENTS)])
     assert any(now.reclustered for now in naive) == (play.tau != math.inf)
     assert any(now.moved for now in naive)
 

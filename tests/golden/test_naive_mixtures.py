@@ -77,6 +77,15 @@ def shuffled(key: Rng):
     return start
 
 
+def agree(step, models, **others):
+    """Compare all models and other arrays of the state."""
+    when = f"after round {step.moment.round}"
+    for k, ours in enumerate(models_of(step.state.weights)):
+        close_params(ours, models[k], f"of model {k} {when}")
+    for name, theirs in others.items():
+        close(getattr(step.state, name).numpy(), theirs, f"{name} {when}")
+
+
 MODELS = ["linear", {"kind": "mlp", "hidden": [5]}]
 
 
@@ -107,10 +116,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
         clients = clients_of(run.host.population, t)
         made = pfedem_round(models, mu, var, pi, clients, **local, **space, weights=divide, update=update)
         models, mu, var, pi = made.models, made.mu, made.var, made.pi
-        for k, ours in enumerate(models_of(step.state.weights)):
-            close_params(ours, models[k], f"of model {k} after round {t}")
-        for name, theirs in (("mu", mu), ("spread", var), ("pi", pi)):
-            close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
+        agree(step, models, mu=mu, spread=var, pi=pi)
         splits |= {tuple(counts > 0) for counts in made.counts.values()}
     assert (True, True) in splits  # some clients had rows of both
     assert {(True, False), (False, True)} & splits  # and some of one alone
@@ -137,10 +143,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
         clients = clients_of(run.host.population, t)
         made = fedgmm_round(models, mu, cov, blends, clients, **local, **space, em_steps=em_steps, train="last")
         models, mu, cov, blends = made.models, made.mu, made.cov, made.blends
-        for k, ours in enumerate(models_of(step.state.weights)):
-            close_params(ours, models[k], f"of model {k} after round {t}")
-        for name, theirs in (("mu", mu), ("spread", cov)):
-            close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
+        agree(step, models, mu=mu, spread=cov)
     assert len(blends) > 4
     for client, blend in blends.items():
         close(memory.read(client, (ROUNDS, 0))["pi"].numpy(), blend, f"blend of client {client}")

@@ -16,12 +16,11 @@ from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Shard, Weights
 from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
 from helpers.quadratics import after
+from helpers.stages import holding
 
 LABELS = torch.tensor([0, 0, 0, 1])
 SHARD = Shard(torch.zeros(4, 1), LABELS, torch.arange(4))
@@ -127,12 +126,8 @@ STEP = LocalTrainer(lr=1.0, batch_size=0)
 
 def population() -> Population:
     """Client 0: x = 1, 1, 1, -1 with labels 0, 0, 0, 1. Client 1: x = 1, 1 with labels 2, 2."""
-    x = torch.tensor([[1.0], [1.0], [1.0], [-1.0], [1.0], [1.0]], dtype=torch.float64)
-    rows = Rows("three", x, torch.tensor([0, 0, 0, 1, 2, 2]), classes=3)
-    lists, nothing = Ragged.of([[0, 1, 2, 3], [4, 5]]), Ragged.empty(2)
-    return Population(
-        rows, {"train": lists, "val": nothing, "test": nothing}, torch.zeros(2, dtype=torch.int64), ("all",), 2
-    )
+    x, y = torch.tensor([[1.0], [1.0], [1.0], [-1.0]], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
+    return holding([(x, y), (x[:2], torch.tensor([2, 2]))], classes=3)
 
 
 def moved(loss) -> list[float]:

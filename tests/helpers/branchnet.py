@@ -7,8 +7,16 @@ import math
 import numpy as np
 import torch
 
+from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from helpers.toys import Played, played, toy
+
+RATE, BATCH, EPOCHS = 0.1, 4, 2
+TRAINING = {
+    "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
+    "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
+}
+"""Options of the runs that naive networks are compared with."""
 
 
 class Net:
@@ -59,22 +67,19 @@ class Net:
         out["model.dense1.bias"] = back.sum(0)
         return out
 
-    def train(self, x, y, chosen: int, lam: float, eps: float, *, rate, batch, epochs, key: Rng) -> Net:
-        """Some epochs of plain SGD from here, on the rows as they are shuffled by `key`."""
-        return self.sgd(
-            len(y), lambda net, rows: net.gradient(x[rows], y[rows], chosen, lam, eps),
-            rate=rate, batch=batch, epochs=epochs, key=key,
-        )  # fmt: skip
+    def train(self, x, y, chosen: int, lam: float, eps: float, key: Rng) -> Net:
+        """Train on the rows as they are shuffled by `key`."""
+        return self.sgd(len(y), lambda net, rows: net.gradient(x[rows], y[rows], chosen, lam, eps), key)
 
-    def sgd(self, count: int, gradient, *, rate, batch, epochs, key: Rng) -> Net:
+    def sgd(self, count: int, gradient, key: Rng) -> Net:
         """Some epochs of plain SGD from here along `gradient(net, rows)`."""
         own = self.copy()
         shuffle = key.torch()
-        for _ in range(epochs):
+        for _ in range(EPOCHS):
             order = torch.randperm(count, generator=shuffle).numpy()
-            for i in range(0, count, batch):
-                for name, g in gradient(own, order[i : i + batch]).items():
-                    own.p[name] -= rate * g
+            for i in range(0, count, BATCH):
+                for name, g in gradient(own, order[i : i + BATCH]).items():
+                    own.p[name] -= RATE * g
         return own
 
 
@@ -87,7 +92,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 class KerasAdam:
     """FedAdam as Keras does it: bias correction in the step size, eps outside it; every parameter counts its steps."""
 
-    def __init__(self, net: Net, rate: float, eps: float, b1: float = 0.9, b2: float = 0.999) -> None:
+    def __init__(self, net: Net, rate: float = 0.05, eps: float = 1e-4, b1: float = 0.9, b2: float = 0.999) -> None:
         self.lr, self.eps, self.b1, self.b2 = rate, eps, b1, b2
         self.t = dict.fromkeys(net.p, 0)
         self.m = {name: np.zeros_like(p) for name, p in net.p.items()}
@@ -109,6 +114,23 @@ def shard_of(population, client: int, moment) -> tuple[np.ndarray, np.ndarray]:
     """A client's rows as float64."""
     shard = population.shard(client, moment)
     return shard.x.double().numpy(), shard.y.numpy()
+
+
+def participants(population, t: int, rounds: int):
+    """The four participants of a round with their rows, and the keys of their shuffles."""
+    moment = Moment(t, rounds, float(t))
+    for client in population.arrivals(4, moment).tolist():
+        yield client, *shard_of(population, client, moment), Rng(0).at(t, client, "train", "shuffle")
+
+
+def linear_shares(t: int, period: int, components: int) -> list[float]:
+    """The share of each component, linear in its distance from its peak."""
+    s = t % period
+    if components == 2:
+        q = abs(2 * s / period - 1)
+        return [q, 1 - q]
+    away = [abs(s - k * period / components) for k in range(components)]
+    return [max(0.0, 1 - components * min(d, period - d) / period) for d in away]
 
 
 def weighted_mean(updates: list[tuple[Net, int]], start: Net) -> dict[str, np.ndarray]:

@@ -4,18 +4,9 @@ Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distribut
 Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3, as published in code. `cfl` is the method; this one explains numbers
 that were published with that code and its copies.
 
-| symbol | meaning |
-| --- | --- |
-| `delta_i` | update of client i, flat over trainable parameters |
-| `c` | a cluster of clients |
-
-    every client trains the model that it has                                                     delta_i
-    c is split if  ||mean_{i in c} delta_i|| < eps1  and  max_{i in c} ||delta_i|| > eps2
-    into two by complete linkage on the cosines of its updates, and the two sets of *places in c* become clusters
-    w_i += sum over the clusters c of client i of mean_{j in c} delta_j
-
-When to use it: only for comparison. After the first split clients are in two clusters and get the mean updates of both,
-or in none and stand still.
+Every client trains the model that it has. A cluster is split if its mean update is short and some update is long, into
+two by complete linkage on cosines, and the two sets of *places in the cluster* become clusters. A client moves by the
+sum of the mean updates of all clusters that it is in. After the first split it may be in two, or in none.
 
 Choices:
     Clients with the same history have the same model, so that there are fewer models than clients. A cluster is split
@@ -65,15 +56,7 @@ def cfl_released(
     split_after: Whole = 20,
     cohort: Cohort = Everyone(),
 ) -> Algorithm[State]:
-    """Clustered federated learning with the fault of its released code.
-
-    Sends a client's model down and its update up; the server sees every single update.
-
-    Args:
-        eps1: norm of the mean update below which a model is stationary.
-        eps2: norm of the largest update above which clients disagree.
-        split_after: number of initial rounds without a split.
-    """
+    """Return the method; options are those of `cfl`."""
 
     def init(fleet: Fleet, rng: Rng) -> State:
         clients = len(fleet.clients)

@@ -60,6 +60,12 @@ def gradient_of(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return p.T @ x / len(y)
 
 
+def close_models(weights, models) -> None:
+    """Compare linear models without bias, to 1e-8."""
+    for made, wanted in zip(weights, models, strict=True):
+        np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
+
+
 def label_shares(classes: int) -> Callable[[Rows], Row]:
     """r_i[c] = n_ic / n_i."""
     return lambda rows: [sum(int(label) == c for label in rows[1]) / len(rows[1]) for c in range(classes)]
@@ -160,16 +166,20 @@ def trained(w: np.ndarray, rows: Rows, play: Play, key: Rng) -> np.ndarray:
     x, y = rows
     own, draw = w.copy(), key.at("shuffle").torch()
     for _ in range(play.epochs):
-        order = shuffled(len(y), draw)
+        order = torch.randperm(len(y), generator=draw).numpy()
         for begin in range(0, len(y), play.batch):
             some = order[begin : begin + play.batch]
             own -= play.rate * (gradient_of(own, x[some], y[some]) + play.mu * (own - w))
     return own
 
 
-def shuffled(count: int, draw: torch.Generator) -> np.ndarray:
-    """An order of so many rows, as the library shuffles them."""
-    return torch.randperm(count, generator=draw).numpy()
+def train_models(models, speeds, cluster: list[int], asked: list[int], held, t: int, play: Play) -> None:
+    """Algorithm 1, one round: move each model by the mean update of its clients that were asked, with momentum."""
+    made = {i: trained(models[cluster[i]], held(i, t), play, Rng(0).at(t, i, "train")) for i in asked}
+    for k in sorted({cluster[i] for i in asked}):
+        step = np.mean([made[i] - models[k] for i in asked if cluster[i] == k], axis=0)
+        speeds[k] = play.momentum * speeds[k] + step
+        models[k] = models[k] + play.server_rate * speeds[k]
 
 
 def naive_fielding(
@@ -227,11 +237,7 @@ def naive_fielding(
                 speeds = [np.mean([pace[i] for i in each], axis=0) for each in members]
         # Algorithm 1, one round.
         asked = asked_of(cluster, len(models), play.ask, server)
-        made = {i: trained(models[cluster[i]], held(i, t), play, key.at(t, i, "train")) for i in asked}
-        for k in sorted({cluster[i] for i in asked}):
-            step = np.mean([made[i] - models[k] for i in asked if cluster[i] == k], axis=0)
-            speeds[k] = play.momentum * speeds[k] + step
-            models[k] = models[k] + play.server_rate * speeds[k]
+        train_models(models, speeds, cluster, asked, held, t, play)
         yield replace(now, models=list(models), cluster=list(cluster), centers=list(centers), asked=asked)
         t += 1
 
@@ -366,10 +372,7 @@ def naive_by_sums(
                 after.append((sum(rows) / len(rows)).tolist() if rows else center)
             since = centers if play.reference == "last-event" else before
             way = max(length(since[k], after[k], kind) for k in set(use))
-            there = sorted(set(use))
-            ways = [length(after[k], after[j], kind) for k in there for j in there if k < j]
-            theta = float(np.mean(ways)) if ways else 0.0
-            fired = play.tau == 0 or way >= play.tau * theta
+            fired = play.tau == 0 or way >= play.tau * theta_of(after, use, kind)
             moved = sum(a != b for a, b in zip(cluster, went, strict=True))
             now = Kept([], [], [], len(drifted), moved, int(fired))
             centers = after
@@ -387,11 +390,7 @@ def naive_by_sums(
                 speeds = [np.mean([pace[i] for i in each], axis=0) for each in members]
         cluster = went
         asked = asked_of([0] * clients, 1, play.ask, server)
-        made = {i: trained(models[use[i]], held(i, t), play, key.at(t, i, "train")) for i in asked}
-        for k in sorted({use[i] for i in asked}):
-            step = np.mean([made[i] - models[k] for i in asked if use[i] == k], axis=0)
-            speeds[k] = play.momentum * speeds[k] + step
-            models[k] = models[k] + play.server_rate * speeds[k]
+        train_models(models, speeds, use, asked, held, t, play)
         yield Kept(list(models), list(cluster), list(centers), now.drifted, now.moved, now.reclustered, asked)
         t += 1
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,20 +134,13 @@ def full_log_density(z: np.ndarray, mu: np.ndarray, cov: np.ndarray) -> float:
     return float(-0.5 * (distance + log_determinant + len(z) * math.log(2 * math.pi)))
 
 
-def diagonal_posteriors(z: np.ndarray, mu: np.ndarray, var: np.ndarray, pi: np.ndarray) -> np.ndarray:
-    """gamma_k(z) = pi_k N(z | mu_k, diag var_k) / sum over the components (Eq. 8), (rows, K)."""
-    return np.array(
-        [softmax(np.array([math.log(p) + diagonal_log_density(row, *mv) for p, *mv in zip(pi, mu, var, strict=True)]))
-         for row in z]
-    ).reshape(len(z), len(pi))  # fmt: skip
-
-
-def full_posteriors(z: np.ndarray, mu: np.ndarray, cov: np.ndarray, pi: np.ndarray) -> np.ndarray:
-    """The same with covariances (K, d, d)."""
-    return np.array(
-        [softmax(np.array([math.log(p) + full_log_density(row, *ms) for p, *ms in zip(pi, mu, cov, strict=True)]))
-         for row in z]
-    ).reshape(len(z), len(pi))  # fmt: skip
+def posteriors(
+    density: Callable[[np.ndarray, np.ndarray, np.ndarray], float],
+    z: np.ndarray, mu: np.ndarray, spread: np.ndarray, pi: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """gamma_k(z) = pi_k N(z | mu_k, spread_k) / sum over the components (Eq. 8), (rows, K)."""
+    joint = [[math.log(p) + density(row, m, s) for p, m, s in zip(pi, mu, spread, strict=True)] for row in z]
+    return np.array([softmax(np.array(row)) for row in joint]).reshape(len(z), len(pi))
 
 
 # -- FedEM -------------------------------------------------------------------------------------------------------------
@@ -160,7 +153,7 @@ def responsibilities(pi: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 def fedem_round(
     models: list[Model], blends: dict[int, np.ndarray], clients: dict[int, Rows],
-    *, lr: float, batch_size: int, epochs: int | None = None, local_steps: int | None = None,
+    **local: Any,
 ) -> tuple[list[Model], dict[int, np.ndarray], dict[int, np.ndarray]]:  # fmt: skip
     """One round of FedEM with K models that share nothing, and a server that takes the mean over who took part.
 
@@ -168,10 +161,7 @@ def fedem_round(
         models: K models.
         blends: pi_i (K,) of clients that took part before; 1/K for the others.
         clients: who takes part; one without rows changes nothing.
-        lr: of local SGD.
-        batch_size: its rows in a batch.
-        epochs: its passes, or
-        local_steps: its steps.
+        local: options of `sgd`.
 
     Returns:
         The models, the blends of all clients so far, and the posteriors (rows, K) of those who took part.
@@ -186,10 +176,7 @@ def fedem_round(
         seen[i], blends[i] = q, q.mean(0)
         # M-step: divided by the rows of a batch, not by the sum of its posteriors.
         for k, w in enumerate(models):
-            own = sgd(
-                w, x, y, q[:, k], shuffle(k), lr=lr, batch_size=batch_size, epochs=epochs, local_steps=local_steps
-            )
-            updates[k].append((own, len(y)))
+            updates[k].append((sgd(w, x, y, q[:, k], shuffle(k), **local), len(y)))
     new = [aggregated(w, mine, sum(n for _, n in mine)) for w, mine in zip(models, updates, strict=True)]
     return new, blends, seen
 
@@ -249,8 +236,8 @@ def step_size(update: str, share: float, K: int, slow: float = 0.3) -> float:
 
 def pfedem_round(
     models: list[Model], mu: np.ndarray, var: np.ndarray, pi: np.ndarray, clients: dict[int, Rows],
-    *, center: np.ndarray, components: np.ndarray, lr: float, batch_size: int, local_steps: int,
-    weights: str = "members", update: str = "certainty", floor: float = 1e-3, least_share: float = 1e-6,
+    *, center: np.ndarray, components: np.ndarray, weights: str = "members", update: str = "certainty",
+    floor: float = 1e-3, least_share: float = 1e-6, **local: Any,
 ) -> PFedEM:  # fmt: skip
     """One round of pFedEM on frozen features.
 
@@ -262,14 +249,12 @@ def pfedem_round(
         clients: who takes part; one without rows changes nothing.
         center: of the rows (D,).
         components: (D, d); see `projected`.
-        lr: of local SGD.
-        batch_size: its rows in a batch.
-        local_steps: J.
         weights: "participants" is Eq. 5, where a client without rows of a component counts with its n_i; "members"
             weighs by |D_ik|.
         update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "certainty".
         floor: see `floor_variances`.
         least_share: see `pi`.
+        local: options of `sgd`.
     """
     assert weights in ("participants", "members")
     K = len(models)
@@ -280,7 +265,8 @@ def pfedem_round(
         if not len(y):
             continue
         z = projected(x, center, components)
-        gamma = diagonal_posteriors(z, mu, floored(var, floor), clipped(pi, least_share, 1 - least_share))  # Eq. 8
+        pi_now = clipped(pi, least_share, 1 - least_share)
+        gamma = posteriors(diagonal_log_density, z, mu, floored(var, floor), pi_now)  # Eq. 8
         own[i] = m_step(z, gamma, mu, var)
         split[i] = np.array([int(np.argmax(each)) for each in gamma])  # the first of equals; gamma is that of Eq. 8
         counts[i] = np.array([sum(split[i] == k) if gamma[:, k].sum() >= LEAST_MASS else 0 for k in range(K)])
@@ -289,9 +275,7 @@ def pfedem_round(
             if counts[i][k]:
                 mine = np.flatnonzero(split[i] == k)
                 ones = np.ones(len(mine))
-                fitted = sgd(
-                    w, x[mine], y[mine], ones, shuffle(k), lr=lr, batch_size=batch_size, local_steps=local_steps
-                )
+                fitted = sgd(w, x[mine], y[mine], ones, shuffle(k), **local)
                 updates[k].append((fitted, len(y) if weights == "participants" else int(counts[i][k])))
     members = [sum(int(c[k]) for c in counts.values()) for k in range(K)]
     totals = [everyone] * K if weights == "participants" else members
@@ -343,8 +327,7 @@ def regularized(z: np.ndarray, r: np.ndarray, more: float = 0.1) -> tuple[np.nda
 
 def fedgmm_round(
     models: list[Model], mu: np.ndarray, cov: np.ndarray, blends: dict[int, np.ndarray], clients: dict[int, Rows],
-    *, center: np.ndarray, components: np.ndarray, lr: float, batch_size: int, epochs: int | None = None,
-    local_steps: int | None = None, em_steps: int = 1, train: str = "each",
+    *, center: np.ndarray, components: np.ndarray, em_steps: int = 1, train: str = "each", **local: Any,
 ) -> FedGMM:  # fmt: skip
     """One round of FedGMM on frozen features.
 
@@ -356,12 +339,9 @@ def fedgmm_round(
         clients: who takes part; one without rows changes nothing.
         center: of the rows (D,).
         components: (D, d); see `projected`.
-        lr: of local SGD.
-        batch_size: its rows in a batch.
-        epochs: its passes, or
-        local_steps: its steps.
         em_steps: how often a client goes through all of it, each time from what it has.
         train: whether the learners are trained in "each" of these or after the "last" alone.
+        local: options of `sgd`.
     """
     assert train in ("each", "last")
     M1, M2 = len(mu), len(models)
@@ -380,20 +360,7 @@ def fedgmm_round(
             for m1 in range(M1):
                 mu_i[m1], cov_i[m1] = regularized(z, g[:, m1].sum(1))
             if train == "each" or e == em_steps - 1:
-                mine = [
-                    sgd(
-                        w,
-                        x,
-                        y,
-                        g[:, :, m2].sum(1),
-                        shuffle(m2),
-                        lr=lr,
-                        batch_size=batch_size,
-                        epochs=epochs,
-                        local_steps=local_steps,
-                    )
-                    for m2, w in enumerate(mine)
-                ]
+                mine = [sgd(w, x, y, g[:, :, m2].sum(1), shuffle(m2), **local) for m2, w in enumerate(mine)]
         blends[i], own[i], fitted[i], gammas[i] = pi, (mu_i, cov_i), mine, len(y) * pi
     mu, cov = np.array(mu, dtype=np.float64), np.array(cov, dtype=np.float64)
     for m1 in range(M1):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,11 +17,10 @@ from fedtide.core.base import Algorithm, Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.task import Task
+from helpers.stages import holding
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,11 @@ TASK = Task(lambda: nn.Linear(1, 1, bias=False), Half(), torch.float64)
 
 def population(targets: list[list[int]] | None = None) -> Population:
     targets = targets or [[0], [4, 4, 4]]
-    y = torch.tensor([t for own in targets for t in own])
-    rows = Rows("quadratics", torch.ones(len(y), 1, dtype=torch.float64), y, classes=int(y.max()) + 1)
-    starts = [0]
-    for own in targets:
-        starts.append(starts[-1] + len(own))
-    lists = Ragged.of([list(range(a, b)) for a, b in pairwise(starts)])
-    nothing = Ragged.empty(len(targets))
-    group = torch.zeros(len(targets), dtype=torch.int64)
-    return Population(rows, {"train": lists, "val": nothing, "test": nothing}, group, ("all",), len(targets))
+    classes = max(t for own in targets for t in own) + 1
+    return holding(
+        [(torch.ones(len(own), 1, dtype=torch.float64), torch.tensor(own, dtype=torch.int64)) for own in targets],
+        classes=classes,
+    )
 
 
 def at(w: float) -> Weights:

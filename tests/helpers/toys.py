@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
-from fedtide.core.base import PARTS
+from fedtide.core.base import PARTS, Shard, Weights
+from fedtide.core.rng import Rng
 from fedtide.laws import case as laws
 from fedtide.laws.case import TOY, Played, merged, played, variants_of
 
@@ -48,3 +52,28 @@ def dropping(shape: tuple[int, ...], classes: int) -> nn.Module:
 def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A model with BatchNorm."""
     return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, classes))
+
+
+# -- the toy's network as plain modules, for naive implementations -----------------------------------------------------
+
+
+def network_of(weights: Weights) -> nn.Module:
+    """The network in float64."""
+    layers = {"dense1": nn.Linear(4, 5), "relu1": nn.ReLU(), "head": nn.Linear(5, 3)}
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    model.double().load_state_dict(weights.params)
+    return model
+
+
+def trained_plainly(model: nn.Module, shard: Shard, key: Rng) -> nn.Module:
+    """A copy after two epochs of SGD in batches of four, shuffled by the key of a client's training."""
+    own, shuffle = copy.deepcopy(model), key.at("shuffle").torch()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    for _ in range(2):
+        for batch in torch.randperm(len(shard.y), generator=shuffle).split(4):
+            optimizer.zero_grad()
+            F.cross_entropy(own(shard.x.double()[batch]), shard.y[batch]).backward()
+            optimizer.step()
+    return own

@@ -54,6 +54,12 @@ def everyone(population: Population) -> range:
     return range(len(population.group))
 
 
+def shown(population: Population, r: int, parts=("train",), clients: int = 6) -> list:
+    """Ids and labels of each client's rows in each part."""
+    shards = [[population.shard(client, Moment(r, 100), part) for part in parts] for client in range(clients)]
+    return [[(shard.ids.tolist(), shard.y.tolist()) for shard in of] for of in shards]
+
+
 def held(population: Population, client: int, r: int, part: str = "train") -> list[int]:
     return population.held(client, Moment(r, 1000, float(r)), part).tolist()
 
@@ -315,10 +321,7 @@ def test_seconds_drive_it_all_where_the_clock_says_so(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_played_before_round_0_meets_what_there_is_at_0(kind):
     population = people(**KINDS[kind])
-    for client in everyone(population):
-        before, first = population.shard(client, Moment(-3, 100)), population.shard(client, Moment(0, 100))
-        assert torch.equal(before.ids, first.ids)
-        assert torch.equal(before.y, first.y)
+    assert shown(population, -3, clients=8) == shown(population, 0, clients=8)
     assert not len(population.changed(Moment(0, 100)))
     assert population.events(Moment(0, 100)) == ()
 
@@ -329,8 +332,7 @@ def test_moments_may_be_asked_for_in_any_order(kind):
 
     def told(rounds):
         population = people(**KINDS[kind])
-        shards = {r: [population.shard(client, Moment(r, 100)) for client in range(6)] for r in rounds}
-        return {r: [(shard.ids.tolist(), shard.y.tolist()) for shard in of] for r, of in shards.items()}
+        return {r: shown(population, r) for r in rounds}
 
     rounds = [0, 9, 10, 11, 25, 40, 60, 79]
     assert told(rounds) == told(rounds[::-1]) == told([40, 0, 79, 10, 9, 60, 25, 11])
@@ -339,16 +341,10 @@ def test_moments_may_be_asked_for_in_any_order(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_drifted_is_who_has_other_rows_or_labels(kind):
     population = people(**KINDS[kind])
-    clients = population.clients.tolist()
-
-    def told(r: int) -> list:
-        shards = [[population.shard(client, Moment(r, 100), part) for part in PARTS] for client in clients]
-        return [[(s.ids.tolist(), s.y.tolist()) for s in of] for of in shards]
-
-    total, now = 0, told(-1)
+    total, now = 0, shown(population, -1, PARTS)
     for r in range(60):
-        then, now = now, told(r)
-        truth = [client for client, one, other in zip(clients, then, now, strict=True) if one != other]
+        then, now = now, shown(population, r, PARTS)
+        truth = [client for client, (one, other) in enumerate(zip(then, now, strict=True)) if one != other]
         assert population.changed(Moment(r, 100)).tolist() == truth
         assert bool(truth) <= bool(population.events(Moment(r, 100)))
         total += len(truth)

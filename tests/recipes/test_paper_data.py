@@ -106,24 +106,21 @@ def test_figures_of_fedtem_are_on_its_data(data, name):
 
 # -- wsm ---------------------------------------------------------------------------------------------------------------
 
-WSM = ("cifar10", "cifar100", "femnist", "baselines", "norms", "forgetting", "heterogeneity", "local-work")
+WSM = (
+    "cifar10",
+    "cifar100",
+    "femnist",
+    "baselines",
+    "norms",
+    "forgetting",
+    "heterogeneity",
+    "participation",
+    "local-work",
+)
 SHAPES = {"femnist": (62, (1, 28, 28)), "cifar100": (100, (3, 32, 32))}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cifar10",
-        "cifar100",
-        "femnist",
-        "baselines",
-        "norms",
-        "forgetting",
-        "heterogeneity",
-        "participation",
-        "local-work",
-    ],
-)
+@pytest.mark.parametrize("name", WSM)
 def test_the_size_of_wsm_fits_data_in_the_published_formats(data, name):
     few = ("data.partition.clients=12", "method.cohort=2", "data.held_out_clients.clients=5")
     point = points(recipe(f"wsm-{name}", *few))[0].experiment
