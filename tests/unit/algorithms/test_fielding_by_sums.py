@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.clusters.kmeans_by_sums import Groups, judged, split
+from fedtide.clusters.kmeans_by_sums import Groups, split
 from fedtide.core.errors import FedtideError
 from fedtide.laws.case import Case
 from helpers.toys import played, toy
@@ -76,8 +76,3 @@ def test_cells_are_split_along_the_first_of_what_varies_most():
     variance = torch.tensor([[0.1, 0.2, 0.2 + 1e-12]], dtype=torch.float64)
     cells = Groups(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64), variance)
     assert (split(cells, 2) != 0).tolist() == [[False, True, False]] * 2
-
-
-def test_who_is_alone_has_no_silhouette():
-    centers, sizes = torch.tensor([[0.0], [5.0]], dtype=torch.float64), torch.tensor([1.0, 4.0], dtype=torch.float64)
-    assert judged(torch.zeros(1, dtype=torch.float64), centers, sizes, "l1").tolist() == [0.0, 0.0]

@@ -170,12 +170,6 @@ def test_whose_rows_stay_says_the_same_gradient_again_though_the_model_drops_uni
     assert all("drifted" not in step.facts for step in run.steps)
 
 
-def test_a_single_row_has_a_gradient_though_the_model_has_batchnorm():
-    task = Task(lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
-    said = Gradient(sketch=None).of(task)(None, Shard(torch.ones(1, 2), torch.tensor([1]), torch.tensor([0])))
-    assert float(said.norm()) == pytest.approx(1.0)
-
-
 def linear(folder, weight: list[list[float]]) -> str:
     save_file({"weight": torch.tensor(weight), "bias": torch.zeros(len(weight))}, folder / "net.safetensors")
     return str(folder / "net.safetensors")

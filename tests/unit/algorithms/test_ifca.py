@@ -78,14 +78,6 @@ def test_a_layer_that_is_not_there_is_one_line():
         preflight(toy("ifca", {"transforms": [{"kind": "shared", "layers": "heads"}]}))
 
 
-def test_gradients_of_a_network_with_running_statistics():
-    run = played(
-        toy("ifca", {"variant": "gradient", "local": {"lr": 0.1, "batch_size": 0}}, model="python:helpers.toys:normed")
-    )
-    assert all(bool(buffer.isfinite().all()) for w in run.state.weights for buffer in w.buffers.values())
-    assert any(float(w.buffers["1.running_mean"].abs().sum()) > 0 for w in run.state.weights)
-
-
 def test_several_starts_are_paid_for():
     """All sets of models go to a cohort of four before round 0; the first line of the record says so."""
     down = []

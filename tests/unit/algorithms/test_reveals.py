@@ -6,7 +6,7 @@ import pytest
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.memory import MemoryStore
-from fedtide.fields.vocabulary import SHOWN, in_words
+from fedtide.fields.vocabulary import SHOWN
 from fedtide.runs.build import host_of
 from fedtide.wire.pipeline import why_not
 from helpers.toys import VARIANTS, toy
@@ -35,9 +35,3 @@ def test_updates_that_are_shown_cannot_be_masked():
         "", "", "its server sees of each client that drifts a gradient",
     ]  # fmt: skip
     assert why_not(algorithm_of("cfl")) == "its server sees of each client its update"
-
-
-def test_words():
-    assert REGISTRY["auxo"].sees == "its cluster, a sketch of its update"
-    assert REGISTRY["fedavg"].sees == "sums only"
-    assert in_words(("mine", "n")) == "'mine', how many samples it trained on"

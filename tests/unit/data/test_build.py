@@ -95,14 +95,6 @@ def test_unseen_clients_may_know_some_of_their_labels():
     assert set(made[1].arrivals(10, Moment(0, 4)).tolist()) == set(range(10))
 
 
-def test_unseen_clients_take_their_share_where_no_test_set_is_given():
-    population = build(
-        balanced(1000), IID(clients=8), held_out_clients=HeldOutClients(clients=2), split=Split(val=0.0, test=0.0)
-    )
-    assert population.counts(population.clients, "train").tolist() == [100] * 8
-    assert population.counts(population.held_out_clients, "test").tolist() == [100] * 2
-
-
 def test_a_test_share_beside_a_given_test_set_is_one_line():
     with pytest.raises(FedtideError, match=r"data.split.test: found 0.3, but toy has a test set of its own"):
         build(balanced(test=100), IID(clients=5), split=Split(test=0.3))

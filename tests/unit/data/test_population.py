@@ -124,13 +124,6 @@ def test_rows_do_not_change_what_the_source_holds():
 # -- who --------------------------------------------------------------------------------------------------------------
 
 
-def test_ids_go_group_by_group_and_unseen_ones_last():
-    population = day_night(held_out_clients=HeldOutClients(6))
-    assert population.group.tolist() == [0] * 10 + [1] * 10 + [0] * 3 + [1] * 3
-    assert population.clients.tolist() == list(range(20))
-    assert population.held_out_clients.tolist() == list(range(20, 26))
-
-
 def test_arrivals_depend_on_seed_and_round_alone():
     def cohorts(population, rounds=40, seconds=0.0):
         return [population.arrivals(6, Moment(r, rounds, seconds)).tolist() for r in range(rounds)]

@@ -132,18 +132,19 @@ def test_a_function_that_returns_something_else_is_one_line(mine, name, line):
         mine(name)
 
 
+CATS = ["cat", "dog", "cat"]
+
+
 @pytest.mark.parametrize(
-    "y", [["cat", "dog", "cat"], np.array(["cat", "dog", "cat"], dtype=object), np.array(["cat", "dog", "cat"])]
+    ("y", "numbers"),
+    [
+        *((y, [0, 1, 0]) for y in (CATS, np.array(CATS, dtype=object), np.array(CATS))),
+        *((y, [0, 2, 1]) for y in ([0, 2, 1], [0.0, 2.0, 1.0], torch.tensor([0, 2, 1]), np.array([0, 2, 1], np.uint8))),
+    ],
 )
-def test_labels_may_be_names(y):
+def test_labels_may_be_names_or_whole_numbers_of_any_type(y, numbers):
     rows = from_arrays("toy", np.zeros((3, 2)), y)
-    assert (rows.y.tolist(), rows.classes) == ([0, 1, 0], 2)
-
-
-@pytest.mark.parametrize("y", [[0, 2, 1], [0.0, 2.0, 1.0], torch.tensor([0, 2, 1]), np.array([0, 2, 1], np.uint8)])
-def test_labels_may_be_whole_numbers_of_any_type(y):
-    rows = from_arrays("toy", np.zeros((3, 2)), y)
-    assert (rows.y.tolist(), rows.y.dtype, rows.classes) == ([0, 2, 1], torch.int64, 3)
+    assert (rows.y.tolist(), rows.y.dtype, rows.classes) == (numbers, torch.int64, max(numbers) + 1)
 
 
 # -- Gaussians --------------------------------------------------------------------------------------------------------

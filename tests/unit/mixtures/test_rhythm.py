@@ -67,13 +67,6 @@ def test_nothing_is_found_where_nobody_takes_turns(n):
     assert not any(each.moves or each.periods for each in found)
 
 
-@pytest.mark.parametrize("n", [64, 128])
-def test_nothing_is_found_in_shuffled_rounds(n):
-    draw = np.random.default_rng(0)
-    found = [looked(draw.permutation(linear(n, 32)), seed) for seed in range(10)]
-    assert not any(each.moves or each.periods for each in found)
-
-
 def walk(n: int, draw: np.random.Generator) -> np.ndarray:
     steps = np.cumsum(draw.normal(size=n))
     return (steps - steps.min()) / np.ptp(steps)

@@ -110,13 +110,6 @@ def test_features_of_the_branches_are_their_mean_projections_side_by_side():
     torch.testing.assert_close(features[1], torch.cat([first[1, :2].mean(0), second[1, :2].mean(0)]))
 
 
-def test_a_feature_that_nobody_knows_is_one_clear_line():
-    with pytest.raises(
-        FedtideError, match=r"^feature: found 'branch', allowed: shared, branches; did you mean 'branches"
-    ):
-        branched(tiny(), "projection", 2, "branch")  # type: ignore[arg-type]
-
-
 # -- training ----------------------------------------------------------------------------------------------------------
 
 

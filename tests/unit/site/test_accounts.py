@@ -19,7 +19,6 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
-from fedtide.site import site_commands
 from fedtide.site.accounts import OTHER, SEEDS, Budget, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.policy import Owner
@@ -51,14 +50,6 @@ def own(folder: Path, name: str) -> list[Line]:
 
 def rules(name: str, text: str) -> Any:
     return lambda node: text if node == name else ""
-
-
-def dry(folder: Path, site: Site, policy: str, capsys: Any) -> str:
-    """Return what `fedtide join --dry` prints at berlin."""
-    (folder / "dry.toml").write_text(policy)
-    ticket = site.root / "tickets" / "berlin.ticket"
-    assert site_commands.join(ticket, data=[folder / "berlin.csv"], policy=folder / "dry.toml", dry=True) == 0
-    return " ".join(capsys.readouterr().out.split())
 
 
 # -- masked sums -------------------------------------------------------------------------------------------------------
@@ -339,24 +330,6 @@ def test_a_ticket_that_calls_a_method_private_that_reveals_is_refused_at_the_nod
     algorithm = host_of(toy("cfl"), toy("cfl").method[0], 0, MemoryStore(None)).algorithm
     with pytest.raises(FedtideError, match=r"wire.privacy: .*it reveals of each client: update, weight"):
         ledger_for(experiment, algorithm)
-
-
-def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
-    folder, site, _ = private
-    monkeypatch.chdir(folder)
-    text = list(describe_status(site, datetime.now(UTC)))
-    assert any(line.startswith("privacy: epsilon ") and "of 8 spent at most by a client" in line for line in text)
-    assert any(line.startswith("privacy: lyon, client 1: epsilon ") for line in text)
-    said = dry(folder, site, "epsilon = 3.0\nclip = { delta = 0.5 }\n", capsys)
-    for line in (
-        "privacy: all rounds may come to epsilon 8 (delta 1e-05) for a client",
-        "privacy: a client answers in 2 of 4 rounds at most, 2 rounds apart",
-        "privacy: answers are cut here to delta 0.5, loss 5",
-        "privacy: client 0, by this node's own ledger: epsilon",
-        "so far, in 2 rounds, last in round 2",
-        "will be refused: all answers of a client after 0 (your policy allows epsilon 3)",
-    ):
-        assert line in said
 
 
 def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path):
