@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import fedtide
 from fedtide.algorithms import REGISTRY
 from fedtide.cli import commands
-from fedtide.config import Data, Experiment, Method, from_dict, read
-from fedtide.config.keys import keys_of, source
+from fedtide.config import Data, Experiment, Method, read
+from fedtide.config.keys import keys_of
 from fedtide.config.schema import SHARED, options_model
 from fedtide.data.partition import IID
 from fedtide.data.sources import Gaussians
 from fedtide.laws.check import Verdict
 from fedtide.laws.every import LAWS
 from fedtide.models import MLP
-from fedtide.runs import display, folder
-from fedtide.runs.experiment import execute
+from fedtide.runs import folder
 from helpers.shell import contents, done, refused, written
-from helpers.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+from helpers.studies import MOMENTUM, A, lines_of, record_of, study
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder to work in; reports without pictures, which take the longest and are looked at elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
-    return tmp_path
-
-
-def test_a_backend_for_screens_is_not_looked_at(monkeypatch):
-    monkeypatch.setenv("MPLBACKEND", "nonsense")
-    assert done("--version") == 0
-    assert os.environ["MPLBACKEND"] == "agg"
+pytestmark = pytest.mark.usefixtures("here", "undrawn")
 
 
 # -- about -------------------------------------------------------------------------------------------------------------
 
 
 NAMES = [name.removeprefix("list_") for names in commands.COMMANDS.values() for name in names.split()]
-
-
-def test_help_names_every_command(capsys):
-    for arguments in (["--help"], ["-h"], []):
-        assert done(*arguments) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        assert all(re.search(rf"^│ {name} ", out, re.MULTILINE) for name in NAMES)
 
 
 @pytest.mark.parametrize("command", NAMES)
@@ -96,51 +71,6 @@ def test_every_name_of_the_package_is_found_where_it_is_first_used():
     assert fedtide.run is fedtide.api.run
 
 
-def test_the_version(capsys):
-    assert done("--version") == 0
-    assert capsys.readouterr().out.strip() == fedtide.__version__
-
-
-def test_the_algorithms(capsys):
-    assert done("algorithms") == 0
-    out = capsys.readouterr().out
-    assert out.split()[:3] == ["algorithm", "family", "what"]
-    assert [line.split()[0] for line in out.splitlines()[1:] if not line.startswith(" ")] == list(REGISTRY)
-    for name, entry in REGISTRY.items():
-        (row,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
-        assert row.split()[1] == entry.family
-        found = source(name)
-        assert found.title.lower().replace(" ", "-").startswith(name)
-        if entry.family != "baseline":  # those without a federation are of no paper
-            assert re.fullmatch(r"(19|20)\d\d", found.year), name
-            assert found.paper.split()[0] in row
-        assert found.summary.split()[0] in row
-
-
-def test_the_algorithms_of_a_family(capsys):
-    assert done("algorithms", "--family", "clustered") == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
-    listed = [row.split()[0] for row in rows if not row.startswith(" ")]
-    assert listed == [name for name, entry in REGISTRY.items() if entry.family == "clustered"]
-    assert len(listed) > 5
-    for arguments in (["--family", "cluster"], ["ifca", "--family", "clustered"]):
-        assert done("algorithms", *arguments) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_models(capsys):
-    assert done("models") == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert rows[0].split()[0] == "model"
-    assert {"linear", "resnet8", "lstm", "python"} <= {row.split()[0] for row in rows[1:]}
-    assert done("models", "resnet8") == 0
-    out = capsys.readouterr().out
-    assert out.startswith('model = { kind = "resnet8" }\n')
-    assert "width" in out
-    assert done("models", "resnet") == 2
-    assert "did you mean 'resnet18'?" in capsys.readouterr().err
-
-
 def test_a_key_below_a_value_is_refused_in_words(capsys):
     assert done("keys", "data.partition.alpha.x") == 2
     assert "allowed: 'data.partition.alpha', which has no keys of its own" in capsys.readouterr().err
@@ -171,12 +101,6 @@ def test_one_algorithm_is_told_with_all_of_its_keys(capsys, name):
     assert {key.name for key in keys_of(name)} == options_model(name).model_fields.keys() | SHARED | {"shift"}
 
 
-def test_the_recipes(capsys):
-    assert done("recipes") == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^demo +cpu nano +\w", out, re.MULTILINE)
-
-
 def test_a_recipe_is_printed_as_it_is(capsys):
     assert done("recipes", "demo") == 0
     printed = capsys.readouterr().out
@@ -201,7 +125,6 @@ def test_a_run_leaves_a_folder_with_everything_and_says_where_it_is(capsys, here
     root = here / "runs" / "study"
     assert set(contents(root)) == LAYOUT
     assert err == ""
-    assert "run folder: runs/study" in out
     assert f"report: {root / 'report.html'}" in out
     assert "A · seed 0: round 2/2, accuracy" in out
     assert re.search(r"^A +\d", out, re.MULTILINE)
@@ -240,13 +163,6 @@ def test_what_is_found_is_json_and_words_go_to_the_standard_error(capsys, here, 
     assert capsys.readouterr() == ("", "fedtide: none.toml: no such file\n")
 
 
-def test_a_second_run_of_the_same_file_goes_to_another_folder(capsys, here):
-    file = written(here / "My study.toml", A, rounds=1)
-    for _ in range(3):
-        assert done("run", file) == 0
-    assert sorted(path.name for path in (here / "runs").iterdir()) == ["my-study", "my-study-2", "my-study-3"]
-
-
 def test_options_change_the_experiment(here):
     written(here / "study.toml", A, MOMENTUM, scale={"nano": {"rounds": 2}, "cpu": {"rounds": 3}})
     assert done(
@@ -259,17 +175,6 @@ def test_options_change_the_experiment(here):
     assert [len(lines_of(here / "x" / m / s)) for m in ("a", "momentum") for s in "35"] == [2, 2, 2, 2]
     assert done("run", "study.toml", "--workers", 1, "--out", "y") == 0
     assert read(here / "y" / "config.toml").rounds == 3
-
-
-@pytest.mark.parametrize("scale", ["nano", "cpu"])
-def test_a_nano_run_has_no_verdicts_in_the_terminal(capsys, here, scale):
-    claim = {"text": "Momentum helps", "measure": "accuracy", "method": "momentum", "versus": "A"}
-    written(here / "study.toml", A, MOMENTUM, rounds=2, claim=[claim], scale={"nano": {"rounds": 1}, "cpu": {}})
-    assert done("run", "study.toml", "--scale", scale, "--workers", 1, "--out", "x") == 0
-    out = capsys.readouterr().out
-    assert ("nano: played to see that it works; its numbers mean nothing" in out) is (scale == "nano")
-    assert ("too few seeds: Momentum helps (" in out) is (scale == "cpu")
-    assert ("\nnot judged at nano: Momentum helps (" in out) is (scale == "nano")
 
 
 def test_the_results_in_the_terminal_are_those_of_the_report(capsys, here):
@@ -296,17 +201,6 @@ def test_resuming_a_finished_run_plays_nothing_and_makes_the_report_again(capsys
     assert done("resume", "x") == 0
     assert "0 runs, 1 already finished" in capsys.readouterr().out
     assert contents(here / "x") == before
-
-
-def test_resuming_plays_what_is_left(here):
-    values = raw({**A, "name": "a"}, SCAFFOLD)
-    folder.create(from_dict(values), here / "x")
-    list(run_of(from_dict(values), here / "x").play(lambda: True))
-    assert done("resume", "x", "--workers", 1) == 0
-    execute(from_dict(values), here / "y", workers=1)
-    ours = {name: content for name, content in record_of(here / "x").items() if name != "config.toml"}
-    assert ours == record_of(here / "y")
-    assert (here / "x" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("changes", [{}, {"sweep": {"method.local.lr": [0.1, 0.2]}}], ids=["one", "sweep"])
@@ -382,89 +276,21 @@ def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):
     assert record_of(here / "x") == before
 
 
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-
-class Screen:
-    """What a terminal was told."""
-
-    def __init__(self, terminal: bool):
-        self.file = io.StringIO()
-        self.console = Console(file=self.file, force_terminal=terminal, width=120, legacy_windows=False)
-
-    @property
-    def text(self) -> str:
-        return self.file.getvalue()
-
-
-def shown(terminal: bool, monkeypatch, seconds: float) -> str:
-    monkeypatch.setattr(display, "SECONDS", seconds)
-    screen = Screen(terminal)
-    live = display.Live(screen.console)
-    experiment = study(A, MOMENTUM, rounds=3)
-    live.begin(folder.plan(experiment, Path("nowhere")), 2)
-    for run in range(2):
-        for number in range(1, 4):
-            live.progress(run, display.Progress(number, 3, 0.5 if number == 2 else None, 7.5))
-    live.end()
-    return screen.text
-
-
-def test_in_a_terminal_every_run_has_a_bar(monkeypatch):
-    text = shown(True, monkeypatch, 0.0)
-    assert "2 runs, 2 already finished" in text
-    assert "done  A · seed 0  accuracy  50.0 %" in text
-    assert "done  momentum · seed 0" in text
-
-
-def test_elsewhere_there_are_plain_lines_and_not_too_many(monkeypatch):
-    every = shown(False, monkeypatch, 0.0).splitlines()
-    assert every[0] == "2 runs, 2 already finished"
-    assert every[1].startswith("A · seed 0: round 1/3, accuracy     -, 7.5 rounds/s, 0 s left; 0 of 2 runs done")
-    assert every[3] == "A · seed 0: round 3/3, accuracy  50.0 %, 7.5 rounds/s, done; 1 of 2 runs done, 0 s left in all"
-    assert every[6].endswith(", done; 2 of 2 runs done")
-    assert len(every) == 7
-    assert len(shown(False, monkeypatch, 100.0).splitlines()) == 3
-
-
-def test_the_time_left_of_all_runs_is_in_minutes_where_it_is_long(monkeypatch):
-    monkeypatch.setattr(display, "SECONDS", 0.0)
-    now = iter([3600.0] * 2 + [3660.0] * 2 + [3720.0] * 4)  # the processes took an hour to start
-    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
-    screen = Screen(False)
-    live = display.Live(screen.console)
-    live.begin(folder.plan(study(A, MOMENTUM, rounds=3), Path("nowhere")), 0)
-    for number in (1, 2, 3):
-        live.progress(0, display.Progress(number, 3, None, 1 / 60))
-    live.progress(1, display.Progress(1, 3, None, 1 / 600))
-    lines = screen.text.splitlines()
-    assert lines[1].endswith("2 min left; 0 of 2 runs done")
-    assert lines[2].endswith("60 s left; 0 of 2 runs done, 4 min left in all")
-    assert lines[3].endswith("done; 1 of 2 runs done, 3 min left in all")
-    assert lines[4].endswith("20 min left; 1 of 2 runs done, 20 min left in all")
-
-
 # -- options that cannot be --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["runn", "study.toml"], "runn"),
     (["run"], "experiment|EXPERIMENT|required"),
-    (["run", "study.toml", "--scael", "nano"], "--scael"),
-    (["run", "study.toml", "--scale", "huge"], "huge.*nano"),
     (["run", "study.toml", "--workers", "0"], "--workers: found 0, allowed: 1 or more"),
     (["run", "study.toml", "--set", "rounds"], "--set: found 'rounds', allowed: key=value"),
     (["run", "study.toml", "--seeds", "a"], "--seeds: found 'a', allowed: whole numbers of 0 or more"),
-    (["run", "study.toml", "--seeds", "0,0"], "seeds: found 0 twice"),
     (["run", "study.toml", "more.toml"], "more.toml"),
     (["run", "nowhere.toml"], "nowhere.toml: no such file"),
     (["run", "recipe:dmo"], "recipe: found 'dmo', allowed: .*did you mean 'demo'"),
     (["run", "recipe:demo", "--scale", "paper"], "scale: found 'paper', allowed: "),
-    (["run", "study.toml", "--scale", "nano"], "scale: found 'nano', allowed: none"),
     (["resume", "nowhere"], r"nowhere: not a run folder \(there is none\)"),
-    (["resume", "study.toml"], "study.toml: not a run folder"),
     (["report"], "report|RUN-FOLDERS|required"),
-    (["report", "nowhere"], "nowhere: not a run folder"),
     (["algorithms", "feilding"], "algorithms: found 'feilding', allowed: fedavg, .*; did you mean 'fielding'?"),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_is_one_clear_line(capsys, here, arguments, said):

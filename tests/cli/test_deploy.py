@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -34,16 +33,6 @@ def here(hospital, monkeypatch) -> Path:
     return hospital
 
 
-def test_deploy_says_what_comes_next(tmp_path, capsys):
-    study = hospitals(tmp_path)
-    address = ["--address", "fl.example.org:8300"]
-    assert done("deploy", study, "--method", "FedAvg", "--nodes", "a,b:2", "--out", tmp_path / "s", *address) == 0
-    out = capsys.readouterr().out
-    assert "fl.example.org:8300" in out
-    assert out.count("(seal ") == 2
-    assert f"fedtide rehearse {tmp_path / 's'}" in out
-
-
 def test_looking_before_joining_changes_nothing(here, capsys):
     before = contents(here)
     (here / "policy.toml").write_text('reveals = []\nquestions = ["train"]\n')
@@ -51,17 +40,8 @@ def test_looking_before_joining_changes_nothing(here, capsys):
     ask = ["join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--policy", "policy.toml", "--dry"]
     assert done(*ask) == 0
     out = capsys.readouterr().out
-    for said in (
-        "ticket: berlin (client 0)",
-        "seal: ",
-        "rows: berlin.csv: ",
-        "columns: berlin.csv: reads label, pulse, age, weight; leaves alone hospital",
-        "study: 4 rounds; questions and answers are written to berlin/asked.jsonl",
-        "asks: train",
-        "keeps here",
-        "will be refused",
-    ):
-        assert said in out
+    assert "columns: berlin.csv: reads label, pulse, age, weight; leaves alone hospital" in out
+    assert "will be refused" in out
     assert contents(here) == before
 
 
@@ -71,13 +51,6 @@ def test_the_seal_is_said_before_anything_is_refused(here, capsys, monkeypatch):
     said = capsys.readouterr()
     assert f"seal: {Ticket.read(here / 'site/tickets/berlin.ticket').seal}" in said.out
     assert "version of fedtide: found '9.9'" in said.err
-
-
-def test_a_log_for_programs_is_nothing_but_json(here, capsys):
-    assert done("join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry", "--log-json") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["event"] for line in lines} == {"check"}
-    assert lines[0]["text"].startswith("ticket: berlin")
 
 
 @pytest.mark.parametrize(
@@ -137,13 +110,6 @@ def test_a_site_is_never_written_over(here, capsys):
     assert line == "site: already exists, and is left as it is; allowed: --out with another folder"
 
 
-def test_a_file_is_no_folder(here, capsys):
-    line = refused(
-        capsys, here, "deploy", "study.toml", "--method", "FedAvg", "--nodes", "a,b,c", "--out", "study.toml/new"
-    )
-    assert line.endswith("study.toml: no folder, allowed: a folder")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -192,10 +158,3 @@ def test_what_is_missing_is_named(here, capsys, monkeypatch):
     assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
     words = ["join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry"]
     assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_is_named(here, tmp_path, capsys):
-    tmp_path.chmod(0o500)
-    words = ["deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", str(tmp_path / "new")]
-    assert "new: " in refused(capsys, here, *words)

@@ -262,7 +262,7 @@ SIZES = {"the configuration": 500, "the record": 6_000, "the state": 12_000}
 
 @pytest.mark.parametrize("what", SIZES)
 def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_is_room(
-    shell, tmp_path, monkeypatch, what
+    shell, tmp_path, undrawn, monkeypatch, what
 ):
     """No file may grow beyond so many bytes, whoever writes it: a limit of the operating system."""
     changes = {"rounds": 3, "model": LARGE} if what == "the state" else {"rounds": 16, "eval_every": 1}
@@ -272,7 +272,6 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
     assert re.fullmatch(r"fedtide: .+\n", process.err)
     monkeypatch.chdir(tmp_path)
     undisturbed(tmp_path)
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
     again = ["run", "study.toml", "--out", "x"] if what == "the configuration" else ["resume", "x"]
     assert done(*again) == 0
     assert kept(tmp_path / "x") == kept(tmp_path / "whole")

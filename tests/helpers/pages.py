@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
-from fedtide.report.page import write_report
 from helpers.studies import A
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "path", "use", "rect", "circle", "image", "stop"}
@@ -60,8 +58,3 @@ STEADY = {"shift": {"who": "always"}, "rounds": 4}
 
 def texts(svg: str) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-
-
-def shown(root: Path) -> set[str]:
-    page = Page(write_report([root]).read_text(encoding="utf-8"))
-    return {value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")}

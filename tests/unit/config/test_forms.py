@@ -47,13 +47,6 @@ def test_the_form_follows_the_name(method, name):
     assert names(read(method)) == [name]
 
 
-def test_further_ways_have_the_name_of_the_method_and_their_own():
-    ways = {"kind": "personalized", "way": "choice", "others": ["alone", "fine-tuned"]}
-    method = read({**IFCA, "safe": True, "transforms": [ways]}).method[0]
-    assert method.name == "IFCA (safe, choice)"
-    assert [method.named(other).name for other in method.others] == ["IFCA, alone (safe)", "IFCA, fine-tuned (safe)"]
-
-
 def test_a_claim_and_the_baseline_may_use_the_name_as_it_is_written():
     ways = {"kind": "personalized", "way": "choice", "others": ["alone"]}
     other = {"name": "B", "algorithm": "ifca", "transforms": [ways]}
@@ -118,15 +111,11 @@ MISTAKES = [
     ({"algorithm": "fedavg", "loss": {"kind": "wsm", "blend": 0.0}, "safe": True}, "loss.blend: is not allowed"),
     ({"algorithm": "fedavg", "safe": True}, "safe: 'fedavg' has no safe form; leave safe out"),
     ({"algorithm": "ifca", "transforms": ["fine-tund"]}, "allowed: anchored, pooled, shared, personalized, choice"),
-    ({"algorithm": "ifca", "transforms": ["fine-tund"]}, "did you mean 'fine-tuned'"),
-    ({"algorithm": "ifca", "transforms": "anchored"}, "transforms"),
     ({"algorithm": "ifca", "safe": "yes"}, "safe"),
 ]
 MEANINGLESS = [
     ({"algorithm": "fedavg", "transforms": ["anchored"]}, "'anchored' is not allowed with 'fedavg', because it trains"),
-    ({"algorithm": "fedtem", "transforms": ["pooled"]}, "'pooled' is not allowed with 'fedtem', because"),
     ({"algorithm": "fedtem", "transforms": [SHARED]}, "its branches share all other layers already"),
-    ({"algorithm": "fedem", "transforms": ["fine-tuned"]}, "clients mix its models already"),
     ({"algorithm": "local", "transforms": ["pooled"]}, "its clients train no model together"),
     (
         {"algorithm": "ifca", "safe": True, "transforms": ["anchored"]},

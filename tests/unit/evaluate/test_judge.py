@@ -155,11 +155,6 @@ def test_the_received_model_is_judged_on_the_participants_own_training_rows():
     assert told["loss"] == pytest.approx(loss / rows, rel=1e-6)
 
 
-def test_without_participants_there_is_nothing_to_tell():
-    run, who = judge()
-    assert who.participants(run.state, torch.empty(0, dtype=torch.int64)) == {}
-
-
 def test_where_clients_adapt_what_was_sent_says_nothing():
     for name in ("ifca", "aem", "fedem"):
         run, who = judge(name)

@@ -14,8 +14,6 @@ from fedtide.inspection.table import read
 from fedtide.runs.build import rows_of
 from fedtide.tuning.entrants import _candidates
 
-DAY = 86400
-
 
 def hourly(path, name: str, days: int, begin: int = 0, header: str = "when"):
     """Write a series that is a sine of the day and grows a little, and return its file."""
@@ -52,12 +50,6 @@ def test_files_of_series_are_clients_that_forecast_themselves(tmp_path):
 def test_other_files_are_tables(tmp_path, lines):
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     assert read(tmp_path / "t.csv").series is None
-
-
-def test_who_names_a_label_means_a_table(tmp_path):
-    file = hourly(tmp_path / "north.csv", "north", 20)
-    assert read(file).series is not None
-    assert ft.inspect(file, label="north").table.series is None
 
 
 def test_large_series_bound_the_training_of_each_alone(tmp_path, monkeypatch):

@@ -10,12 +10,7 @@ import torch
 
 import fedtide as ft
 from fedtide.cli.commands import main
-from fedtide.core.errors import FedtideError
-from fedtide.inspection.preview import ROUNDS, Preview
-from fedtide.inspection.preview_page import pictures
-from helpers.toys import toy
-
-TITLES = ["Rows of each client", "Who holds which labels", "Who is there", "How the mix moves", "Which domains"]
+from fedtide.inspection.preview import Preview
 
 
 def turns(period=4.0, clients=6):
@@ -38,37 +33,13 @@ def test_who_arrives_decides_the_mix():
         shown.labels.sum(0).tolist() == shown.labels[::2].sum(0).tolist()[:1] + shown.labels[1::2].sum(0).tolist()[1:]
     )
     assert shown.changed is None
-    lines = shown.lines()
-    assert "groups: a 3 and b 3" in lines
-    assert "of those who arrive 0 to 100 % are a" in lines
-    assert "the mix of labels that arrives is up to 0.50 from its mean (total variation)" in lines
-    assert any(
-        line.startswith("labels: the median client has 1 of 2 classes; a client's mix is 0.50") for line in lines
-    )
+    assert "the mix of labels that arrives is up to 0.50 from its mean (total variation)" in shown.lines()
 
 
 def test_dealt_at_random_clients_are_as_far_apart_as_chance_has_it():
     people = ft.population(torch.zeros(4000, 2), torch.arange(4000) % 4, ft.data.IID(clients=20))
     real, dealt = Preview(people, rounds=2, cohort=5).label_distance
     assert abs(real - dealt) < 0.03
-
-
-@pytest.mark.parametrize(("period", "last"), [(4.0, ROUNDS - 1), (400.0, 999)])
-def test_of_many_rounds_those_are_looked_at_that_show_the_rhythm(period, last):
-    shown = Preview(turns(period), rounds=1000, cohort=2)
-    assert (len(shown.moments), shown.moments[-1].round) == (ROUNDS, last)
-
-
-def test_every_shift_of_an_experiment_is_shown_with_its_pictures(tmp_path):
-    experiment = toy("fedavg", rounds=6)
-    shown = ft.show(experiment)
-    (each,) = shown.previews
-    assert [title for title, _, _ in pictures(each)] == TITLES
-    assert shown.write(tmp_path / "show.html").read_text(encoding="utf-8").count("<svg") >= 3
-    assert "<svg" in shown._repr_html_()
-    assert repr(shown).splitlines() == each.lines()
-    with pytest.raises(FedtideError, match=r"/page: not the name of a page; allowed: one that ends in .html"):
-        shown.write(tmp_path / "page")
 
 
 def test_the_command_prints_lines_and_writes_a_page(tmp_path, monkeypatch, capsys):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.core.errors import FedtideError
 from fedtide.evaluate.measure import Measure
 from fedtide.report import blends
-from fedtide.report.accuracy import accuracy_over_rounds, ways_table
 from fedtide.report.blends import (
     components,
     correlation,
@@ -25,15 +22,13 @@ from fedtide.report.blends import (
     trivial_purities,
 )
 from fedtide.report.formats import percent, signed_points
-from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import Summary
 from fedtide.report.topics import is_number
 from helpers.blended import BLEND, FLAT, SPLITTING
-from helpers.pages import shown, texts
-from helpers.records import change_lines, record_like, run_of_lines
-from helpers.studies import A, finished, study
+from helpers.records import record_like, run_of_lines
+from helpers.studies import A, finished
 from helpers.toys import TOY
 
 
@@ -189,8 +184,6 @@ def test_a_cycle_that_was_never_judged_is_unknown(tmp_path):
 
 # -- a small study -----------------------------------------------------------------------------------------------------
 
-PICTURES = {"the blend that was learned", "how pure the split is", "training loss over clients"}
-TABLES = {"Peaks and troughs", "Other ways to predict", "Components and domains", "Likelihood of inputs", "Steadiness"}
 STILL = {**A, "name": "still", "shift": {"what": "static"}}
 THREE = {**SPLITTING, "name": "three", "components": 3}
 
@@ -211,28 +204,6 @@ def summary(record) -> Summary:
     return summarize(record)
 
 
-def changed(root: Path, to: Path, change) -> ExperimentRecord:
-    """The record of a copy of a run folder with its lines changed."""
-    shutil.copytree(root, to)
-    for path in to.rglob("rounds.jsonl"):
-        change_lines(path, change)
-    return read_experiment(to)[0]
-
-
-def test_pictures_have_the_methods_that_report(record):
-    words = texts(blends.blend_learned(record))
-    assert {"splitting", "flat", "three", "day", "night", "as learned", "as it was", "rounds done"} <= set(words)
-    assert {"A", "still"}.isdisjoint(words)
-    words = texts(blends.split_purity(record))
-    assert {"splitting", "flat", "three", "all in one component", "posteriors, nats"} <= set(words)
-    assert {"A", "still"}.isdisjoint(words)
-    words = texts(blends.client_losses(record))
-    assert all(words.count(name) == 2 for name in ("A", "splitting", "flat", "three", "still"))
-    words = texts(accuracy_over_rounds(record))
-    assert {"day", "night", "rows held, %"} <= set(words)
-    assert "participants, %" not in words
-
-
 def test_a_box_has_the_mean_quantiles_of_the_last_cycle(record):
     method = record.methods[0]
     assert blends.last_rounds(record, method) == 4
@@ -241,44 +212,6 @@ def test_a_box_has_the_mean_quantiles_of_the_last_cycle(record):
     box = blends.loss_box(method.runs, 6)
     assert box["q50"] == pytest.approx(np.mean([line["q50"] for line in lines]))
     assert box["max"] == pytest.approx(np.mean([line["max"] for line in lines]))
-
-
-def test_the_page_has_pictures_and_tables_of_a_blend_only_with_one(root, tmp_path):
-    plain = finished(tmp_path / "run", study(A, {**A, "name": "FedTEM", "algorithm": "fedtem"}))
-    for folder, blended in ((root, True), (plain, False)):
-        assert shown(folder) & PICTURES == (PICTURES if blended else set())
-        page = (folder / "report.html").read_text(encoding="utf-8")
-        assert {title for title in TABLES if f'>{title} <a class="anchor"' in page} == (TABLES if blended else set())
-
-
-def test_folders_of_older_versions_lack_what_was_not_recorded(root, tmp_path):
-    def older(line):
-        for key in ("split", "domains", "client_loss"):
-            line.pop(key, None)
-        for scores in line.get("scores", {}).values():
-            scores.pop("others", None)
-            scores.pop("density", None)
-
-    changed(root, tmp_path / "older", older)
-    assert not PICTURES & shown(tmp_path / "older")
-    without_split = changed(root, tmp_path / "shares", lambda line: line.pop("split", None))
-    assert {"splitting", "flat", "three"} <= set(texts(blends.blend_learned(without_split)))
-    assert "all in one component" not in texts(blends.split_purity(without_split))
-    shutil.rmtree(tmp_path / "shares" / "shift")
-    unnamed = read_experiment(tmp_path / "shares")[0]
-    assert {"domain 1", "domain 2"} <= set(texts(blends.blend_learned(unnamed)))
-
-
-@pytest.mark.parametrize(("key", "wrong"), [
-    ("domains", "much"), ("domains", [None]), ("split", [[1, 2], [3]]), ("split", [1]), ("client_loss", [1.0]),
-    ("client_loss", {"min": 1.0}), ("client_loss", {"min": "low", "q25": 1, "q50": 1, "q75": 1, "max": 1}),
-    ("scores", {"val": {"others": [1.0]}}), ("scores", {"val": {"others": {"global": "good"}}}),
-    ("scores", {"val": {"densities": 3.0}}),
-])  # fmt: skip
-def test_a_damaged_line_is_named(root, tmp_path, key, wrong):
-    changed(root, tmp_path / "run", lambda line: line.update({key: wrong}))
-    with pytest.raises(FedtideError, match=rf"rounds.jsonl: line 1: damaged: '{key}[.\w]*' is missing or of another"):
-        write_report([tmp_path / "run"])
 
 
 BLENDED = {
@@ -295,16 +228,6 @@ def test_numbers_are_in_the_summary_and_have_formats(summary):
     assert all(is_number(name) for of_method in measures.values() for name in of_method)
 
 
-def test_another_way_to_predict_has_a_column(record, summary):
-    measures = summary.method("splitting").measures
-    assert measures["accuracy_by_global"].values == measures["accuracy"].values
-    table = ways_table(record, summary)
-    assert table.header == ["method", "as the method predicts", "global", "class 0"]
-    names = ("accuracy", "accuracy", "accuracy_by_class 0")
-    assert table.rows[0] == ["splitting", *[percent(measures[name]) for name in names]]
-    assert [row[0] for row in table.rows] == ["splitting", "flat", "three"]
-
-
 def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, summary):
     table = blends.peaks_table(record, summary)
     assert table.header == ["method", "last minus second", "cycle 1", "cycle 2", "cycle 3"]
@@ -314,10 +237,3 @@ def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, su
     peaks = [[values[part].max() for values in curves] for part in (slice(0, 4), slice(4, 8), slice(8, 12))]
     gain = [c - b for b, c in zip(*peaks[1:], strict=True)]
     assert table.rows[0][1:] == [signed_points(Measure.of(gain)), *(percent(Measure.of(peak)) for peak in peaks)]
-
-
-def test_densities_have_a_column_for_every_view(record, summary):
-    table = blends.density_table(record, summary)
-    names = ["method", "held-out clients", "training clients", "clients on their validation rows"]
-    assert table.header == names
-    assert [row[0] for row in table.rows] == ["splitting", "flat", "three"]

@@ -11,24 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedtide.core.errors import FedtideError
 from fedtide.report.clusters import (
     agreement,
     ari,
     churn,
-    clusters_over_time,
     contingency,
     draw_evenly,
     evenness,
-    group_color,
     membership,
     nmi,
     purity,
 )
-from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
-from helpers.pages import MIXTURE, STEADY, texts
+from fedtide.report.run_records import RunRecord
 from helpers.records import run_of_lines
-from helpers.studies import A, finished, study
 
 labels = st.integers(2, 30).flatmap(
     lambda n: st.tuples(*[arrays.arrays(np.int64, n, elements=st.integers(0, 4)) for _ in range(2)])
@@ -124,12 +119,6 @@ def test_membership_is_what_clients_csv_says(tmp_path):
     assert rates["churn"] == pytest.approx(1 / 3)  # of 0, 1 and 3, who were judged twice
 
 
-def test_without_clusters_or_groups(tmp_path):
-    members = membership(by_hand(tmp_path), "held_out_clients", [], 200)
-    assert (members.clients.tolist(), members.group.tolist(), members.table.tolist()) == ([9], [0], [[1.0]])
-    assert membership(by_hand(tmp_path), "val", [], 200) is None
-
-
 def test_of_many_clients_some_are_drawn_and_sizes_are_those_of_all(tmp_path):
     members = membership(by_hand(tmp_path), "train_clients", ["day", "night"], 2)
     assert (members.clients.tolist(), members.of) == ([1, 0], 4)
@@ -210,30 +199,3 @@ def test_clients_are_sorted_by_their_last_group_and_then_by_those_before(tmp_pat
     np.testing.assert_array_equal(members.truth, [[0, 0], [1, 0], [0, 1], [1, 10]])
     np.testing.assert_array_equal(members.table, [[0, 0], [1, 1], [0, 0], [1, 1]])
     assert {k: v.tolist() for k, v in members.shares.items()} == {0: [0.5, 0.5], 1: [0.5, 0.25], 10: [0, 0.25]}
-
-
-def test_a_truth_that_is_no_number_is_damage(tmp_path):
-    (tmp_path / "clients.csv").write_text(DRIFTING.replace(",,10\n", ",,x\n"))
-    with pytest.raises(FedtideError, match=r"clients.csv: a line is damaged"):
-        membership(RunRecord(0, tmp_path, False, 4), "train_clients", [], 200)
-
-
-# -- maps --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory) -> ExperimentRecord:
-    methods = (A, {**A, "name": "IFCA", "algorithm": "ifca"}, MIXTURE)
-    return read_experiment(finished(tmp_path_factory.mktemp("maps") / "run", study(*methods, **STEADY)))[0]
-
-
-def test_the_picture_has_a_panel_for_every_method_with_clusters(record):
-    words = texts(clusters_over_time(record))
-    assert {"IFCA", "AEM", "day", "night", "8 clients", "a client's own expert", "rounds done"} <= set(words)
-    assert "A" not in words
-
-
-def test_colors_of_groups_differ_for_three_rounds_of_the_palette():
-    colors = [group_color(number) for number in range(21)]
-    assert len(set(colors)) == 21
-    assert group_color(21) == colors[0]

@@ -9,12 +9,10 @@ import pytest
 from fedtide.config import Claim, from_dict
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
-from fedtide.report.costs import accuracy_over_seconds, clock_table, cost_table, epsilon_and_accuracy
-from fedtide.report.page import write_report
+from fedtide.report.costs import clock_table, cost_table, epsilon_and_accuracy
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
 from fedtide.runs import folder
-from helpers.pages import Page
 from helpers.records import LINE
 from helpers.studies import A, lines_of, raw, run_of, study
 
@@ -161,21 +159,6 @@ def test_of_five_that_are_asked_the_first_three_count(tmp_path):
     table = clock_table(record, summarize(record))
     assert table.rows[0] == ["hasty", f"{lines[-1]['seconds']:.1f} s", "5", "3", "60.0 %"]
     assert table.rows[1][2:] == ["4", "4", "100.0 %"]
-    page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
-    assert "The simulated clock" in page.text["h2"]
-    assert "Accuracy over simulated time" in page.text["h3"]
-    assert "simulated time, seconds" in accuracy_over_seconds(record)
-
-
-def test_rounds_of_equal_length_need_no_clock(tmp_path):
-    record = played(tmp_path / "run", A)
-    assert clock_table(record, summarize(record)) is None
-    assert accuracy_over_seconds(record) is None
-
-
-def test_a_clock_of_days_is_in_days(tmp_path):
-    record = played(tmp_path / "run", A, devices={"kind": "log-normal", "overhead": 86400.0})
-    assert "simulated time, days" in accuracy_over_seconds(record)
 
 
 def test_runs_that_stop_have_means_over_fewer_rounds(tmp_path):

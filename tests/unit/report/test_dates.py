@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import faded
-from fedtide.report import dates, narrative
-from fedtide.report.accuracy import about_methods, accuracy_over_rounds
-from fedtide.report.page import pictures_of, tables_of
+from fedtide.report import dates
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from helpers.studies import finished, study
@@ -124,41 +120,3 @@ def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     assert summary.methods[0].measures["worst_decile"].values == [pytest.approx(worst)]
     mae = np.average([entry["mae"] for entry in scores], weights=[entry["rows"] for entry in scores])
     assert summary.methods[0].measures["mae"].values == [pytest.approx(mae)]
-    for drawn in (accuracy_over_rounds(record), dates.accuracy_by_cycle(record)):
-        assert drawn.figure.axes[0].get_ylabel().startswith("skill of training clients\non the next window, %")
-    text = [narrative.headline(record, summary), *(narrative.sentence(summary, m) for m in summary.methods)]
-    text += [part for title, table, caption in tables_of(record, summary) for part in (title, caption, *table.header)]
-    text += [part for title, caption, _ in pictures_of(record) for part in (title, caption)]
-    assert [line for line in text if "ccurac" in line] == []
-    assert "Skill is 1 - error / error of always saying the same number" in about_methods(record, summary)
-    mine = replace(summary.methods[0], name="My accuracy")
-    assert narrative.sentence(summary, mine).startswith("My accuracy has a skill of ")
-
-
-def test_pictures_have_dates_hours_and_weekdays(record):
-    assert [axes.get_ylabel() for axes in accuracy_over_rounds(record).figure.axes] == [
-        "accuracy of training clients\non the next window, %, faded", "clients with\nnew rows",
-    ]  # fmt: skip
-    labels = [axes.get_xlabel() for axes in dates.accuracy_by_cycle(record).figure.axes]
-    assert {"hour of the day", "weekday"} <= set(labels)
-
-
-def test_the_setting_describes_windows_and_counts_empty_ones(record):
-    text = narrative.setting(record)
-    assert "A round is a window of 6h by the clocks of Europe/Berlin" in text
-    assert "The model is judged on the rows of the next window" in text
-    assert "no client had new rows" not in text
-    for line in record.methods[0].runs[0].lines[3:7]:
-        line["window"]["came"] = 0
-    assert "In 4 of 60 windows no client had new rows. " in narrative.setting(record)
-
-
-@pytest.mark.parametrize("change", [{"begin": "noon"}, {"next": 5}, {"came": None}])
-def test_a_damaged_window_is_one_line(tmp_path, root, change):
-    shutil.copytree(root, tmp_path / "run")
-    path = next((tmp_path / "run").rglob("rounds.jsonl"))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["window"] |= change
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(FedtideError, match=r"rounds.jsonl: .*damaged"):
-        list(read_experiment(tmp_path / "run")[0].methods[0].runs[0].lines)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 
-from fedtide.core.errors import FedtideError
-from fedtide.report.clusters import clusters_over_time
 from fedtide.report.drift import (
     Fall,
     cluster_counts,
-    drift_over_rounds,
-    events_of,
     falls,
     intervals,
     marks,
@@ -22,11 +17,9 @@ from fedtide.report.drift import (
     notice,
     reclusterings,
 )
-from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
-from helpers.pages import shown, texts
-from helpers.records import change_lines, record_like, run_of_lines
+from helpers.records import record_like, run_of_lines
 from helpers.studies import A, finished, study
 
 # -- events on a curve -------------------------------------------------------------------------------------------------
@@ -143,10 +136,6 @@ def test_a_method_that_never_tells_of_clusters_has_none_of_their_measures(tmp_pa
     )
 
 
-def test_without_drift_there_is_nothing(tmp_path):
-    assert following(record_of(tmp_path, [{"members": [1, 2]}] * 4, {1: 0.5, 3: 0.5})) == {}
-
-
 def test_without_known_events_nothing_is_said_of_any(tmp_path):
     """Arrivals, expiries and small drift go on all the time; what there is at round 0 was never otherwise."""
     events = {0: ["mass"], 1: ["arrival", "expiry"], 2: ["drift"]}
@@ -241,37 +230,3 @@ def test_what_a_run_of_each_kind_has(record):
     # Clients of Fielding say their shares of labels, so its own measure is nearly that of the moment.
     own, true = (fielding.measures[name].mean for name in ("spread", "heterogeneity"))
     assert own == pytest.approx(true, abs=0.15)
-
-
-def test_the_pictures_of_drift(root, record):
-    assert {"drift over rounds", "clusters of clients over time"} <= shown(root)
-    assert {"all clients, one cluster", "Fielding", "clusters", "rounds done"} <= set(texts(drift_over_rounds(record)))
-    maps = texts(clusters_over_time(record))
-    assert maps.index("true groups") < maps.index("Fielding")
-    assert {"group 0", "group 3", "12 clients"} <= set(maps)
-    assert events_of(record) == [5]
-
-
-@pytest.mark.parametrize(("key", "wrong"), [
-    ("heterogeneity", 0.5), ("heterogeneity", {"within": 0.5}), ("heterogeneity", {"within": "x", "all": 1.0}),
-    ("embedding", {"within": 0.5}),
-    ("events", "mass"), ("events", [1]), ("drifted", 0.5),
-])  # fmt: skip
-def test_damage_is_named(root, tmp_path, key, wrong):
-    copied = shutil.copytree(root, tmp_path / "run")
-    change_lines(copied / "fielding" / "0" / "rounds.jsonl", lambda line: line.update({key: wrong}))
-    with pytest.raises(
-        FedtideError, match=rf"fielding/0/rounds.jsonl: line 1: damaged: '{key}[.\w]*' is missing or of"
-    ):
-        write_report([copied])
-
-
-def test_a_folder_of_an_older_version_has_a_page(root, tmp_path):
-    """Without heterogeneity and without the groups of the moment."""
-    copied = shutil.copytree(root, tmp_path / "run")
-    for path in copied.rglob("rounds.jsonl"):
-        change_lines(path, lambda line: line.pop("heterogeneity", None))
-    for path in copied.rglob("clients.csv"):
-        path.write_text("".join(line.rsplit(",", 1)[0] + "\n" for line in path.read_text().splitlines()))
-    assert {"drift over rounds", "clusters of clients over time"} <= shown(copied)
-    assert "heterogeneity" not in summarize(read_experiment(copied)[0]).method("Fielding").measures

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedtide.core.errors import FedtideError
-from fedtide.evaluate.measure import Measure
-from fedtide.report.experts import bars, gate_weights, gate_weights_of, own_weight_over_sweep
-from fedtide.report.page import write_report
+from fedtide.report.experts import bars, gate_weights, gate_weights_of
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
-from fedtide.report.summary import MethodSummary, Study, Summary
 from helpers.pages import MIXTURE, STEADY, texts
 from helpers.records import change_lines
 from helpers.studies import A, finished, lines_of, study
@@ -66,43 +61,3 @@ def test_bars_are_means_over_the_last_evaluations_of_the_first_seed(root, tmp_pa
     assert [(bar.method, bar.own, len(bar.shared)) for bar in others] == [("FedEM", None, 2)] * 2
     words = texts(gate_weights(record))
     assert {"AEM, day clients", "AEM, night clients", "FedEM, day clients", "40", "60", "50"} <= set(words)
-
-
-@pytest.mark.parametrize("wrong", [
-    [0.5, 0.5], None, {"own": "much", "shared": [0.5]}, {"shared": 1.0}, {"shared": [None]},
-    {"shared": [1.0], "groups": [1]}, {"shared": [1.0], "groups": {"day": {"shared": "all"}}},
-])  # fmt: skip
-def test_damaged_weights_are_named(root, tmp_path, wrong):
-    copied = shutil.copytree(root, tmp_path / "run")
-    change_lines(copied / "aem" / "1" / "rounds.jsonl", lambda line: line.get("scores", {}).get("train_clients", {})
-                 .update(weights=wrong))  # fmt: skip
-    with pytest.raises(FedtideError, match=r"aem/1/rounds.jsonl: line 2: damaged: 'scores.train_clients.weights"):
-        write_report([copied])
-
-
-# -- along a sweep -----------------------------------------------------------------------------------------------------
-
-
-def point(name: str, **own: float) -> Summary:
-    methods = [MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": Measure.of([0.5])})]
-    methods += [MethodSummary(k, "aem", [0], 0, {"own_weight": Measure.of([v])}) for k, v in own.items()]
-    return Summary("x", name, 4, "train_clients", 4, None, [], methods)
-
-
-def test_a_sweep_has_a_panel_for_every_choice_of_the_other_keys():
-    """The first key with several values is the axis; the others are in the titles."""
-    axes = {"lr": (0.1,), "data.partition.p": (0.8, 0.2), "model": ({"kind": "cnn"}, {"kind": "mlp"})}
-    summaries = [point("", a=0.9, b=0.7), point("", a=0.8), point("", a=0.4), point("")]
-    drawn = own_weight_over_sweep(Study([], summaries, {}, [], True, axes))
-    assert {"a", "b", "lr 0.1, model cnn", "lr 0.1, model mlp", "p", "0.8", "0.2"} <= set(texts(drawn))
-    assert "FedAvg" not in drawn
-    lines = [line.get_xydata().tolist() for line in drawn.figure.axes[0].lines]
-    assert [[0.0, 90.0], [1.0, 40.0]] in lines
-
-
-def test_without_several_points_or_own_experts_there_is_no_picture():
-    study = Study([], [point("p 0.1"), point("p 0.2")], {}, [], True, {"p": (0.1, 0.2)})
-    assert own_weight_over_sweep(study) is None
-    assert own_weight_over_sweep(replace(study, summaries=[point("", a=float("nan")), point("")])) is None
-    for axes in ({}, {"p": (0.5,)}):
-        assert own_weight_over_sweep(Study([], [point("p 0.5", a=0.9)], {}, [], bool(axes), axes)) is None

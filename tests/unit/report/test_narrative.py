@@ -10,7 +10,7 @@ import pytest
 from fedtide.config import from_dict
 from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.report import narrative
-from fedtide.report.accuracy import brief_table, methods_table
+from fedtide.report.accuracy import methods_table
 from fedtide.report.narrative import alarms, broken
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, read_experiment
 from fedtide.report.study import summarize
@@ -61,12 +61,6 @@ def test_a_method_has_one_plain_sentence(measures, text):
     assert narrative.sentence(summary(one), one).endswith(text)
 
 
-def test_a_method_that_was_never_judged_has_no_number():
-    for measures in ({}, {"accuracy": UNKNOWN}):
-        never = MethodSummary("A", "fedavg", [0], 0, measures)
-        assert narrative.sentence(summary(never), never) == "A was never judged."
-
-
 @pytest.mark.parametrize(("ours", "text", "sign"), [
     ([0.71, 0.72, 0.73], "Against Base that is +12.0 ± 0.6 points.", "▲"),
     ([0.50, 0.51, 0.52], "Against Base that is -9.0 ± 0.6 points.", "▼"),
@@ -88,8 +82,6 @@ def test_a_method_is_compared_with_the_baseline(ours, text, sign):
 
 @pytest.mark.parametrize(("shifted", "steady", "text"), [
     (method("A", 0.8), method("Steady", 0.9), "The shift costs 10.0 points of accuracy on average, from one seed."),
-    (method("A", 0.9), method("Steady", 0.8),
-     "With the shift accuracy is 10.0 points higher on average, from one seed."),
     (method("A", 0.8, worst_point=0.6, swing=0.2), method("Steady", 0.9, worst_point=0.85, swing=0.0),
      "The shift costs 10.0 points of accuracy on average, from one seed; at the worst moment it is 60.0 % instead of "
      "85.0 %."),
@@ -111,8 +103,6 @@ def test_the_difference_is_over_the_seeds_of_both():
      "B came out first, with 91.0 ± 0.6 % over the last 64 rounds: 10.3 ± 0.3 points more than A."),
     ([method("B", 0.90, 0.92, 0.91), method("A", 0.80, 0.93, 0.92)],
      "B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds; no clear lead over A."),
-    ([method("B", 0.90, 0.92), method("A", 0.80, 0.84)],
-     "B has the highest mean, 91.0 ± 1.0 % over the last 64 rounds; too few seeds to tell a lead over A."),
     ([method("B", 0.8, 0.9, 0.85), method("A", 0.8, 0.9, 0.85)],
      "B and A, which are the same run, have an accuracy of 85.0 ± 2.9 % over the last 64 rounds."),
     ([method("A", 0.5, 0.5, 0.5, commonest_class=0.5), method("B", 0.4, 0.4, 0.4, commonest_class=0.5)],
@@ -124,7 +114,6 @@ def test_the_difference_is_over_the_seeds_of_both():
      "A has an accuracy of 80.0 % over the last 64 rounds. Top, which knows the true groups, has 90.0 %."),
     ([method("Refused", 0.9, answered=0.0, refused=30.0), method("Good", 0.8, answered=290.0, refused=10.0)],
      "Good has an accuracy of 80.0 % over the last 64 rounds."),
-    ([method("Diverged", 0.9, diverged=2.0)], "No method was trained as it should be."),
     ([], ""),
     ([MethodSummary("A", "fedavg", [0], 0, {"accuracy": UNKNOWN})], ""),
 ])  # fmt: skip
@@ -151,15 +140,6 @@ def test_otherwise_the_headline_is_the_best_method(methods, text):
 def test_which_methods_are_no_better_than_the_commonest_class(values, no_better):
     assert method("A", *values, commonest_class=0.5).no_better is no_better
     assert not method("A", *values).no_better
-
-
-def test_the_first_tables_have_the_commonest_class_if_a_method_is_no_better():
-    good, bad = method("Good", 0.8, 0.81, 0.82, commonest_class=0.5), method("Bad", 0.5, 0.5, 0.5, commonest_class=0.5)
-    both = summary(good, bad, baseline="Good")
-    for table in (methods_table(both), brief_table(both)):
-        assert table.rows[-1][:2] == ["commonest class, without training", "50.0 %"]
-        assert len(table.rows[-1]) == len(table.header)
-    assert [row[0] for row in methods_table(summary(good)).rows] == ["Good"]
 
 
 @pytest.mark.parametrize(("held_out", "untrained"), [
@@ -221,31 +201,3 @@ def test_the_first_and_the_highest_loss_are_those_of_the_record(tmp_path):
     losses = [line["client_loss"]["q50"] for line in lines_of(root / "a" / "0")]
     measures = summarize(read_experiment(root)[0]).method("A").measures
     assert (measures["first_loss"].mean, measures["peak_loss"].mean) == (losses[0], max(losses))
-
-
-# -- the setting -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("data", "text"), [
-    ({"source": "day-night-characters", "partition": {"kind": "iid", "clients": 200}},
-     "200 clients hold real pictures of handwritten digits and letters, each of one domain, dealt at random; 1 seed, "),
-    ({"partition": "natural"}, "The clients hold rows of gaussians, each of one domain; 1 seed, 6 rounds."),
-    ({"source": "csv:a.csv"}, " hold rows of a.csv"),
-    ({"source": "python:session_0a:rows"}, " hold rows of a Python session"),
-    ({"source": "python:mine:load"}, " hold rows of mine:load"),
-    ({"source": {"kind": "text", "path": ["a.jsonl", "b.jsonl"]}}, " hold rows of a.jsonl and b.jsonl"),
-])  # fmt: skip
-def test_the_setting_describes_the_data(data, text):
-    assert text in narrative.setting(record(A, data=data))
-
-
-@pytest.mark.parametrize(("changes", "text"), [
-    ({}, "They belong to groups, day and night, that take turns: every 4 rounds the participants change from only day "
-         "clients to only night clients and back. The model is judged on clients of every group that never take part "
-         "in training."),
-    ({"devices": "log-normal"}, "at different speeds"),
-    ({"stop_at": {"accuracy": 0.5, "evaluations": 2}}, "A run ends after 2 evaluations in a row at 50 % or more."),
-])  # fmt: skip
-def test_the_setting_describes_shift_clock_and_target(tmp_path, changes, text):
-    root = finished(tmp_path / "run", study(A, **{"rounds": 2, **changes}))
-    assert text in narrative.setting(read_experiment(root)[0])

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import fedtide as ft
-from fedtide.report.accuracy import accuracy_over_rounds
 from fedtide.report.page import pictures_of
 from helpers import studies
 from helpers.pages import Page
@@ -134,31 +133,6 @@ def test_a_simulation_is_a_frame_and_a_curve(library):
     assert ["rows to train on", "45, 9 a client"] in Page(people._repr_html_()).cells
 
 
-def test_a_notebook_shows_the_head_of_the_report(done, root):
-    html = done._repr_html_()
-    page = Page(html)
-    assert page.text["strong"] == "Day & night"
-    assert [row[0] for row in page.cells[1:]] == ["A", "IFCA <2>"]
-    assert page.text["code"] == str(root / "report.html")
-    assert "<svg" in html
-
-
-def test_a_plot_is_the_figure_of_the_report(done, root):
-    with pytest.raises(ft.FedtideError, match=r"^point: found 'lr 1', allowed: none, as this is no sweep"):
-        ft.plot.accuracy(done, "lr 1")
-    ours, theirs = ft.plot.accuracy(done), accuracy_over_rounds(done.study.records[0]).figure
-    assert isinstance(ours, Figure)
-    for one, other in zip(ours.axes, theirs.axes, strict=True):
-        for line, same in zip(one.lines, other.lines, strict=True):
-            assert np.array_equal(line.get_xydata(), same.get_xydata())
-            assert line.get_color() == same.get_color()
-    ours.suptitle("Mine")
-    assert ">Mine<" in ours._repr_svg_()
-    assert ours.get_layout_engine() is not None
-    both = ft.plot.accuracy_of_all(root, done)
-    assert len(both.axes[0].lines) == 4
-
-
 def test_every_picture_of_a_report_is_a_plot(done):
     """A run without a picture gets one line with the condition."""
     refused = {}
@@ -171,13 +145,3 @@ def test_every_picture_of_a_report_is_a_plot(done):
     assert all(line.startswith("plot: this run has no such picture; needed: ") for line in refused.values())
     drawn = [title for title, _, picture in pictures_of(done.study.records[0]) if picture]
     assert len(drawn) == len(ft.plot.__all__) - len(refused) - 1  # `accuracy_of_all` is of several runs
-
-
-def test_a_folder_without_results_is_one_line(tmp_path):
-    with pytest.raises(ft.FedtideError, match="not a run folder"):
-        ft.results(tmp_path)
-    studies.create(study(A), tmp_path / "run")
-    with pytest.raises(ft.FedtideError, match="no run is finished yet; go on with: fedtide resume"):
-        ft.results(tmp_path / "run")
-    with pytest.raises(ft.FedtideError, match=r"^run: found 3, allowed: a run folder, or the result of ft\.run"):
-        ft.plot.accuracy(3)

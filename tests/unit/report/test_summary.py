@@ -17,7 +17,7 @@ from fedtide.evaluate.measure import Measure
 from fedtide.report.claims import chosen_points
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, read_experiment
-from fedtide.report.study import read_study, summarize, write_summary
+from fedtide.report.study import summarize
 from fedtide.report.summary import MethodSummary
 from fedtide.runs import folder
 from helpers.studies import MOMENTUM, STEADY, A, finished, lines_of, run_of, study
@@ -329,30 +329,16 @@ def test_without_validation_rows_or_without_a_sweep_nothing_is_chosen(swept, sum
     assert chosen_points(summaries) == {}
 
 
-def test_the_summary_of_a_sweep_names_every_point_and_the_chosen_ones(swept, tmp_path):
-    made = read_study(swept)
-    write_summary(tmp_path / "summary.json", made)
-    written = json.loads((tmp_path / "summary.json").read_text())
-    assert [point["point"] for point in written["points"]] == ["lr 0.001", "lr 0.1", "lr 1.0"]
-    assert written["chosen"] == {name: one.point for name, one in made.chosen.items()}
-    assert written["claims"] == []
-
-
 # -- damaged records ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "cut", "rubbish"])
 def test_a_finished_run_without_its_record_is_one_clear_line(root, tmp_path, damage):
-    copied = tmp_path / "run"
-    shutil.copytree(root, copied)
+    copied = shutil.copytree(root, tmp_path / "run")
     path = copied / "a" / "1" / "rounds.jsonl"
     if damage == "removed":
         path.unlink()
-    elif damage == "emptied":
-        path.write_text("")
-    elif damage == "cut":
-        path.write_text(path.read_text()[:-40])
     else:
-        path.write_text("{nonsense}\n" * ROUNDS)
+        path.write_text({"emptied": "", "cut": path.read_text()[:-40], "rubbish": "{nonsense}\n" * ROUNDS}[damage])
     with pytest.raises(FedtideError, match=r"rounds.jsonl|a/1"):
         write_report([copied])

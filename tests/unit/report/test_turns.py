@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from fedtide.data.shift.who import Periodic
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
-from fedtide.report.turns import Transfer, Turn, groups_over_rounds, measure, transfer_table, turns
+from fedtide.report.turns import Transfer, Turn, measure, turns
 from helpers import studies
 from helpers.examples import examples
-from helpers.pages import texts
 from helpers.studies import STEADY, A, study
 
 NAN = math.nan
@@ -226,36 +225,3 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
     assert "backward_transfer" in summarize(record).method("A").measures
     assert "backward_transfer" not in summarize(record).method("steady").measures
     assert measure(record, steady, steady.runs[0]) == {}
-    table = transfer_table(record, summarize(record))
-    assert table.header[:5] == [
-        "method",
-        "backward transfer",
-        "forgetting",
-        "forgetting, day clients",
-        "forgetting, night clients",
-    ]
-    assert table.rows[1] == ["steady", *["-"] * (len(table.header) - 1)]
-
-
-THREE = {
-    "source": {"kind": "gaussians", "samples": 120, "dims": 4, "classes": 3, "domains": 3},
-    "partition": {"kind": "iid", "clients": 9},
-    "held_out_clients": {"clients": 3},
-}
-
-
-def test_three_groups_and_runs_shorter_than_a_period_have_a_map_of_groups(tmp_path):
-    three = finished(tmp_path / "three", A, STEADY, data=THREE, rounds=8, seeds=[0, 1])
-    svg = groups_over_rounds(three)
-    assert {"domain 0", "domain 1", "domain 2", "A"} <= set(texts(svg))
-    assert "steady" not in texts(svg)
-    assert groups_over_rounds(finished(tmp_path / "two", A, rounds=8)) is None
-    short = finished(tmp_path / "short", A, rounds=3)
-    assert {"day", "night"} <= set(texts(groups_over_rounds(short)))
-    replayed = finished(
-        tmp_path / "again", A, rounds=8,
-        shift={"who": {"kind": "replay", "path": str(tmp_path / "two" / "shift" / "0.safetensors")}},
-    )  # fmt: skip
-    assert groups_over_rounds(replayed) is not None
-    steady = finished(tmp_path / "steady", STEADY, rounds=2)
-    assert groups_over_rounds(steady) is None

@@ -55,10 +55,6 @@ def test_threads_are_not_taken_on_a_machine_that_others_use(wide, monkeypatch):
         assert choice.message == f"fleet: {said}; others use this machine, 30% of the time was waiting"
 
 
-def test_no_thread_has_more_than_a_core():
-    assert 0 < auto.shares(2) < 1.1
-
-
 def test_every_fleet_computes_on_the_device_that_was_asked_for(wide, monkeypatch):
     asked = toy("fedavg", fleet={"kind": "auto", "device": "auto"})
     pretending(monkeypatch, (1.0, 1.0, 1.0))
@@ -85,19 +81,6 @@ def test_a_short_run_and_several_runs_are_not_measured(monkeypatch):
     several = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}, seeds=[0, 1]), workers=5)
     assert (several.experiment.fleet.kind, several.workers) == ("local", 5)
     assert several.message == "fleet: local, 2 runs side by side"
-
-
-def test_another_fleet_is_left_alone(monkeypatch):
-    monkeypatch.setattr(auto, "timed", None)
-    experiment = toy("fedavg", fleet={"kind": "workers"})
-    assert auto.resolve_auto(experiment, workers=4) == auto.Choice(experiment, 4, "")
-
-
-def test_a_slow_fleet_is_asked_once(monkeypatch):
-    clock, processor = iter([0.0, 20.0]), iter([1.0, 16.0])
-    monkeypatch.setattr("fedtide.runs.auto.time.perf_counter", lambda: next(clock))
-    monkeypatch.setattr("fedtide.runs.auto.time.process_time", lambda: next(processor))
-    assert auto.timed(lambda: None) == (20.0, 15.0)
 
 
 def test_the_choice_is_written_down_and_resume_reads_it(wide, monkeypatch, tmp_path, capsys):

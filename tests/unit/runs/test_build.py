@@ -65,21 +65,6 @@ def test_rows_are_read_once_for_all_methods_and_drawn_anew_for_every_seed():
     assert population_of(experiment, experiment.shift, 0).rows is rows_of(experiment, 0)
 
 
-def test_a_source_that_is_not_drawn_is_read_once_for_all_seeds(tmp_path, monkeypatch):
-    (tmp_path / "own_rows.py").write_text(
-        "import numpy as np\ncalls = []\ndef load():\n    calls.append(1)\n"
-        "    return np.arange(80.0).reshape(40, 2), np.arange(40) % 2\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    experiment = study(A, data={"source": "python:own_rows:load", "groups": {"by": "none"}}, shift={"who": "always"})
-    populations = [population_of(experiment, experiment.shift, seed) for seed in (0, 1)]
-    import own_rows
-
-    assert own_rows.calls == [1]
-    lists = [[p.parts["train"][c].tolist() for c in range(8)] for p in populations]
-    assert lists[0] != lists[1]
-
-
 def test_with_a_seed_of_the_data_every_run_meets_the_same_rows_and_other_arrivals():
     experiment = study(data={"seed": 7})
     first, second = (population_of(experiment, experiment.shift, seed) for seed in (0, 1))
@@ -140,22 +125,6 @@ def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
     preflight(experiment)
 
 
-SHOWN = """
-from fedtide.algorithms import fedavg
-def shown(task):
-    assert task.public is not None and len(task.public) == 12
-    return fedavg(task, cohort=4)
-"""
-
-
-def test_an_algorithm_gets_the_public_rows_wherever_it_is_made(tmp_path, monkeypatch):
-    (tmp_path / "shown_to_all.py").write_text(SHOWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    experiment = study({"name": "own", "algorithm": "shown_to_all:shown"}, data={"public_samples": 12})
-    assert preflight(experiment).need.size == 0
-    host_from(spec_of(experiment, experiment.method[0], 0, None), "worker")
-
-
 def test_a_worker_computes_on_the_device_that_the_run_found_or_says_that_it_cannot(monkeypatch):
     experiment = study(A, fleet={"device": "auto"})
     method, gpus = experiment.method[0], {"auto": "cuda", "cuda": "cuda"}
@@ -189,17 +158,12 @@ def test_a_digest_is_of_one_run_and_of_nothing_else():
 # -- before anything is written ----------------------------------------------------------------------------------------
 
 
-def test_a_sound_experiment_passes():
-    preflight(study(A, MOMENTUM, STEADY, sweep={"method.local.lr": [0.1, 0.2]}))
-
-
 ONE_DOMAIN = {"kind": "gaussians", "samples": 64, "domains": 1}
 WRONG = [
     ({"data": {"partition": {"kind": "natural"}}}, "found 'natural', but gaussians names no clients"),
     ({"data": {"partition": {"kind": "iid", "clients": 1}}}, "found 1, but of 2 groups 'night' gets no clients"),
     ({"data": {"groups": {"by": "labels", "labels": [[0], [7]]}}}, "data.groups.labels: found 7, allowed: each from 0"),
     ({"data": {"source": ONE_DOMAIN}}, "data.groups.by: found 'domain', but gaussians has one"),
-    ({"data": {"source": "python:no_such_module:f"}}, "data.source.function: cannot import"),
     ({"model": "python:no_such_module:f"}, "model.function: cannot import"),
     ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0, 180]}}}, "'rotation', but rows have shape"),
     ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}}, "found .0,., allowed: one per"),
@@ -238,12 +202,6 @@ def own_models(tmp_path, monkeypatch):
     return "python:models_of_mine"
 
 
-def test_batches_of_one_and_batch_norm_are_told_before_the_run_begins(own_models):
-    preflight(study(A, model=f"{own_models}:normed"))
-    with pytest.raises(FedtideError, match="batch"):
-        preflight(study({**A, "local": {"batch_size": 1}}, model=f"{own_models}:normed"))
-
-
 def test_the_model_is_tried_once_for_all_that_train_it_alike(own_models, monkeypatch):
     tried = []
     checked = lambda *given: (tried.append(given[-1]), check_fit(*given))  # noqa: E731
@@ -257,27 +215,10 @@ def test_the_model_is_tried_once_for_all_that_train_it_alike(own_models, monkeyp
         preflight(study(A, model=normed, sweep={"data.source.dims": [4, 5], "model": [normed, f"{own_models}:narrow"]}))
 
 
-def test_a_population_is_dealt_once_for_all_methods_and_points_that_meet_it(monkeypatch):
-    dealt = []
-
-    def counted(experiment, shift, seed):
-        dealt.append((shift.who.kind, experiment.data.partition.clients, seed))
-        return population_of(experiment, shift, seed)
-
-    monkeypatch.setattr(build, "population_of", counted)
-    preflight(study(A, STEADY, MOMENTUM, sweep={"rounds": [3, 4], "data.partition.clients": [8, 10]}))
-    assert dealt == [(who, clients, 0) for _ in (3, 4) for clients in (8, 10) for who in ("periodic", "always")]
-
-
 @pytest.mark.parametrize("function", ["narrow", "few"])
 def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_run_begins(own_models, function):
     with pytest.raises(FedtideError, match="model"):
         preflight(study(A, model=f"{own_models}:{function}"))
-
-
-def test_only_a_few_data_sets_are_kept():
-    """Processes that play many seeds do not pile up rows."""
-    assert build.load_rows.cache_info().maxsize <= 4
 
 
 def test_steady_devices_written_by_hand_are_the_default_and_say_how_long_seconds_last():

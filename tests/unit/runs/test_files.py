@@ -112,8 +112,3 @@ def test_a_method_waits_for_everybody_where_the_others_have_a_deadline():
 def test_keys_of_representations_are_called_as_they_are_written(options, said):
     with pytest.raises(FedtideError, match=f"^method 'A'.{said}"):
         preflight(study({**A, "algorithm": "fielding", **options}))
-
-
-def test_models_that_cannot_be():
-    with pytest.raises(FedtideError, match="max_clusters: found 1000000, allowed: 1000 or less"):
-        preflight(study({**A, "algorithm": "feddrift", "max_clusters": 10**6}))

@@ -47,11 +47,6 @@ def test_code_of_ones_own_is_known_by_file_digest_and_commit(tmp_path, monkeypat
     sys.modules.pop("my_models_for_tests")
 
 
-def test_an_empty_folder_may_be_used(tmp_path):
-    folder.create(study(), tmp_path)
-    assert folder.load(tmp_path) == study()
-
-
 @pytest.mark.parametrize("content", ["config.toml", "anything"])
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, content):
     (tmp_path / content).write_text("mine")
@@ -60,14 +55,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, content):
     assert ("fedtide resume" in str(error.value)) == (content == "config.toml")
     assert names(tmp_path) == [content]
     assert (tmp_path / content).read_text() == "mine"
-
-
-def test_a_file_is_no_folder(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("mine")
-    with pytest.raises(FedtideError, match="already exists"):
-        folder.create(study(), path)
-    assert path.read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", ["", "nowhere", "file"])
@@ -108,15 +95,6 @@ def test_a_folder_is_read_as_the_same_experiment_in_any_place(tmp_path):
     folder.create(study(), tmp_path / "one")
     (tmp_path / "one").rename(tmp_path / "two")
     assert folder.load(tmp_path / "two") == read(tmp_path / "two" / "config.toml") == study()
-
-
-def test_without_a_version_a_package_has_none():
-    assert folder._version("no-such-package-at-all") is None
-
-
-def test_a_processor_has_a_name_even_without_proc(monkeypatch):
-    monkeypatch.setattr(Path, "is_file", lambda path: False)
-    assert isinstance(folder._processor(), str)
 
 
 def test_a_run_of_real_clients_goes_on_at_its_site(tmp_path):

@@ -6,7 +6,6 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,35 +39,21 @@ A = ft.algorithms
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: ft.LocalTrainer(rate=0.1), r"LocalTrainer\.rate: unknown key; allowed: lr, .*; did you mean 'lr'\?"),
-    (lambda: ft.LocalTrainer(lr="x"), r"LocalTrainer\.lr: found 'x', allowed: a number"),
-    (lambda: ft.LocalTrainer(0), r"LocalTrainer\.lr: found 0, allowed: greater than 0\.0"),
-    (lambda: ft.LocalTrainer(momentum=0.5, optimizer="adam"), r"LocalTrainer: momentum belongs to optimizer = 'sgd'"),
-    (lambda: ft.shift.Periodic(perod=3), r"Periodic\.perod: unknown key; .*; did you mean 'period'\?"),
-    (lambda: ft.Shift(who=3), r"Shift\.who: found 3, allowed: "),
-    (lambda: ft.config.Forgetting(rounds=()), r"Forgetting\.rounds: found \[\], allowed: one value or more"),
     (lambda: A.fedavg(TASK, lr=0.1), r"fedavg\.lr: unknown key; .*; did you mean 'local\.lr' or 'server\.lr'\?"),
-    (lambda: A.ifca(TASK, K=3), r"ifca\.K: unknown key; .*; did you mean 'clusters'\?"),
     (lambda: A.fedavg(TASK, local=0.1), r"fedavg\.local: found 0\.1, allowed: a table"),
-    (lambda: A.fedavg(TASK, server="adm"), r"fedavg\.server: found 'adm', .*; did you mean 'adam'\?"),
     (lambda: A.fedavg(TASK, server=ft.cohorts.Arrivals()), r"fedavg\.server: found 'arrivals', allowed: sgd, "),
     (lambda: A.fedavg(TASK, cohort=ft.cohorts.Arrivals), r"fedavg\.cohort: "),
-    (lambda: A.fedavg(TASK, cohort=0), r"fedavg\.cohort\.clients_per_round: found 0, allowed: 1 or more"),
-    (lambda: A.q_fedavg(TASK, q=-1), r"q-fedavg\.q: found -1, allowed: 0\.0 or more"),
     (lambda: A.fedavg(nn.Linear(3, 2)), r"fedavg\.task: found Linear.*, allowed: a Task, such as "),
     (lambda: A.fedavg(), r"fedavg: missing a required argument: 'task'"),
     (lambda: simulated(cohort=30), r"fedavg\.cohort\.clients_per_round: found 30, allowed: at most 5, the registered"),
     (lambda: simulated(lambda: nn.Linear(4, 2)), r"model: it does not fit rows of shape \(3,\): mat1 and mat2"),
     (lambda: simulated(lambda: nn.Linear(3, 1)), r"model: it returns shape \(2, 1\) for 2 rows, .* with 2 classes"),
-    (lambda: simulated(lambda: nn.LSTM(3, 2)), r"model: it does not fit rows of shape \(3,\): "),
     (lambda: ft.population(X, Y, 3), r"population\.partition: found 3, allowed: "),
     (lambda: people(shift="periodic"), r"population\.shift: found 'periodic', allowed: a table"),
     (lambda: people(shift=ft.shift.Periodic()),
      r"population\.shift: found Periodic.*, allowed: a table, or Shift\(who=Periodic\(\.\.\.\)\)"),
-    (lambda: people(split=0.2), r"population\.split: found 0\.2, allowed: a table"),
     (lambda: ft.simulate(A.fedavg, people(), rounds=1), r"simulate\.algorithm: found <function .*, allowed: an Alg"),
     (lambda: ft.simulate(A.fedavg(TASK), X, rounds=1), r"simulate\.population: found tensor.*, allowed: a Population"),
-    (lambda: ft.simulate(A.fedavg(TASK, cohort=2), people(), rounds=0), r"simulate\.rounds: found 0, allowed: 1"),
-    (lambda: ft.simulate(A.fedavg(TASK, cohort=2), people(), rounds=1, stop_at=3), r"simulate\.stop_at\.acc"),
 ]  # fmt: skip
 
 
@@ -106,14 +91,6 @@ def test_objects_of_ones_own_are_left_as_they_are():
         assert len(result.lines) == 2
 
 
-def test_results_and_populations_are_a_line():
-    result = simulated()
-    assert repr(result) == f"Result(rounds=2, accuracy={result.accuracy[-1]:.4g})"
-    assert repr(people()) == "Population(5 clients, 100 rows of shape (3,), 2 classes)"
-    aside = people(held_out_clients=ft.data.HeldOutClients(clients=2))
-    assert repr(aside) == "Population(5 clients, 2 held out, 100 rows of shape (3,), 2 classes)"
-
-
 @pytest.mark.parametrize("made", [
     lambda task: A.fedavg(task, cohort=2),
     lambda task: A.ifca(task, cohort=2),
@@ -129,32 +106,6 @@ def test_the_model_of_a_simulation_predicts_as_the_method_does(made):
     own = result.trained.model(client=1)(X).log_softmax(-1)
     torch.testing.assert_close(own, result.trained.predict(X, client=1).told.float(), atol=1e-5, rtol=0)
     assert pickle.loads(pickle.dumps(result)).accuracy == result.accuracy
-
-
-def test_what_was_trained_is_a_line_and_tells_what_it_needs_for_a_model():
-    result = simulated()
-    assert repr(result.trained) == "Models('fedavg', after round 2)"
-    bare = replace(A.fedavg(TASK, cohort=2), task=None)
-    with pytest.raises(FedtideError, match=r"Result\.model: found None, allowed: task\.module"):
-        ft.simulate(bare, people(), rounds=1).model  # noqa: B018
-
-
-def test_run_says_what_it_does_and_finds_unless_it_is_to_be_quiet(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    study = {
-        "rounds": 2,
-        "data": {"source": "gaussians", "partition": {"kind": "iid", "clients": 4}},
-        "model": "linear",
-        "method": [{"name": "A", "algorithm": "fedavg", "cohort": 2}],
-    }
-    done = ft.run(study, out="first", workers=1)
-    out = capsys.readouterr().out
-    assert out.startswith("run folder: first\n1 run\nA · seed 0: round 2/2, accuracy")
-    assert out.splitlines()[-1].split()[0] == "A"
-    accuracy = done.summaries[0].methods[0].measures["accuracy"].mean
-    assert repr(done) == f"Finished('first', A {accuracy:.4g})"
-    ft.run(study, out="second", workers=1, quiet=True)
-    assert capsys.readouterr().out == ""
 
 
 STUDY = {
@@ -303,14 +254,6 @@ def test_a_model_of_a_file_is_told_how_a_task_takes_it():
 def test_names_of_other_libraries_lead_to_ours(name, meant):
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
         ft.__getattr__(name)
-
-
-def test_a_name_of_an_algorithm_that_is_none_has_the_nearest():
-    assert ft.algorithms.fedavg
-    for name in ("FedAvg", "fed_avg"):
-        with pytest.raises(AttributeError, match=f"'{name}', allowed: .*; did you mean 'fedavg'"):
-            getattr(ft.algorithms, name)
-    assert not hasattr(ft, "_nothing")
 
 
 def untyped(task, local=ft.LocalTrainer(), cohort=ft.cohorts.Arrivals(2)):

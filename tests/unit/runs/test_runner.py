@@ -126,14 +126,6 @@ def test_the_true_blend_is_told_of_any_method_and_of_no_other_shift(tmp_path):
     assert not {"domains", "split"} & set(lines_of(other.folder)[0])
 
 
-def test_components_are_told_without_a_blend_too(tmp_path):
-    run = run_of(study({**SPLITTING, "flat": True}, rounds=1, eval_every=1), tmp_path)
-    list(run.play())
-    (line,) = lines_of(run.folder)
-    assert "domains" not in line
-    assert sum(map(sum, line["split"])) > 0
-
-
 def test_a_component_for_each_training_row_or_an_error(tmp_path):
     run = run_of(blend({**SPLITTING, "short": True}, rounds=1), tmp_path)
     with pytest.raises(
@@ -227,13 +219,6 @@ def test_dying_after_any_round_and_going_on_gives_the_same_bytes(tmp_path, whole
     assert first == (at // every * every if every else 0) + 1
     list(run.play())
     unchanged(run, whole["scaffold"])
-
-
-def test_a_finished_run_is_not_played_again(tmp_path, whole):
-    run = run_of(study(A), tmp_path)
-    list(run.play())
-    assert list(run.play()) == []
-    unchanged(run, whole["A"])
 
 
 def test_a_run_that_another_process_plays_is_left_alone(tmp_path, monkeypatch):

@@ -10,9 +10,7 @@ import pytest
 from fedtide import simulate
 from fedtide.algorithms import fedavg
 from fedtide.config import StopAt, from_dict, resolved
-from fedtide.draw.figures import stack_runs
 from fedtide.report.page import write_report
-from fedtide.report.run_records import read_experiment
 from fedtide.report.study import read_study
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import digest_of
@@ -134,15 +132,6 @@ def test_a_target_is_part_of_the_digest_and_of_what_is_written():
     assert from_dict(raw(A, stop_at=0.8), sets=["stop_at.evaluations=3"]).stop_at == StopAt(accuracy=0.8, evaluations=3)
 
 
-def test_forgetting_is_probed_while_a_run_lasts(tmp_path):
-    experiment = study(A, **LONG, stop_at=0.3, forgetting={"rounds": [1, 14]})
-    create(experiment, tmp_path / "run")
-    execute(experiment, tmp_path / "run", workers=1)
-    write_report([tmp_path / "run"])
-    (run,) = read_experiment(tmp_path / "run")[0].methods[0].runs
-    assert [line["round"] for line in run.forgetting] == [1]
-
-
 def test_from_python():
     experiment = study(A)
     population = host_of(experiment, experiment.method[0], 0, None).population
@@ -153,8 +142,3 @@ def test_from_python():
 
     assert ended(0.3) == ended(StopAt(accuracy=0.3)) < 16
     assert ended(1.0) == 16
-
-
-def test_runs_are_put_side_by_side_as_long_as_all_play():
-    assert stack_runs([np.arange(5.0), np.arange(3.0)]).shape == (2, 3)
-    assert stack_runs([np.zeros((5, 2)), np.zeros((4, 2))]).shape == (2, 4, 2)

@@ -72,22 +72,12 @@ def last(classes):
         def forward(self, x):
             return super().forward(x[:, -1])
     return Last(classes, classes)
-def few():
-    return nn.Embedding(99, 3)
-def turned(classes):
-    class Turned(nn.Embedding):
-        def forward(self, x):
-            return super().forward(x).transpose(0, 1)
-    return Turned(classes, classes)
 """
 
 
 @pytest.mark.parametrize(("model", "line"), [
     ("small-cnn", "model.kind: 'small-cnn' needs pictures"),
-    ("mlp", r"model: it does not fit rows of shape \(5,\)"),
     ("python:shapes_of_mine:last", r"returns shape \(2, \d+\) for 2 rows, allowed: logits \(rows, 5 steps, classes\)"),
-    ("python:shapes_of_mine:few", r"returns shape \(2, 5, 3\) for 2 rows, .* with \d+ classes"),
-    ("python:shapes_of_mine:turned", r"returns shape \(5, 2, \d+\) for 2 rows"),
 ])  # fmt: skip
 def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path, monkeypatch, model, line):
     (tmp_path / "shapes_of_mine.py").write_text(SHAPES)

@@ -122,16 +122,6 @@ def test_where_a_tracker_fails_the_run_goes_on(kept, tmp_path, monkeypatch):
     assert len(read_rounds(tmp_path / "toy" / "0")) == 4
 
 
-def test_settings_are_told_by_key(kept, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(feed, "tracker", lambda track, about: seen.append(about) or Kept(track, about))
-    ft.run(tracked(), tmp_path / "run", quiet=True)
-    (about,) = seen
-    assert about.settings["method.name"] == "toy"
-    assert about.settings["rounds"] == 4
-    assert about.key == f"{about.study}-toy-0"
-
-
 def test_a_missing_library_is_one_line_before_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr("fedtide.config.settings.find_spec", lambda name: None)
     with pytest.raises(

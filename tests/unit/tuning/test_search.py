@@ -78,13 +78,6 @@ def test_tpe_goes_where_it_was_good_and_keeps_away_from_where_it_failed():
     assert sum(rate < 0.55 for rate in away) >= 6
 
 
-def test_trials_that_were_pruned_are_told_too():
-    search, tune = search_of({"method.local.lr": RATE}, startup_trials=1)
-    values = asked(search, [], tune, 4)
-    before = [trial(i, v, None if i % 2 else 0.5, "pruned" if i % 2 else "finished") for i, v in enumerate(values)]
-    assert len(asked(search, before, tune, 2)) == 2
-
-
 def test_without_optuna_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     search, tune = search_of({"method.local.lr": RATE})

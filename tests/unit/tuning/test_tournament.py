@@ -70,20 +70,6 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert not earlier(replace(made, reached=made.reached[:1]))
 
 
-def test_the_study_says_that_plain_averaging_is_there_to_compare_with(tmp_path, plan):
-    root = begun(tmp_path / "t", A, PROX)
-    assert execute(root, workers=1)
-    made = read_tournament(root)
-    rung = made.reached[-1]
-    behind = replace(made, reached=(replace(rung, kept=("prox",)),))
-    tournament.write_study(root, behind)
-    text = (root / "study.toml").read_text()
-    assert text.startswith(
-        "# Written by fedtide recommend: the methods of its tournament that may be the best, and A to"
-    )
-    assert {method.name for method in read(root / "study.toml").method} == {"A", "prox"}
-
-
 def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):
     """The plan ends at two of four rounds, with one seed; a budget that is left pays for all four."""
     monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, seconds: Ladder((2,), 1, len(costs)))

@@ -252,10 +252,6 @@ def test_what_is_written_is_the_experiment_with_the_values_in_it_and_can_be_run(
         assert method.options["local"]["lr"] == tuned.best.values["method.local.lr"]
         assert tuned.best.accuracy == max(t.accuracy for t in tuned.trials if t.accuracy is not None)
     assert (ready.tune, ready.sweep, ready.seeds) == (None, {}, TWO.seeds)
-    text = (whole / READY).read_text()
-    assert text.startswith("# Written by fedtide tune")
-    assert "[tune" not in text
-    assert "[sweep" not in text
 
 
 # -- what a folder holds -----------------------------------------------------------------------------------------------

@@ -6,10 +6,9 @@ import pytest
 
 from fedtide.core.errors import FedtideError
 from fedtide.tuning import trials as records
-from fedtide.tuning.pages import best_table, budget_table, range_of, tuning_headline, write_tuning
-from fedtide.tuning.stages import digest_of_tuning, stages
+from fedtide.tuning.pages import best_table, budget_table, tuning_headline, write_tuning
+from fedtide.tuning.stages import digest_of_tuning
 from fedtide.tuning.trials import Curve, Trial, read_tuning
-from helpers.pages import Page
 from helpers.studies import PROX, RATE, A, made, tuning
 
 RANGES = {
@@ -63,25 +62,6 @@ def test_the_budgets_are_told_as_they_were(root):
     assert rows == [["A", "4 of 4", "2", "1", "1"], ["prox", "4 of 4", "4", "0", "0"]]
 
 
-def test_the_page_has_a_picture_of_trials_and_one_per_method_and_opens_offline(root):
-    path = write_tuning(root)
-    assert path == root / "report.html"
-    text = path.read_text(encoding="utf-8")
-    page = Page(text)
-    assert page.tags.count("svg") == 3
-    assert not [value for _, name, value in page.attributes if name in ("src", "href") and value.startswith("http")]
-    assert "Rates &lt;b&gt;" in text
-    assert "&lt;no&gt; &amp; not finite" in text
-    for said in ("trial", "local.lr", "local.proximal", "best so far", "pruned", "failed", "validation rows, %"):
-        assert said in text
-    assert write_tuning(root).read_text(encoding="utf-8") == text
-
-
-def test_the_page_goes_where_it_is_told(root, tmp_path):
-    assert write_tuning(root, tmp_path / "page.html") == tmp_path / "page.html"
-    assert not (root / "report.html").exists()
-
-
 def test_a_tuning_that_is_not_finished_says_how_many_are_left(root):
     some = (root / records.TRIALS).read_text().splitlines(keepends=True)[:5]
     (root / records.TRIALS).write_text("".join(some))
@@ -91,20 +71,3 @@ def test_a_tuning_that_is_not_finished_says_how_many_are_left(root):
     (root / records.TRIALS).write_text("")
     with pytest.raises(FedtideError, match="no trial is finished yet; go on with: fedtide resume"):
         write_tuning(root)
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(FedtideError, match="not a tune folder"):
-        write_tuning(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("range_", "said"),
-    [
-        ({"low": 1, "high": 4, "step": 0.5}, "1 to 4 in steps of 0.5"),
-        ({"choices": [{"kind": "sgd"}, True, 0.1]}, "among kind sgd, true, 0.1"),
-    ],
-)
-def test_a_range_in_words(range_, said):
-    experiment = tuning(tune={"ranges": {"method.x": range_}})
-    assert range_of(stages(experiment)[0][0].parameters[0]) == said

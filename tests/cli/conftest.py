@@ -1,0 +1,19 @@
+"""Shared by tests of commands: an empty folder to work in, and reports without pictures, which take the longest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDTIDE_DATA", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
