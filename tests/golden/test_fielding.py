@@ -26,9 +26,12 @@ def column(*values: float) -> torch.Tensor:
 
 def drifted(trigger: Adaptive) -> State:
     """Clients at 0, 6 | 7, 9 with centers 3 and 8; then client 0 says 3. Models 1 and 4."""
-    reported, cluster = column(3, 6, 7, 9), torch.tensor([0, 0, 1, 1])
-    models, centers = (at(1.0), at(4.0)), column(3, 8)
-    return State(models, (None, None), reported, cluster, centers, centers, "l1", trigger.start())
+    return state_of(trigger, column(3, 6, 7, 9), [0, 0, 1, 1], column(3, 8))
+
+
+def state_of(trigger, reported: torch.Tensor, cluster: list[int], centers: torch.Tensor) -> State:
+    models = (at(1.0), at(4.0))
+    return State(models, (None, None), reported, torch.tensor(cluster), centers, centers, "l1", trigger.start())
 
 
 def test_those_that_drifted_move_alone():
@@ -62,8 +65,7 @@ def test_a_move_changes_the_centers_that_the_next_client_compares():
     """
     for last, cluster, centers in ((10.0, [0, 0, 0, 1, 1], [2.6, 7.6]), (12.0, [0, 0, 0, 0, 1], [3.25, 12.0])):
         trigger = FixedFraction(tau=math.inf)
-        reported, label, before = column(0, 4, 3.8, 5.2, last), torch.tensor([0, 0, 1, 1, 1]), column(2, 6)
-        state = State((at(1.0), at(4.0)), (None, None), reported, label, before, before, "l1", trigger.start())
+        state = state_of(trigger, column(0, 4, 3.8, 5.2, last), [0, 0, 1, 1, 1], column(2, 6))
         state, facts = handle_drift(state, torch.tensor([2, 3]), TWO, trigger, "last-event", Rng(0))
         assert state.cluster.tolist() == cluster
         assert state.centers.flatten().tolist() == pytest.approx(centers)
@@ -76,10 +78,7 @@ def test_clients_that_swap_do_not_swap_centers():
     Its own cluster is empty and nobody's nearest, so client 1 at 0 stays. With fixed centers they would change places.
     """
     trigger = FixedFraction(tau=math.inf)
-    before = column(0, 10)
-    state = State(
-        (at(1.0), at(4.0)), (None, None), column(10, 0), torch.tensor([0, 1]), before, before, "l1", trigger.start()
-    )
+    state = state_of(trigger, column(10, 0), [0, 1], column(0, 10))
     state, facts = handle_drift(state, torch.tensor([0, 1]), TWO, trigger, "last-event", Rng(0))
     assert (state.cluster.tolist(), state.centers.flatten().tolist(), facts["moved"]) == ([1, 1], [0.0, 5.0], 1)
 

@@ -77,14 +77,15 @@ def test_masks_between_two_cancel_by_hand():
     assert total[0] == 0
 
 
-def whole(numbers: dict[int, list[int]]) -> dict[int, torch.Tensor]:
-    return {k: torch.tensor(row, dtype=torch.int64) for k, row in numbers.items()}
+def three(file=None) -> tuple[dict[int, Masker], dict[int, bytes]]:
+    """Three nodes of one client each, and their public keys; the first keeps its lists in a file."""
+    nodes = {k: Masker("run", f"node-{k}", lists=file if k == 1 else None) for k in (1, 2, 3)}
+    return nodes, {k: node.bundle.public for k, node in nodes.items()}
 
 
 def test_two_of_three_who_were_asked_by_hand():
-    nodes = {k: Masker("run", f"node-{k}") for k in (1, 2, 3)}
-    peers = {k: node.bundle.public for k, node in nodes.items()}
-    sent = {k: nodes[k].masked(CONTEXT, k, x, peers) for k, x in whole({1: [5], 2: [-3]}).items()}
+    nodes, peers = three()
+    sent = {k: nodes[k].masked(CONTEXT, k, x, peers) for k, x in ((1, torch.tensor([5])), (2, torch.tensor([-3])))}
     shown = {k: nodes[k].show(CONTEXT, k, [1, 2], 2) for k in (1, 2)}
     assert set(shown[1].links) == set(shown[2].links) == {3}
     assert set(shown[1].opens) == {2}
@@ -96,8 +97,7 @@ def test_two_of_three_who_were_asked_by_hand():
 
 
 def test_a_try_is_masked_once_and_a_question_opened_for_one_list():
-    nodes = {k: Masker("run", f"node-{k}") for k in (1, 2, 3)}
-    peers = {k: node.bundle.public for k, node in nodes.items()}
+    nodes, peers = three()
     one, x = nodes[1], torch.tensor([7])
     first = one.masked(CONTEXT, 1, x, peers)
     assert one.masked(CONTEXT, 1, x, peers).equal(first), "a question that comes twice is answered as before"
@@ -151,8 +151,7 @@ def test_a_node_that_is_started_again_knows_which_lists_it_opened_sums_for(tmp_p
     """It has another key, and the same answer: for another list the server would have the difference of two sums."""
     file = tmp_path / "opened"
     for alive in ([1, 2], [1, 2], [1, 2, 3]):
-        nodes = {k: Masker("run", f"node-{k}", lists=file if k == 1 else None) for k in (1, 2, 3)}
-        peers = {k: node.bundle.public for k, node in nodes.items()}
+        nodes, peers = three(file)
         nodes[1].masked(CONTEXT, 1, torch.tensor([7]), peers)
         if alive == [1, 2, 3]:
             with pytest.raises(FedtideError, match="for one list"):

@@ -1,4 +1,4 @@
-"""FlexCFL, FedDrift and Auxo against plain loops in numpy: softmax regression, float64, 30 rounds with drift, to 1e-8.
+"""CFL, FlexCFL, FedDrift and Auxo against plain loops in numpy: softmax regression, float64, 30 rounds, to 1e-8.
 
 Partitions are found by trying all, directions by the singular value decomposition, linkage pair by pair.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.auxo import AtRounds, auxo
+from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.feddrift import Eager, Isolate, feddrift
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.cohorts import Everyone
@@ -322,3 +323,71 @@ def test_auxo():
             assert all(where[i] == where[i % 2] for i in range(CLIENTS))
     assert counts[:4] == [1, 1, 2, 2]
     assert counts[-1] > 2
+
+
+# -- CFL ---------------------------------------------------------------------------------------------------------------
+
+
+def cross(halves, updates):
+    """The largest cosine across."""
+    one, two = halves
+    return max(cosine(updates[i], updates[j]) for i in one for j in two)
+
+
+def best_halves(cluster, updates):
+    """Of all ways to put a cluster in two, that with the least cosine across."""
+    first, *rest = cluster
+    ways = []
+    for sides in product([0, 1], repeat=len(rest)):
+        if any(sides):
+            one = [first, *(i for i, side in zip(rest, sides, strict=True) if not side)]
+            ways.append((one, [i for i, side in zip(rest, sides, strict=True) if side]))
+    return min(ways, key=lambda halves: cross(halves, updates))
+
+
+def naive_cfl(start, clients):
+    """Models and clusters after each round."""
+    clusters, models, largest = [list(range(len(clients)))], [start], [0.0]
+    for number in range(ROUNDS):
+        updates = {i: update_of(models[k], *clients[i]) for k, cluster in enumerate(clusters) for i in cluster}
+        for k in range(len(clusters)):
+            cluster = clusters[k]
+            mean = np.linalg.norm(np.mean([updates[i] for i in cluster], axis=0))
+            largest[k] = max(largest[k], mean)
+            most = max(np.linalg.norm(updates[i]) for i in cluster)
+            if number < 6 or len(cluster) <= 2 or mean >= largest[k] / 10 or most <= 6 * largest[k] / 10:
+                continue
+            halves = best_halves(cluster, updates)
+            if np.sqrt((1 - cross(halves, updates)) / 2) > 0.1:
+                clusters[k] = halves[0]
+                clusters.append(halves[1])
+                models.append(models[k])
+                largest.append(largest[k])
+        models = [
+            model + np.mean([updates[i] for i in cluster], axis=0)
+            for model, cluster in zip(models, clusters, strict=True)
+        ]
+        yield list(models), [sorted(cluster) for cluster in clusters]
+
+
+def test_cfl():
+    """Halves are found by trying all."""
+    draw = np.random.default_rng(1)
+    truth = draw.normal(size=(CLASSES, DIMS)) * 2
+    clients = []
+    for i in range(10):  # group g calls class c by the name c + g
+        x = draw.normal(size=(12, DIMS))
+        clients.append((x, (np.argmax(x @ truth.T, axis=1) + i % 3) % CLASSES))
+    who = holding([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients], classes=CLASSES)
+    algorithm = cfl(TASK, LOCAL, split_after=6)
+    start, counts = begun(algorithm, who)[0].weights[0].params["weight"].numpy(), []
+    for (state, _, fleet), (models, clusters) in zip(
+        rounds(algorithm, [who] * ROUNDS), naive_cfl(start, clients), strict=True
+    ):
+        found = [(state.model == k).nonzero().flatten().tolist() for k in range(len(clusters))]
+        assert found == clusters, f"round {fleet.moment.round}"
+        close_models(state.weights, models)
+        counts.append(len(clusters))
+    assert counts[0] == 1
+    assert counts[-1] == 3
+    assert all(len({i % 3 for i in cluster}) == 1 for cluster in clusters)

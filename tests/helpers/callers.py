@@ -260,15 +260,6 @@ def frame(kind: int, payload: bytes = b"", number: int = 0, flags: int = 0) -> b
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, number) + payload
 
 
-def call_of(number: int, path: str = METHOD, more: bytes = b"") -> bytes:
-    """The frame that begins a call of a method."""
-    words = [(b"\x04", None, path), (b"\x01", None, "x"), (b"\x00", "te", "trailers"),
-             (b"\x00", "content-type", "application/grpc")]  # fmt: skip
-    block = b"\x83\x87"  # POST, https
-    for first, name, value in words:
-        block += first + (b"" if name is None else bytes([len(name)]) + name.encode())
-        block += bytes([len(value)]) + value.encode()
-    return frame(HEADERS, block + more, number, flags=4)
 
 
 def left_open(connection: socket.socket, seconds: float = 0.0) -> bool:

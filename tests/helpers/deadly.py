@@ -68,16 +68,6 @@ def remembering(
     return replace(made, works={"train": slow})
 
 
-def telling(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals()):
-    """Clients note how many threads torch has, and in which process they are."""
-    made = fedavg(task, local, cohort=cohort)
-    train = made.works["train"]
-
-    def work(payload, memory, shard, moment, rng):
-        where = torch.tensor([float(torch.get_num_threads()), float(os.getpid())])
-        return replace(train(payload, memory, shard, moment, rng), notes=Notes(loss=where))
-
-    return replace(made, works={"train": work})
 
 
 def _with(algorithm: Algorithm, before) -> Algorithm:

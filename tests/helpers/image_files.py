@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,6 +19,13 @@ def idx_bytes(array: np.ndarray) -> bytes:
     stored = array.astype(array.dtype.newbyteorder(">"))
     sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
     return bytes([0, 0, CODES[stored.dtype], array.ndim]) + sizes + stored.tobytes()
+
+
+def write_idx(folder: Path, prefix: str, images: np.ndarray, labels: np.ndarray) -> None:
+    """Write pictures and labels as the published archives have them."""
+    folder.mkdir(exist_ok=True)
+    for what, array in (("images-idx3", images), ("labels-idx1", labels)):
+        (folder / f"{prefix}-{what}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array), 1))
 
 
 # -- counts of the pictures that are decoded ---------------------------------------------------------------------------

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from fedtide.algorithms import REGISTRY
-from fedtide.core.base import Weights
+from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.laws.case import reductions_of, with_rows
-from fedtide.runs.build import host_of
+from fedtide.learn.local import LocalTrainer
+from fedtide.runs.build import host_of, task_of
 from helpers.toys import Played, played, toy
 
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
@@ -163,10 +165,6 @@ def test_one_client_is_plain_sgd():
     experiment = toy("fedavg", {"cohort": 1, "local": LOCAL})
     run = played(experiment, rounds=1)
     (asked,) = run.fleet.queries
-    from fedtide.core.base import Moment
-    from fedtide.core.rng import Rng
-    from fedtide.learn.local import LocalTrainer
-    from fedtide.runs.build import task_of
 
     population = run.host.population
     client = int(asked.ask.clients[0])
@@ -188,7 +186,6 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
     run = played(experiment, rounds=1)
     population = run.host.population
     rows = population.parts["train"].rows
-    from fedtide.runs.build import task_of
 
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 
 import numpy as np
 import pytest
 
 from fedtide.data.partition.skewed import CIFAR_100
-from helpers.image_files import idx_bytes
+from helpers.image_files import write_idx
 
 
 @pytest.fixture
@@ -17,15 +16,10 @@ def data(tmp_path, monkeypatch):
     """A data directory with a little of everything, in the published formats."""
     monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
     draw = np.random.default_rng(0)
-    folder = tmp_path / "emnist-byclass"
-    folder.mkdir()
     for part, each in (("train", 6), ("test", 2)):
         labels = np.tile(np.arange(62, dtype=np.uint8), each)
-        for what, array in (
-            ("images-idx3", draw.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)),
-            ("labels-idx1", labels),
-        ):
-            (folder / f"emnist-byclass-{part}-{what}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array)))
+        images = draw.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
+        write_idx(tmp_path / "emnist-byclass", f"emnist-byclass-{part}", images, labels)
     for name, classes, each, files in (
         ("cifar-10-batches-bin", 10, 20, ("data_batch_1.bin", "test_batch.bin")),
         ("cifar-100-binary", 100, 4, ("train.bin", "test.bin")),

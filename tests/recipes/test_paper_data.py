@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.learn.branched_task import with_branches
 from fedtide.runs.build import population_of, rows_of, task_of
 from fedtide.runs.preflight import preflight
-from helpers.image_files import idx_bytes
+from helpers.image_files import write_idx
 from helpers.shell import done, refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
@@ -167,13 +166,11 @@ def tables(tmp_path, monkeypatch):
     latencies = [{"ResNet Latency": 50.0, "Vit Latency": 300.0}, {"ResNet Latency": 90.0, "Vit Latency": 500.0}]
     (tmp_path / "device-traces/training_latency.json").write_text(json.dumps(latencies))
     (tmp_path / "device-traces/mobiperf_sampled_devices.csv").write_text("case,tcp_speed_kbps\n1,800 900\n2,20\n")
-    folder, draw = tmp_path / "emnist-letters", np.random.default_rng(0)
-    folder.mkdir()
+    draw = np.random.default_rng(0)
     for part, count in (("train", 4000), ("test", 2000)):
         images = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = (np.arange(count) % 26 + 1).astype(np.uint8)
-        for what, array in (("images-idx3", images), ("labels-idx1", labels)):
-            (folder / f"emnist-letters-{part}-{what}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array), 1))
+        write_idx(tmp_path / "emnist-letters", f"emnist-letters-{part}", images, labels)
     (tmp_path / "gas-sensor-drift").mkdir()
     sensors = [[f"{k}:{v:.2f}" for k, v in enumerate(draw.random(128), 1)] for _ in range(150)]
     lines = [" ".join([f"{row % 6 + 1};10.0", *values]) for row, values in enumerate(sensors)]
