@@ -68,15 +68,6 @@ def test_methods_that_a_command_spells_have_nothing_of_ours(papers):
     assert len(spelled) > 10
 
 
-def test_what_was_found_counts_verdicts_and_links_to_them(papers):
-    said = papers.verdicts_of({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
-    assert "(recipes.md#fedtem-shift-strength), 5 seeds" in said
-    assert "holds: " in said
-    assert (
-        papers.verdicts_of({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
-    )
-
-
 def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkeypatch):
     rows = [
         ["It gains", "+1", "holds"],

@@ -67,7 +67,6 @@ class Answering:
 
 
 def begun(algorithm: Algorithm) -> Any:
-    """The first state."""
     return algorithm.init(Answering(None), Rng(0).at(-1, "server"))
 
 

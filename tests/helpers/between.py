@@ -63,8 +63,6 @@ class Between:
             self._open.discard(end)
 
     def close(self) -> None:
-        """Pass nothing on any more."""
-
         async def stop() -> None:
             self._server.close()
             for end in list(self._open):

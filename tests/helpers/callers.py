@@ -215,7 +215,6 @@ async def enter(call: Any, known: Caller, **changes: Any) -> None:
 
 
 async def send(call: Any, message: Message) -> None:
-    """Say something."""
     for piece in message.pieces():
         await call.write(piece)
 
@@ -233,7 +232,7 @@ async def ended(call: Any) -> str:
 # -- over sockets ---------------------------------------------------------------------------------------------------
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RESET, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+SETTINGS = 4
 
 
 def plain(port: int, source: str = "127.0.0.1") -> socket.socket:
@@ -258,8 +257,6 @@ def secure(federation: Federation, port: int | None = None) -> ssl.SSLSocket:
 def frame(kind: int, payload: bytes = b"", number: int = 0, flags: int = 0) -> bytes:
     """A frame of HTTP/2."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, number) + payload
-
-
 
 
 def left_open(connection: socket.socket, seconds: float = 0.0) -> bool:

@@ -68,8 +68,6 @@ def remembering(
     return replace(made, works={"train": slow})
 
 
-
-
 def _with(algorithm: Algorithm, before) -> Algorithm:
     train = algorithm.works["train"]
 

@@ -76,7 +76,6 @@ class Federation:
         return known
 
     def start(self, home: str, *, admitted: bool = True, worker: Path = ECHO, **line: Any) -> None:
-        """Start a node."""
         folder, settings = self.root / home, self.line(home, worker=[sys.executable, "-P", str(worker)], **line)
         if admitted:
             self.keys[home] = certificates.read_public_key(folder / "key.pub")[0]
@@ -106,12 +105,10 @@ class Federation:
     def push(
         self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0, largest: int = 10**8
     ) -> None:
-        """Ask a node something."""
         self._number += 1
         self.carrier.push([Question(f"{self._number}.{node}", node, header, payload, seconds, largest)])
 
     def pull(self, seconds: float = 400.0) -> Response:
-        """Wait for a response."""
         (found,) = until(self.carrier.pull, seconds)
         return found
 
@@ -121,7 +118,6 @@ class Federation:
         return self.pull()
 
     def close(self) -> None:
-        """End everything."""
         for name in list(self.nodes):
             self.stop(name)
         self.carrier.close()

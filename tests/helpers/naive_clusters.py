@@ -11,7 +11,6 @@ Row = list[float]
 
 
 def distance(a: Row, b: Row, kind: str | Joint) -> float:
-    """Of two rows."""
     assert len(a) == len(b)
     if isinstance(kind, Joint):
         parts = zip(kind.columns, kind.kinds, kind.scales, strict=True)
@@ -71,7 +70,6 @@ def lloyd(x: list[Row], centers: list[Row], kind: str, way: str = "mean") -> tup
 
 
 def silhouette(x: list[Row], label: list[int], kind: str) -> list[float]:
-    """Of each row."""
     out = []
     for i, row in enumerate(x):
         away: dict[int, list[float]] = {}

@@ -43,7 +43,6 @@ def flat(x: np.ndarray) -> np.ndarray:
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
-    """Of one row."""
     e = np.exp(z - z.max())
     return e / e.sum()
 

@@ -53,7 +53,6 @@ def at(w: float) -> Weights:
 def fleet_of(
     algorithm: Algorithm, targets: list[list[int]] | None = None, who: Population | None = None
 ) -> SimulatedFleet:
-    """The clients as a fleet."""
     who, memory = who or population(targets), MemoryStore(None)
     return SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)))
 
@@ -75,7 +74,6 @@ def after(
     targets: list[list[int]] | None = None,
     who: Population | None = None,
 ) -> Any:
-    """The state after some rounds of everybody."""
     *_, (state, _) = played(algorithm, fleet_of(algorithm, targets, who), state, rounds)
     return state
 

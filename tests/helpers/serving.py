@@ -98,11 +98,9 @@ class Serving:
         return command
 
     def fedtide(self, *words: str) -> Command:
-        """Run a command of Fedtide."""
         return self._run(sys.executable, "-P", "-m", "fedtide", *words)
 
     def serve(self) -> Command:
-        """Serve the site."""
         return self.fedtide("serve", str(self.site.root))
 
     def join(self, name: str, data: Sequence[str] = (), worker: Path | None = None) -> Command:

@@ -115,7 +115,6 @@ class Shell:
         return self._order(wait=pid)
 
     def close(self) -> None:
-        """End the server."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()

@@ -45,12 +45,10 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
 
 
 def dropping(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A model with dropout."""
     return nn.Sequential(nn.Linear(shape[0], 5), nn.Dropout(0.5), nn.Linear(5, classes))
 
 
 def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A model with BatchNorm."""
     return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, classes))
 
 

@@ -1,4 +1,4 @@
-"""Laws of curves and priors: the simplex, the period, the formulas of the paper."""
+"""Laws of curves, priors and step sizes: the simplex, the period, the formulas of the paper."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import BlockCyclic, Periodic, periodic_shares
 from fedtide.mixtures.priors import Block, Cosine, Linear, Soft, Uniform
+from fedtide.mixtures.step_size import Leaky, certainty, zero_mid
 from helpers.examples import examples
 
 law = examples(40)
@@ -96,3 +97,39 @@ def test_soft_falls_for_half_a_period_and_rises_for_the_other(period, phase, cou
 @given(periods, st.integers(0, 100), st.floats(0, 1), st.floats(0, 1))
 def test_soft_is_a_share_whatever_the_period(period, round, now, before):
     assert 0 <= Soft(period).see(before, at(round), {"modes": torch.tensor([now, 1 - now])}, Rng(0)) <= 1
+
+
+# -- step sizes --------------------------------------------------------------------------------------------------------
+
+simplex = st.lists(st.floats(0.001, 1), min_size=1, max_size=5).map(
+    lambda w: torch.tensor(w, dtype=torch.float64) / sum(w)
+)
+
+
+@law
+@given(simplex, st.floats(0, 1))
+def test_certainty_is_between_zero_and_its_largest(shares, a0):
+    a = certainty(shares, a0)
+    assert (a >= 0).all()
+    assert (a <= a0 + 1e-12).all()
+    assert float(a.max()) == zero_mid(shares, a0)
+    assert torch.equal(certainty(shares.flip(0), a0), a.flip(0))
+
+
+@law
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_certainty_of_two_groups_is_that_of_the_paper(q, a0):
+    a = certainty(torch.tensor([q, 1 - q], dtype=torch.float64), a0).tolist()
+    assert a == pytest.approx([a0 * max(0, 2 * q - 1), a0 * max(0, 1 - 2 * q)], abs=1e-12)
+    assert zero_mid(torch.tensor([q, 1 - q], dtype=torch.float64), a0) == pytest.approx(
+        2 * abs(0.5 - q) * a0, abs=1e-12
+    )
+
+
+@law
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=200), st.floats(0.01, 1))
+def test_a_leaky_alpha_is_within_its_bound_whatever_is_expected_and_counted(rounds, rho):
+    rule, log_alpha = Leaky(eta=0.02, rho=rho, schedule="constant"), torch.zeros(2, dtype=torch.float64)
+    for expected, counted in rounds:
+        log_alpha = rule(log_alpha, torch.tensor([expected, 1 - expected]), torch.tensor([counted, 1 - counted]))
+        assert abs(float(log_alpha[1])) <= 0.02 / rho + 1e-6

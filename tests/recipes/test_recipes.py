@@ -22,10 +22,6 @@ from helpers.shell import done
 RECIPES = sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
 
 
-def test_there_are_recipes():
-    assert "demo" in [path.stem for path in RECIPES]
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_what_it_is_and_every_scale_is_sound(recipe):
     """There is a scale for seconds and one for minutes."""

@@ -1,4 +1,4 @@
-"""CFL, FlexCFL, FedDrift and Auxo against plain loops in numpy: softmax regression, float64, 30 rounds, to 1e-8.
+"""IFCA, CFL, FlexCFL, FedDrift and Auxo against plain loops in numpy: softmax regression, float64, to 1e-8.
 
 Partitions are found by trying all, directions by the singular value decomposition, linkage pair by pair.
 """
@@ -16,10 +16,15 @@ from fedtide.algorithms.auxo import AtRounds, auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.feddrift import Eager, Isolate, feddrift
 from fedtide.algorithms.flexcfl import flexcfl
+from fedtide.algorithms.ifca import State, ifca
 from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment, Weights
+from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
+from helpers.branchnet import softmax
 from helpers.naive_drift import close_models, gradient_of
+from helpers.quadratics import fleet_of
 from helpers.stages import begun, holding, rounds
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 9, 3, 4, 30
@@ -378,7 +383,7 @@ def test_cfl():
     for i in range(10):  # group g calls class c by the name c + g
         x = draw.normal(size=(12, DIMS))
         clients.append((x, (np.argmax(x @ truth.T, axis=1) + i % 3) % CLASSES))
-    who = holding([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients], classes=CLASSES)
+    (who,) = populations([clients])
     algorithm = cfl(TASK, LOCAL, split_after=6)
     start, counts = begun(algorithm, who)[0].weights[0].params["weight"].numpy(), []
     for (state, _, fleet), (models, clusters) in zip(
@@ -391,3 +396,62 @@ def test_cfl():
     assert counts[0] == 1
     assert counts[-1] == 3
     assert all(len({i % 3 for i in cluster}) == 1 for cluster in clusters)
+
+
+# -- IFCA --------------------------------------------------------------------------------------------------------------
+
+
+def loss_of(w, x, y):
+    return float(-np.log(softmax(x @ w.T)[np.arange(len(y)), y]).mean())
+
+
+def naive_ifca(models, clients, variant, mu, rate=0.3, epochs=2):
+    """The models after each round, and who chose which."""
+    rounds = []
+    for _ in range(20):
+        chosen = [int(np.argmin([loss_of(w, x, y) for w in models])) for x, y in clients]
+        after = []
+        for j, w in enumerate(models):
+            members = [(x, y) for (x, y), k in zip(clients, chosen, strict=True) if k == j]
+            if not members:
+                after.append(w.copy())
+            elif variant == "gradient":
+                after.append(w - rate / len(clients) * sum(gradient_of(w, x, y) for x, y in members))
+            else:
+                rows, moved = sum(len(y) for _, y in members), np.zeros_like(w)
+                for x, y in members:
+                    own = w.copy()
+                    for _ in range(epochs):
+                        own -= rate * (gradient_of(own, x, y) + mu * (own - w))
+                    moved += len(y) / rows * own
+                after.append(moved)
+        models = after
+        rounds.append((models, chosen))
+    return rounds
+
+
+@pytest.mark.parametrize(("variant", "mu"), [("averaging", 0.0), ("averaging", 0.4), ("gradient", 0.0)])
+def test_ifca(variant, mu):
+    draw = np.random.default_rng(3)
+    truth = draw.normal(size=(3, CLASSES, DIMS)) * 2
+    clients = []
+    for i in range(CLIENTS):
+        x = draw.normal(size=(5 + i, DIMS))
+        clients.append((x, np.argmax(x @ truth[i % 3].T, axis=1)))
+    start = draw.normal(size=(3, CLASSES, DIMS))
+    (who,) = populations([clients])
+    local = LocalTrainer(lr=0.3, epochs=2, batch_size=0, proximal=mu)
+    alike = {"weighting": "uniform" if variant == "gradient" else "samples"}
+    algorithm = ifca(TASK, local, clusters=3, variant=variant, cohort=Everyone(), **alike)
+    fleet = fleet_of(algorithm, who=who)
+    models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)
+    state = State(models, (None,) * 3, torch.zeros(3, dtype=torch.float64))
+    seen = set()
+    for number, (expected, chosen) in enumerate(naive_ifca(list(start), clients, variant, mu)):
+        fleet.begin(Moment(number, 20, 0.0))
+        state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+        notes = fleet.queries[-1].notes
+        assert [int(notes[i].branch) for i in range(CLIENTS)] == chosen, f"round {number}"
+        close_models(state.weights, expected)
+        seen |= set(chosen)
+    assert len(seen) > 1
