@@ -22,7 +22,7 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same, size_in_bytes
+from fedtide.core.trees import size_in_bytes
 from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
@@ -63,16 +63,6 @@ def test_nobody_permutes_at_zero_and_about_so_many_else():
     found = [Labels(malicious=0.3).draw_order(TASK, Rng(seed)) for seed in range(2000)]
     assert sum(order is not None for order in found) / 2000 == pytest.approx(0.3, abs=0.03)
     assert all(order.tolist() != [0, 1, 2] for order in found if order is not None)
-
-
-def test_who_lies_trains_honestly():
-    """With one cluster it does not matter what is said."""
-    one = {"kind": "k-means", "k_max": 1}
-    representations = [{"kind": "labels", "malicious": share} for share in (0.0, 1.0)]
-    options = [{"clustering": one, "representation": representation} for representation in representations]
-    honest, lying = (played(toy("fielding drifts", each)) for each in options)
-    assert not torch.equal(honest.state.reported, lying.state.reported)
-    assert same(honest.state.weights, lying.state.weights)
 
 
 # -- clients without rows ----------------------------------------------------------------------------------------------

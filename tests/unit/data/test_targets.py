@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedtide.data.partition import IID, Dirichlet, Partition
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target
+from fedtide.data.saved import Saved, save
 from fedtide.data.sources import CSV, NPZ, Gaussians
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.frames import table
@@ -281,6 +283,16 @@ def test_some_of_the_rows_are_read_as_a_table_of_them_would_be():
     picked = from_npz(made).pick(few)
     alone = from_arrays("toy", made["a"][few][:, None], picked.y.numpy(), client=OWNER[few], scaled=True)
     assert torch.equal(people(picked).rows.x, people(alone).rows.x)
+
+
+@pytest.mark.parametrize("source", [from_table, from_npz])
+def test_another_process_and_a_replay_have_the_same_features(source, tmp_path):
+    rows = source(columns())
+    one = people(rows)
+    save(one, tmp_path / "0.safetensors", rounds=1, cohort=2)
+    again = people(rows, seed=5, partition=Saved(str(tmp_path / "0.safetensors")))
+    others = [again, people(pickle.loads(pickle.dumps(rows))), people(one.rows)]
+    assert all(torch.equal(other.rows.x, one.rows.x) for other in others)
 
 
 @pytest.mark.parametrize("setting", [Number(), Number("huber"), Quantiles(), Counts()])

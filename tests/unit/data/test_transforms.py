@@ -11,14 +11,18 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.data.groups import HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Rotation
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, apply_transforms, shape_after
-from fedtide.runs.build import rows_of, task_of
+from fedtide.fleets.worker_engine import WorkersEngine
+from fedtide.runs.build import host_of, rows_of, spec_of, task_of
+from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from helpers.examples import examples
+from helpers.toys import played
 
 NOW = Moment(0, 4)
 law = examples(40)
@@ -193,3 +197,16 @@ def test_models_are_built_for_what_comes_out():
     assert tuple(task.example.shape) == (1, 1, 20, 20)
     assert task.build()(torch.zeros(2, 1, 20, 20)).shape == (2, 10)
     assert tuple(task.scratch.weights.params["dense1.weight"].shape) == (4, 400)
+    experiments = (experiment, changed(transforms=[]), changed(transforms=["standardize"]))
+    assert len({digest_of(each, each.method[0], 0) for each in experiments}) == 3
+
+
+def test_one_process_and_two_give_the_same_bits(pool):
+    experiment = changed(source={"kind": "day-night-characters", "labels": "disjoint"})
+    here = played(experiment)
+    memory = MemoryStore(None)
+    host = host_of(experiment, experiment.method[0], 0, memory)
+    spec = spec_of(experiment, experiment.method[0], 0, None)
+    there = played(experiment, host=host, memory=memory, engine=lambda host: WorkersEngine(host, pool, spec))
+    for name, param in here.state.weights.params.items():
+        assert torch.equal(param, there.state.weights.params[name])

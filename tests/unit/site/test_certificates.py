@@ -153,6 +153,10 @@ def test_a_private_key_is_for_its_owner_alone(node):
     (node / "berlin.key").chmod(0o644)
     with pytest.raises(FedtideError, match=r"found '0644', allowed: 0600; mend it with: chmod 600"):
         certificates.read_private_key(node / "berlin.key")
+    (node / "berlin.key").chmod(0o600)
+    (node / "berlin.key").write_bytes(b"no key")
+    with pytest.raises(FedtideError, match="damaged or not a private key of OpenSSH"):
+        certificates.read_private_key(node / "berlin.key")
 
 
 @pytest.mark.parametrize(

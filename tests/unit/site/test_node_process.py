@@ -148,6 +148,16 @@ def test_a_worker_that_has_nothing_to_do_rests_until_it_is_asked(make, monkeypat
     assert ask(worker)[0] == again
 
 
+def test_a_log_that_has_grown_begins_anew_and_the_old_one_is_kept(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_process, "LOG", 1000)
+    worker = make()
+    os.kill(ask(worker, words=2000)[0], 9)
+    assert ask(worker)[1] == b"tree"
+    worker.keep()
+    assert (tmp_path / "worker.log").stat().st_size < 100
+    assert (tmp_path / "worker.log.1").stat().st_size > 2000
+
+
 def test_a_worker_that_cannot_be_started_is_said_once_and_tried_again(make, tmp_path):
     """No process, file or memory may be left for a while."""
     worker = make(log=tmp_path / "gone" / "worker.log")

@@ -19,6 +19,7 @@ import torch
 
 pytest.importorskip("cryptography")
 
+from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
@@ -130,6 +131,14 @@ def test_answers_that_end_a_round_leave_the_state_as_it_was_and_other_errors_are
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_samples_that_are_none_leave_distances_finite():
+    rows = {"bad": torch.full((2, 2), 9e15, dtype=torch.float64), "rows": torch.tensor([1e-300, 5.0]).double()}
+    reply: Any = SimpleNamespace(rows=rows, total=None)
+    losses, known = cross_losses(reply, torch.eye(2) > 0, torch.arange(2))
+    assert known.tolist() == [1]
+    assert losses.isfinite().all()
 
 
 def status(**changes) -> Status:
