@@ -34,23 +34,18 @@ def test_the_weight_of_highest_likelihood_by_hand():
     assert float(w[int(told.value.argmax())]) == pytest.approx(0.7)
 
 
-def test_steps_that_do_not_count_say_nothing_about_the_weight():
+def test_steps_that_do_not_count_say_nothing_and_a_client_of_which_none_counts_changes_no_weight():
     logp = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).double().log()
-    val = Shard(torch.zeros(1, 2), torch.tensor([[0, 0]]), torch.arange(1), mask=torch.tensor([[True, False]]))
-    told = likelihoods_of(logp, logp, val)
-    assert told.weight == 1
-    torch.testing.assert_close(told.value, torch.full((11,), 0.5).double().log())
-
-
-def test_a_client_of_which_no_step_counts_says_nothing_and_nobody_else_changes_the_weight():
-    logp = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).double().log()
-    none = Shard(torch.zeros(1, 2), torch.tensor([[0, 0]]), torch.arange(1), mask=torch.zeros(1, 2, dtype=torch.bool))
-    told = likelihoods_of(logp, logp, none)
-    assert told.weight == 0
-    assert bool(told.value.isfinite().all())
+    some, none = (
+        likelihoods_of(logp, logp, Shard(torch.zeros(1, 2), torch.tensor([[0, 0]]), torch.arange(1), mask=mask))
+        for mask in (torch.tensor([[True, False]]), torch.zeros(1, 2, dtype=torch.bool))
+    )
+    assert (some.weight, none.weight) == (1, 0)
+    torch.testing.assert_close(some.value, torch.full((11,), 0.5).double().log())
+    assert bool(none.value.isfinite().all())
     weights = Weights({"w": torch.zeros(1)})
     anchor = Anchor(weights, SGD().init(weights), 0.3)
-    assert anchor.step(SGD(), Sum(weights, 1.0), Sum(told.value, 0.0)).share == 0.3
+    assert anchor.step(SGD(), Sum(weights, 1.0), Sum(none.value, 0.0)).share == 0.3
 
 
 def test_earlier_rounds_count_less_with_each_round():

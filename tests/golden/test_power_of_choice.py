@@ -125,18 +125,12 @@ def test_several_candidates_are_drawn_by_size_without_replacement():
 
 
 def test_where_there_is_no_model_yet_they_are_drawn_by_size():
-    fleet = Fleet()
-    memo = PowerOfChoice(2).init(fleet)
-    assert len(PowerOfChoice(2).pick(memo, fleet, Rng(0), None)) == 2
+    fleet, cohort = Fleet(), PowerOfChoice(2)
+    assert len(cohort.pick(cohort.init(fleet), fleet, Rng(0), None)) == 2
     assert [question for question, _ in fleet.asked] == ["count"]
 
 
 def test_a_candidate_that_does_not_answer_is_not_picked():
-    fleet = Fleet()
-    memo = PowerOfChoice(2, d=2).init(fleet)
-    only = torch.tensor([5])
     cohort = PowerOfChoice(1, d=6)
-    assert cohort.pick(memo, fleet, Rng(0), partial(shared_weights, State()), torch.tensor([1, 5]), 1).tolist() == [1]
-    assert cohort.pick(memo, fleet, Rng(0), partial(shared_weights, State()), only, 1).tolist() == [
-        5
-    ]  # none to compare
+    assert picked(cohort, Fleet(), among=torch.tensor([1, 5]), m=1) == [1]
+    assert picked(cohort, Fleet(), among=torch.tensor([5]), m=1) == [5]  # none to compare

@@ -12,10 +12,9 @@ from fedtide.algorithms.fedavg import State as Averaged
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.scaffold import State, scaffold
 from fedtide.cohorts import Everyone
-from fedtide.core.base import Moment
-from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
+from helpers import quadratics
 from helpers.handmade import By
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
@@ -44,10 +43,8 @@ def kept(fleet, client: int) -> float | None:
 
 def played(algorithm, rounds: int):
     """The state after some rounds, and the fleet with its clients' memory."""
-    fleet, state = fleet_of(algorithm), start()
-    for number in range(rounds):
-        fleet.begin(Moment(number, rounds, 0.0))
-        state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+    fleet = fleet_of(algorithm)
+    *_, (state, _) = quadratics.played(algorithm, fleet, start(), rounds)
     return state, fleet
 
 

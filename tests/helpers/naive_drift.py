@@ -187,12 +187,8 @@ def naive_fielding(
 ) -> Iterator[Kept]:
     """What the server knows after round 0, 1, 2 and so on.
 
-    Args:
-        start: the model that all clusters begin with (classes, dims).
-        clients: how many there are.
-        held: the rows of a client at a round.
-        represent: what a client says of its rows.
-        play: the options.
+    All clusters begin with the model `start` (classes, dims); `held(client, round)` are rows, of which a client says
+    `represent(rows)`.
     """
     kind, key = play.distance, Rng(0)
     said = [represent(held(i, -1)) for i in range(clients)]  # everybody registers

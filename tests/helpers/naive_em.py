@@ -156,14 +156,9 @@ def fedem_round(
 ) -> tuple[list[Model], dict[int, np.ndarray], dict[int, np.ndarray]]:  # fmt: skip
     """One round of FedEM with K models that share nothing, and a server that takes the mean over who took part.
 
-    Args:
-        models: K models.
-        blends: pi_i (K,) of clients that took part before; 1/K for the others.
-        clients: who takes part; one without rows changes nothing.
-        local: options of `sgd`.
-
-    Returns:
-        The models, the blends of all clients so far, and the posteriors (rows, K) of those who took part.
+    `blends` are pi_i (K,) of clients that took part before, 1/K for the others; a client without rows changes nothing;
+    `local` are options of `sgd`. Returns the models, the blends of all clients so far, and the posteriors (rows, K) of
+    those who took part.
     """
     K, blends, seen = len(models), dict(blends), {}
     updates: list[list[tuple[Model, float]]] = [[] for _ in models]
@@ -240,20 +235,14 @@ def pfedem_round(
 ) -> PFedEM:  # fmt: skip
     """One round of pFedEM on frozen features.
 
+    Means and variances are (K, d), shares (K,), center (D,) and components (D, d) as in `projected`; `local` is for
+    `sgd`. Variances are floored by `floored` where densities are computed, and moved as they are; shares are kept in
+    [least_share, 1 - least_share] where posteriors are computed. A client without rows changes nothing.
+
     Args:
-        models: K models.
-        mu: (K, d) means.
-        var: (K, d) variances; they are floored where densities are computed, and moved as they are.
-        pi: (K,) shares; kept in [least_share, 1 - least_share] where posteriors are computed.
-        clients: who takes part; one without rows changes nothing.
-        center: of the rows (D,).
-        components: (D, d); see `projected`.
         weights: "participants" is Eq. 5, where a client without rows of a component counts with its n_i; "members"
             weighs by |D_ik|.
         update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "certainty".
-        floor: see `floor_variances`.
-        least_share: see `pi`.
-        local: options of `sgd`.
     """
     assert weights in ("participants", "members")
     K = len(models)
@@ -330,17 +319,12 @@ def fedgmm_round(
 ) -> FedGMM:  # fmt: skip
     """One round of FedGMM on frozen features.
 
+    There are M2 models, means (M1, d), covariances (M1, d, d), and blends pi_i (M1, M2) of clients with earlier rounds,
+    uniform for the others; `local` are options of `sgd`. A client without rows changes nothing.
+
     Args:
-        models: M2 learners.
-        mu: (M1, d) means.
-        cov: (M1, d, d) covariances.
-        blends: pi_i (M1, M2) of clients that took part before; uniform for the others.
-        clients: who takes part; one without rows changes nothing.
-        center: of the rows (D,).
-        components: (D, d); see `projected`.
         em_steps: how often a client goes through all of it, each time from what it has.
         train: whether the learners are trained in "each" of these or after the "last" alone.
-        local: options of `sgd`.
     """
     assert train in ("each", "last")
     M1, M2 = len(mu), len(models)

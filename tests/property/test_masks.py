@@ -161,11 +161,7 @@ def test_what_opens_a_sum_is_for_one_list():
 def test_masks_do_not_come_off_where_two_were_asked_something_else():
     at, peers = asked([0, 1, 2])
     zeros = torch.zeros(4, dtype=torch.int64)
-    abouts = [
-        Question("[0, 'train']", "one model"),
-        Question("[0, 'train']", "one model"),
-        Question("[0, 'train']", "another"),
-    ]
+    abouts = [Question("[0, 'train']", model) for model in ("one model", "one model", "another")]
     sent = {k: at[k].masked(CONTEXT, k, zeros, peers, abouts[k]) for k in peers}
     shown = {k: at[k].show(CONTEXT, k, [0, 1, 2], 2) for k in peers}
     assert unmasked(sent, shown).any()
