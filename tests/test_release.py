@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BUILD = "from setuptools import build_meta as build; build.build_sdist('dist'); build.build_wheel('dist')"
 DATA = (
-    "py.typed", "config/study.toml", "data/bundled/*", "laws/*.toml", "recipes/*.toml",
-    "report/*.html",
+    "py.typed", "config/study.toml", "data/bundled/*", "draw/*.html", "fields/synonyms.toml", "laws/*.toml",
+    "recipes/*.toml",
 )  # fmt: skip
 ABOUT = {
     "METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt",

@@ -35,12 +35,12 @@ CHANGES = {
 def handle(node, header, payload):
     number = header.get("moment", {}).get("round", 0)
     lie = LIES[number] if header.get("kind") == "ask" and number < len(LIES) else "honest"
-    aside = node.home.with_name("aside")
+    aside = node.folder.with_name("aside")
     if lie == "lost":
-        node.home.rename(aside)
+        node.folder.rename(aside)
     told, answer = node.handle(header | {"protocol": 0} if lie == "version" else header, payload)
     if lie == "lost":
-        aside.rename(node.home)
+        aside.rename(node.folder)
     if lie == "garbage":
         answer = bytes(range(256)) * 10
     if lie == "large":
