@@ -1,7 +1,7 @@
 """The parts of the documentation that are made from the code: python docs/generate.py
 
-They stand in the pages, so that they can be read in the repository, between a line `<!-- generated: NAME ... -->` and a
-line `<!-- end of generated -->` (with `#` in mkdocs.yml); the pages of algorithms and namespaces are made as a whole.
+They stand in the pages, so that they can be read in the repository. A part begins with `<!-- generated: NAME ... -->`
+and ends with `<!-- end of generated -->` (`#` in mkdocs.yml). Pages of algorithms and namespaces are made as a whole.
 Types, ranges and defaults come from `fedtide.config`, and meanings from docstrings. Algorithms come from the
 registry, laws from `fedtide.laws`, results from docs/results, and rows of papers from docs/papers.toml. A test compares
 the pages with what this makes.

@@ -1,6 +1,6 @@
 """Federated learning when the data will not hold still.
 
-What runs things stands here, kinds of everything and what algorithms are made of in namespaces.
+Functions that run things are here. Kinds of everything, and the parts of algorithms, are in namespaces.
 
 >>> import torch
 >>> import fedtide as ft
@@ -79,36 +79,36 @@ ELSEWHERE = {
     "report": "ft.write_report", "compare": "ft.run", "runfolder": "ft.results", "load": "ft.trained",
     "predict": "ft.trained", "table": "ft.data.table", "tensorboard": "ft.track",
 }  # fmt: skip
-"""What is meant by words of other libraries."""
+"""Our names for words of other libraries."""
 
 
 def __getattr__(name: str) -> object:
-    found: object
+    value: object
     if name == "__version__":
         from fedtide._version import installed
 
-        found = installed()
+        value = installed()
     elif name in SPACES:
-        found = import_module(f"fedtide.{SPACES[name]}")
+        value = import_module(f"fedtide.{SPACES[name]}")
     elif name in HOMES:
-        found = getattr(import_module(f"fedtide.{HOMES[name]}"), name)
+        value = getattr(import_module(f"fedtide.{HOMES[name]}"), name)
     else:
         raise AttributeError(f"module 'fedtide' has no attribute '{name}'{_hint(name)}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def _hint(name: str) -> str:
-    """Return what may be meant by a name that is not here."""
+    """Return a hint about a name that is not here."""
     if name.startswith("_"):
         return ""
     from fedtide.core.errors import bare_word
 
-    found = [f"ft.{known}" for known in __all__]
+    names = [f"ft.{public}" for public in __all__]
     if find_spec(f"fedtide.{name}") is None:  # else it may be `from fedtide import name`, which needs no other module
-        spaces = {space: import_module(f"fedtide.{home}") for space, home in SPACES.items()}
-        found += [f"ft.{space}.{known}" for space, module in spaces.items() for known in dir(module)]
-    meant = [each for each in found if bare_word(each.rpartition(".")[2]) == bare_word(name)]
+        spaces = {space: import_module(f"fedtide.{path}") for space, path in SPACES.items()}
+        names += [f"ft.{space}.{public}" for space, module in spaces.items() for public in dir(module)]
+    meant = [full for full in names if bare_word(full.rpartition(".")[2]) == bare_word(name)]
     hint = " or ".join(meant) or ELSEWHERE.get(bare_word(name), "")
     return f"; did you mean {hint}?" * bool(hint)
 

@@ -28,8 +28,8 @@ Choices:
       and no longer sent; a check without members does not count. Only frozen models are served at their best weights
       (in the released code all are). If all are frozen, nobody trains any more.
     - ours: gate and local expert stop early on a real validation set; the released code uses its test set.
-    - paper: all models are in the mixture. With `drop_unused`, ours, those that no participant has chosen by loss for
-      ten rounds are left out; the released code leaves out those that no evaluated client picks. A model that was in
+    - paper: all models are in the mixture. `drop_unused` (ours) leaves out experts that no participant has chosen by
+      loss for ten rounds. The released code leaves out experts that no evaluated client picks. A model that was in
       use when it froze stays in it.
     - ours: the gate is a small MLP by default, and the local expert the network of the models. The paper's are
       convolutional networks of other widths (Table 1).

@@ -21,11 +21,11 @@ Choices:
     - ours: places are filled after a step; in the paper whenever an answer comes. A client that began before the step
       would get the same weights, but would begin sooner. So steps take longer here, by about K / (2 M_c), and far more
       if K is close to M_c. At K = M_c no client is ever late, and it is FedAvg.
-    - ours: a client trains on the samples that it holds when its answer comes, shuffled by the key of that round and at
-      that round's learning rate. A client that has begun answers even if it is asleep by then.
+    - ours: a client trains on the samples that it holds when its answer comes. Shuffle and learning rate are those of
+      that round. A client that has begun answers even if it is asleep by then.
     - paper: the update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform") or a client's samples. The
-      listing divides by K, and scaling (the paper's remark on staleness) shortens the step of a stale buffer instead of
-      only down-weighting its stale members.
+      listing divides by K. Scaling (the paper's remark on staleness) shortens the step of a stale buffer, and does not
+      only down-weight stale members.
     - ours: a client that drops out is noticed when its answer is due. A client that has not answered for
       `max_staleness` rounds is given up, so the server keeps the models of at most that many rounds.
 """

@@ -362,7 +362,7 @@ def handle_drift(
 def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
     """Return the mixing matrix A (new, old) float64 with rows that sum to one; new models are A times old models.
 
-    A[k, l] is the share of the new cluster's members who were in the old one, so a new model is the mean of its
+    A[k, l] is the share of members of new cluster k that were in old cluster l. So a new model is the mean of its
     members' old models. An empty new cluster takes the mean over all clients.
 
     >>> mixing_matrix(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()

@@ -263,8 +263,8 @@ def move_clients(weights: Weights, update: Tensor) -> Weights:
 def edc(updates: Tensor, m: int) -> np.ndarray:
     """Return cosines (n, m) of updates (n, P) to their first m singular directions; 0 for missing directions.
 
-    With `U = Q S V'` the cosine of row i to direction j is `Q_ij S_j / ||u_i||`, and Q, S^2 are the eigenvectors and
-    values of `U U'`. The sign of a direction is arbitrary.
+    With `U = Q S V'` the cosine of row i to direction j is `Q_ij S_j / ||u_i||`. Q and S^2 are eigenvectors and
+    eigenvalues of `U U'`. The sign of a direction is arbitrary.
 
     >>> edc(torch.tensor([[2.0, 0.0], [-1.0, 0.0]]), 2).round(6).__abs__().tolist()
     [[1.0, 0.0], [1.0, 0.0]]

@@ -9,8 +9,8 @@ Choices:
       no cohort.
     - ours: a client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One
       without any is judged by an untrained model.
-    - ours: validation samples by which training stopped cannot judge it. What they judge is the model at the end of the
-      same training, all epochs of it, which the client keeps as well.
+    - ours: validation samples by which training stopped cannot judge it. They judge the model at the end of the same
+      training, after all epochs. The client keeps this model as well.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ When to use it: to measure the best result that clustering could reach. It runs 
 those of the shift, such as the domain or the labels that a client has now.
 
 Choices:
-    - ours: a group that appears later, as at a mass event, begins with the mean of the models that its registered
-      clients had, with equal weights, or with the first model if it has none. Its optimizer is reset.
+    - ours: a group that appears later, as at a mass event, begins with the plain mean of its registered clients'
+      models. If it has no such models, it begins with the first model. Its optimizer is reset.
     - ours: a group keeps its model while it is empty. Held-out clients' groups are known too.
     - ours: knowing the groups costs no bytes or seconds.
 """

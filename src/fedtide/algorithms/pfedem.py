@@ -37,7 +37,7 @@ Choices:
     - ours: a component without samples anywhere keeps its model, its Gaussian and a share of 1e-3.
 
 Line numbers in the code are those of Algorithm 1. The safe form begins with k-means++, moves by certainty (a0 = 0.3),
-weights by members and posteriors, has features of PCA unless others are given, and an anchor (docs/never-worse.md).
+and weights by members and posteriors. It has an anchor, and features of PCA by default (docs/never-worse.md).
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def export(
     """Write a model of a run to a file that other programs read; a program is checked first.
 
     Args:
-        run_folder: the run folder, of a sweep the folder of one point; or the folder of a node of real clients, for the
-            model that it was evaluated with last.
+        run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, for
+            its last evaluated model.
         format: weights by name (safetensors), or a program that takes rows as the model sees them and returns
             log-probabilities (torch-export, onnx).
         method: name of the method, if there are several.
@@ -121,10 +121,10 @@ def predict(
     """Predict the rows of a file with a model of a run, as its evaluation does: classes and probabilities as CSV.
 
     Args:
-        run_folder: the run folder, of a sweep the folder of one point; or the folder of a node of real clients, which
-            predicts as it was evaluated last.
-        rows: a CSV file with the features of the run's rows, or an NPZ file with them as x; of a run of series a file
-            of series, which are forecast.
+        run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, which
+            predicts as in its last evaluation.
+        rows: a CSV file with the features of the run's rows, or an NPZ file with the features as x. For a run of
+            series: a file of series, to forecast.
         method: name of the method, if there are several.
         seed: by default the first.
         client: as this client, with its own memory and its own rows to adapt on; by default as a new client.

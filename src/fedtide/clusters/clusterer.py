@@ -70,8 +70,8 @@ class Clustering:
 class KMeans:
     """k-means, with the number of clusters of the largest mean silhouette; ties: the smaller (Algorithm 3).
 
-    There is one cluster if `k_max` is 1, if there are fewer than three rows, if all rows are equal, or if the largest
-    silhouette is below `min_silhouette`. Otherwise there are fewer clusters than rows.
+    There is one cluster if `k_max` is 1, there are fewer than three rows, all rows are equal, or no silhouette reaches
+    `min_silhouette`. Otherwise there are fewer clusters than rows.
 
     Args:
         k_min: smallest number of clusters.
@@ -479,8 +479,8 @@ def _costs(x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> Tensor:
 def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
     """Return the silhouette of each row under each labeling (labelings, rows) float64, from one pass over all pairs.
 
-    Rousseeuw 1987: (b - a) / max(a, b), with a the mean distance to the other members of the row's cluster and b that
-    to the members of the nearest other cluster; 0 for a row that is alone, or if there is one cluster.
+    Rousseeuw 1987: `(b - a) / max(a, b)`, with `a` the mean distance to the other members of the row's cluster, and `b`
+    that to the nearest other cluster. It is 0 for a single row or a single cluster.
 
     Args:
         x: (rows, d).

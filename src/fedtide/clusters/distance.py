@@ -67,7 +67,7 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
     """Return the distance of each row of x from each of the centers (rows, K).
 
     Squared Euclidean and cosine distances are matrix products, exact up to the rounding of the inputs and not of their
-    difference; the others are exact to the last bits even for rows that are nearly equal. A row of zeros has cosine
+    difference. The others are exact to the last bits, also for nearly equal rows. A row of zeros has cosine
     distance 1 from everything.
 
     Args:

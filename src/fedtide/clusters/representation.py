@@ -224,8 +224,8 @@ class Combined(Representing):
     """Several representations side by side.
 
     The distance is the sum of the parts' distances, each divided by its mean between two clients at the last
-    clustering: no part outweighs another by its units. For gradients compared by cosine, the squared distance of
-    vectors of length one is used, which is twice as large, and their centers are plain means.
+    clustering: no part outweighs another by its units. Gradients compared by cosine use the squared distance of vectors
+    of length one, which is twice as large. Their centers are plain means.
 
     Args:
         parts: two or more other representations, each by name or with its own keys.

@@ -49,8 +49,8 @@ def serve_clusters(
     Args:
         models: K models.
         model: (registered,) the model of each client; -1 if unknown.
-        clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
-            model by themselves (by `find_model`, or the method's own way).
+        clients: the clients to serve. Clients without a known model, such as held-out ones, get the last slot. They
+            find a model by `find_model`, or by the method's own way.
         among: (n,) the models that they may find; None means all. A client that finds none gets the model
             that most clients are known to have, the "usual" one.
         places: what clients of the last slot find their model by; None for `find_model`.

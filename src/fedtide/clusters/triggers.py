@@ -5,8 +5,8 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 left. The details of learned thresholds are ours, and the lower bound c of an adaptive threshold (as printed it becomes
 negative).
 
-A trigger is a frozen dataclass. `start()` returns its first memo; `fires(memo, event)` tells whether an event
-re-clusters; `after(memo, fired)` returns the memo after an event; `record(memo, accuracy)` returns the memo after a
+A trigger is a frozen dataclass. `start()` returns its first memo. `fires(memo, event)` tells whether an event
+re-clusters. `after(memo, fired)` returns the memo after an event, and `record(memo, accuracy)` the memo after a
 validation accuracy. An event is a round in which at least one client reported. A memo is a tree of numbers, so that it
 can be saved.
 """
@@ -129,7 +129,7 @@ class Trigger(Protocol):
 
 
 def trigger_on(event: Event, trigger: Trigger, memo: Any, k_max: int) -> tuple[bool, Any, dict[str, float]]:
-    """Return whether an event re-clusters, the next memo, and the facts "theta" and "way" (the largest movement)."""
+    """Return the decision on an event, the next memo, and the facts "theta" and "way" (the largest movement)."""
     fired = k_max > 1 and trigger.fires(memo, event)
     far = float(center_moves(event.before, event.after, event.kind)[event.filled].max())
     facts = {"theta": theta(event.after, event.filled, event.kind), "way": far}

@@ -243,8 +243,8 @@ class Prediction:
             steps, classes); for other targets (rows, width), such as a number in the units of the data.
         choice: (rows,) the branch or model used, or None if there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
-        others: by name, the labels (rows,) that other combinations of the same models would predict, for the report;
-            for sequences (rows, steps); for other targets their answers.
+        others: by name, the labels (rows,) that other combinations of the same models would predict, for the report.
+            Sequences have (rows, steps), other targets their answers.
         density: (rows,) how likely the method takes the row's features to be, a log-density, or None: low is novel.
     """
 
@@ -550,8 +550,8 @@ class Algorithm(Generic[S]):
         serve: (state, clients) -> the payload that inference needs, and each client's slot or None.
         predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)
             is the position in the memory list. Rows of one owner are all there, and may decide together.
-        adapt: work of a client before it is evaluated (choose, weigh, personalize), on its training and validation rows
-            and a copy of its memory; nothing flows back.
+        adapt: work of a client before it is evaluated (choose, weigh, personalize). It sees training and validation
+            rows and a copy of the memory. Nothing flows back.
         as_served: (payload of "train", memory, answer) -> (payload, memory) with which `predict` gives the client's
             prediction at the time of the question; None for no prediction. By default the payload itself, and the
             client's memory now.

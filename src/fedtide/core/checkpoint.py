@@ -1,7 +1,7 @@
 """Checkpoints: safetensors and JSON, written under a temporary name and renamed; and weights in files. Never pickle.
 
-A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and digests of its own
-files, of the memory and of the records so far. A resumed run continues the same bytes, or names the file that changed.
+A checkpoint is a folder `checkpoints/<round>` with the server's state and the clients' memory. It has digests of its
+own files, of the memory and of the records. A resumed run continues the same bytes, or names the file that changed.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def pieces(tree: Tree) -> list[Any]:
     counts: dict[str, int] = {}
     blocks: dict[str, list[Any]] = {name: [] for name in DTYPES}
 
-    def put(array: Tensor, path: str) -> Any:
+    def add_array(array: Tensor, path: str) -> Any:
         name = NAMES.get(array.dtype)
         if name is None:
             raise TypeError(f"{path or 'the tree'}: {array.dtype} cannot travel")
@@ -200,7 +200,7 @@ def pieces(tree: Tree) -> list[Any]:
         counts[name] = counts.get(name, 0) + flat.numel()
         return {name: list(flat.shape)}
 
-    skeleton = _skeleton_of(tree, "", put)
+    skeleton = _skeleton_of(tree, "", add_array)
     header = json.dumps({"arrays": counts, "tree": skeleton}, separators=(",", ":")).encode()
     return [len(header).to_bytes(8, "little"), header, *(piece for block in blocks.values() for piece in block)]
 

@@ -35,12 +35,12 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
-def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
+def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:
     """The error of a value that is not allowed.
 
     Args:
         key: its key, as the person wrote it.
-        found: the value; shown as Python writes it, cut at 60 characters.
+        value: the value; shown as Python writes it, cut at 60 characters.
         allowed: what would do, in words.
         but: why it will not do, if the range does not say it.
 
@@ -54,10 +54,10 @@ def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     fedtide.core.errors.FedtideError: shift.what.by: found 'time', but rows have no time; allowed: labels, order
     """
     reason = f", but {but};" if but else ","
-    return FedtideError(f"{key}: found {shown(found)}{reason} allowed: {allowed}")
+    return FedtideError(f"{key}: found {shown(value)}{reason} allowed: {allowed}")
 
 
-def unknown(key: str, found: str, choices: Sequence[str], meant: Sequence[str] = ()) -> FedtideError:
+def unknown(key: str, name: str, choices: Sequence[str], meant: Sequence[str] = ()) -> FedtideError:
     """The error of a name that is none of some choices, with the nearest of them.
 
     >>> raise unknown("kind", "perod", ["period", "phase"])
@@ -65,7 +65,7 @@ def unknown(key: str, found: str, choices: Sequence[str], meant: Sequence[str] =
         ...
     fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
     """
-    return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices, meant)}")
+    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices, meant)}")
 
 
 @contextmanager

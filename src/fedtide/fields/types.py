@@ -90,8 +90,9 @@ class OfShift:
     """Marks a value that an experiment takes from its shift if it is None.
 
     Args:
-        what: for a periodic shift the "period"; a round at which the first group "peak"s; the round at which the turn
-            of the first group "start"s (for a block-cyclic shift half a turn earlier); or the period in whole "rounds".
+        what: for a periodic shift the "period", a round at which the first group "peak"s, or the period in whole
+            "rounds". "start" is the round at which the turn of the first group begins (for a block-cyclic shift half a
+            turn earlier).
             For a mixture the rounds in which all domains are "seen" alike.
     """
 

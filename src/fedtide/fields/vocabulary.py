@@ -93,7 +93,7 @@ SHOWN: Mapping[str, Shown] = {
 
 
 def in_words(names: tuple[str, ...]) -> str:
-    """Say what some names stand for.
+    """Describe what names stand for.
 
     >>> in_words(("mu", "var"))
     'its feature mean, its feature variance'

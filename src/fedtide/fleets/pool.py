@@ -86,8 +86,8 @@ class Processes(ABC, Generic[M]):
 
     Attributes:
         title: of a member, in messages.
-        reach: number of calls for each member that may be ahead of the first one without an answer, so that few results
-            wait for a slow one.
+        reach: number of calls for each member that may be ahead of the first open one, so that few results wait for a
+            slow call.
         members: the processes.
         folder: of this process, for the flag that asks calls to end soon.
         multi_node: whether members may be on machines that see none of this one's files.

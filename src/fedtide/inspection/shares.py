@@ -188,8 +188,8 @@ def change(
 ) -> tuple[float, float, float]:
     """Split the change of a mix over slots into the part of other clients, and the part of other rows of the same.
 
-    Kitagawa's decomposition: between the pooled mix and the mix of a slot lies the mix that the slot would have if its
-    clients held their mixes of all times.
+    Kitagawa's decomposition: a third mix lies between the pooled mix and the mix of a slot: that of its clients if they
+    held their mixes of all times.
 
     Args:
         slot: (rows,) hour, or stretch of time.

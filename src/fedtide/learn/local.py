@@ -519,6 +519,6 @@ def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
         reason = " ".join(str(error).split())
         raise FedtideError(f"loss: it failed with {type(error).__name__}: {reason}") from error
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
-        found = tuple(value.shape) if isinstance(value, Tensor) and value.shape else value
-        key = "loss: shape" if isinstance(found, tuple) else "loss"
-        raise refused(key, found, "a tensor without dimensions that follows from the outputs, such as a mean")
+        result = tuple(value.shape) if isinstance(value, Tensor) and value.shape else value
+        key = "loss: shape" if isinstance(result, tuple) else "loss"
+        raise refused(key, result, "a tensor without dimensions that follows from the outputs, such as a mean")

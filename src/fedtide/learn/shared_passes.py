@@ -117,8 +117,8 @@ def layer_gradients(
 ) -> list[dict[str, Tensor]]:
     """Return for each client the gradient of its mean training loss by some parameters, in evaluation mode.
 
-    For the parameters of a linear layer, one pass over the samples of several clients, back to that layer, gives the
-    factors of each client's gradient. For other parameters clients go one by one. `Task.gradient` gives the same to
+    For a linear layer, one pass over the samples of several clients, back to that layer, gives the factors of each
+    client's gradient. For other parameters clients go one by one. `Task.gradient` gives the same to
     rounding.
 
     Args:

@@ -249,8 +249,8 @@ class Task:
         """Return the gradient of the mean training loss of all samples (or steps that count), and that loss.
 
         More than `ROWS` samples are passed in parts of equal size, so that BatchNorm in training mode never meets a
-        part with a single sample. The gradient of a single part is returned unchanged, because multiplying and dividing
-        by its size would change the last bit of a tenth of all numbers.
+        part with a single sample. The gradient of a single part is returned unchanged. Multiplying and dividing by its
+        size would change the last bit of a tenth of all numbers.
 
         Args:
             weights: the point of the gradient.

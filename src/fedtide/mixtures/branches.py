@@ -50,8 +50,8 @@ ChoosePer = Annotated[
 class BranchLoss:
     """The base loss on the chosen branch plus cross-entropy with smoothed labels on the others.
 
-    `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`, so that the other
-    branches follow the moving trunk; its gradient reaches the trunk too (no stop-gradient). With K = 1 there are no
+    `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`. So the other branches
+    follow the moving trunk. Its gradient reaches the trunk too (no stop-gradient). With K = 1 there are no
     others. A base loss that is defined per label (`StackedLoss`), such as the re-weighted softmax, replaces CE.
 
     Args:
@@ -108,15 +108,16 @@ class BranchLoss:
         (logits, _), (shared, choice) = outputs, shared
         base: Any = self.base
         k, rows = choice.expand(len(y)), torch.arange(len(y), device=y.device)
-        own, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
-        value = base.each(own, y, shared)
+        chosen, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
+        value = base.each(chosen, y, shared)
         if self.lam == 0 or not others:
             return value
         return value + self.lam * torch.stack([base.each(z, y, shared, self.eps) for z in others]).mean(0)
 
     @property
     def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
-        """Return what gives losses (clients, rows), and gradients by logits (clients, rows, K, classes), if any."""
+        """Return the function for losses (clients, rows), and for gradients by logits (clients, rows, K, classes), if
+        any."""
         graded = known_part(self.base, "graded")
 
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:

@@ -203,7 +203,7 @@ def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Te
 def fit_full_gaussians(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     """Take the M-step of FedGMM: means (K, d) and full covariances (K, d, d) from rows and posteriors.
 
-    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code; rho = 0 gives
+    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code. rho = 0 gives
     the usual M-step plus 1e-6 on the diagonal.
 
     Args:

@@ -1,8 +1,8 @@
 """Temporal priors: the share of each group that the server expects among the participants of a round.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine", always with the exponent 1 whatever
-the exponent of the shift; appendix A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
+Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine", always with the exponent 1. Appendix
+A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
 participants. "measured" and more than two groups are our own extension.
 
 | member of a prior | meaning |
@@ -304,9 +304,9 @@ class Learned(Expecting):
     """A prior that finds the rhythm by itself, or that there is none; it is told nothing of period, phase or shape.
 
     Each client adds a frozen sketch of its samples to its sums, a vector of length one that no training moves. The
-    server follows the direction of their mean that changes slowest (`fedtide.mixtures.rhythm`). Of a heard round
-    it tells the share of each group as read there, between the extremes seen; of one to come that of the curve over the
-    period, once one is believed. Before, and where nothing moves, there is no expectation, as with "em-only".
+    server follows the direction of their mean that changes slowest (`fedtide.mixtures.rhythm`). For a heard round it
+    tells the share of each group as read there, between the extremes seen. For a later round it tells the share of the
+    curve, once a period is believed. Before, and where nothing moves, there is no expectation, as with "em-only".
 
     Args:
         sketch: numbers of a client's sketch.

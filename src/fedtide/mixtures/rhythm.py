@@ -1,9 +1,9 @@
 """Rhythm of a population, found in sums: who takes part follows the slowest direction of the participants' mean.
 
-Cohorts are drawn anew in every round, so what chance puts into their mean has no memory; who is there by day and by
-night has. The direction is that of slow feature analysis (Wiskott, Sejnowski: *Slow Feature Analysis: Unsupervised
+Cohorts are drawn anew in every round, so chance leaves no memory in their mean. The turns of day and night do. The
+direction is that of slow feature analysis (Wiskott, Sejnowski: *Slow Feature Analysis: Unsupervised
 Learning of Invariances*, Neural Computation 14, 2002). A period is believed if it explains far more than the best
-period of the same rounds in shuffled order, and if every cycle follows from the others. Ours.
+period of shuffled rounds, and if every cycle follows from the others. Ours.
 
 | symbol | meaning |
 | --- | --- |
@@ -127,8 +127,8 @@ def gains(times: Array, values: Array, frequencies: Array, weights: Array | floa
 def best_period(times: Array, values: Array, weights: Array | float = 1.0) -> tuple[float, float]:
     """Return the period with the largest gain, and that gain; multiples give way to a period that is nearly as good.
 
-    Periods of 6 steps to two thirds of what was heard are tried, so that one too long to be believed does not lend its
-    gain to others. Where the best has not come twice, a part of it that has is taken, as it may be a multiple.
+    Periods of 6 steps to two thirds of the heard rounds are tried, so that a period too long to be believed lends no
+    gain. Where the best has not come twice, a part of it that has is taken, as it may be a multiple.
 
     Args:
         times: (n,) in order.
@@ -182,9 +182,9 @@ def told_by_others(times: Array, values: Array, period: float, weights: Array | 
 def told_within(times: Array, values: Array, period: float, longer: float, weights: Array | float = 1.0) -> bool:
     """Tell whether the curve of a period is in most parts of a longer one: each of which then follows from the others.
 
-    More than two thirds of the parts are asked for, as there may be no rhythm on two days of a week. The corners that a
-    smooth week rounds off come again in every week, and are waves of a day's length too, but lie in a few of its days,
-    of which no other day tells.
+    More than two thirds of the parts are asked for, as there may be no rhythm on two days of a week. A smooth week
+    rounds off corners, which come again in every week. They are waves of a day's length, too, but lie in a few days,
+    and no other day tells of them.
 
     Args:
         times: (n,) in order.
@@ -214,8 +214,8 @@ def _fits(times: Array, values: Array, period: float, part: Array, weights: Arra
 def read_shares(series: Array, groups: int, counted: Array, weights: Array | float = 1.0) -> Array:
     """Return the share of each group in each round (n, K), from the readings of the slowest directions.
 
-    A group's own reading is the most extreme one, in means of three rounds, or of five where fewer came to the three
-    than to one round in the mean: shares are between the extremes seen.
+    A group's own reading is the most extreme one, in means of three rounds. It is five rounds if the three had fewer
+    participants than a mean round: shares are between the extremes seen.
 
     Args:
         series: (n, d) sketches of the rounds, three at least.
@@ -236,9 +236,9 @@ def read_shares(series: Array, groups: int, counted: Array, weights: Array | flo
 def look(times: Array, series: Array, draw: np.random.Generator, weights: Array | float = 1.0) -> Found:
     """Look for a slow direction of a series, and for one or two periods in it.
 
-    A period is believed if its gain is above 1.5 times the largest of shuffled rounds, in each of which the direction
-    is sought anew, and 10 more; if two whole cycles were heard; and if the cycles tell at least half as much of one
-    another as the curve explains. A second period is sought in what the first leaves, and shuffled are rounds of the
+    A period is believed on three conditions. Its gain is above 1.5 times the largest of shuffled rounds, each with its
+    own direction, and 10 more. Two whole cycles were heard. The cycles tell at least half as much of one another as the
+    curve explains. A second period is sought in what the first leaves, and shuffled are rounds of the
     same phase there: corners that the first curve rounds off come again in every cycle, and are no period of their own.
     A day in a stronger week comes again, too: a part of the first period is believed beside shuffles of all rounds, if
     most such parts follow from the others.

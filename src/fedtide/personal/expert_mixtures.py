@@ -173,8 +173,8 @@ class Stacking(Personalization):
     `p(y|x) = sum_e w_e p_e(y|x)`, with the same weights for all of a client's samples. There is no gate that learns to
     trust the local expert on the samples that it was trained on.
 
-    A client without validation samples takes the received model with the lowest loss on its training samples, as these
-    say nothing about models that were trained on them.
+    A client without validation samples takes the received model with the lowest loss on its training samples. These say
+    nothing about models that were trained on them.
 
     Args:
         solver: training of the local expert; its epochs are an upper bound.
@@ -244,7 +244,7 @@ def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:
     """Return the weights (E,) of experts by EM: those of highest likelihood, or highest posterior with pseudo-counts.
 
     `w_e = (c + sum_s w_e p_e(s) / sum_f w_f p_f(s)) / (n + c E)` of n rows, E experts and pseudo-count c, until nothing
-    changes; the objective is concave, and the start is uniform.
+    changes. The objective is concave, and the start is uniform.
 
     Args:
         log_likelihoods: log p_e(s) (rows, E).

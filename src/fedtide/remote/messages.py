@@ -26,7 +26,7 @@ class Question:
     Attributes:
         id: A name that no other question of the run has, "round.ask.try.node".
         node: The node's name in the roster.
-        header: What is asked and of which of the node's clients, as plain JSON.
+        header: The question and the asked clients of the node, as plain JSON.
         payload: A sealed tree, the same object for all nodes that get it.
         expires: Seconds from now within which an answer counts.
         largest: Bytes that the payload of an answer may have.
@@ -47,7 +47,7 @@ class Response:
     Attributes:
         id: The question's name.
         node: The node's name in the roster.
-        header: What became of each client, as plain JSON; empty with an error.
+        header: The outcome of each client, as plain JSON; empty with an error.
         payload: A sealed tree of what the clients answered; empty with an error.
         seconds: From the push to the arrival.
         error: One sentence of the carrier: the node died, was late, cannot be reached.

@@ -40,8 +40,8 @@ WORTH_SAYING = 10**8
 class Need:
     """Disk space that the clients of runs need in the end, in bytes, and how it comes about.
 
-    For moments there is more, `most`: the memory of every client at the last checkpoint and now, and of asked clients
-    also the one that replaces it until the ask has ended.
+    For moments there is more, `most`: the memory of every client at the last checkpoint and now. Asked clients also
+    have the next memory until the ask has ended.
     """
 
     size: int

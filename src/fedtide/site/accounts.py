@@ -283,7 +283,7 @@ def _cut(clip: Clip, name: str, rounds: int) -> str:
 
 
 def _so_far(ledger: Ledger, client: int) -> str:
-    """Say what a client has spent."""
+    """Describe the spent budget of a client."""
     rounds = ledger.rounds(client)
     if not rounds:
         return "epsilon 0 so far, in no round"

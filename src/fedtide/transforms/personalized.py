@@ -146,7 +146,7 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
     def predict(payload: Payload, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         got = received(payload)
         prediction = predict_personal(way, nets, got.models, got.usual, memories, x, owner)
-        return renumber(prediction, got.numbers, got.count, own=way.own_expert)
+        return renumber(prediction, got.numbers, got.count, with_own=way.own_expert)
 
     traits = replace(algorithm.traits, own_expert=way.own_expert)
     return replace(
@@ -175,21 +175,21 @@ def received(payload: Payload) -> Models:
     return Models(tuple(payload.models), numbers, int(payload.usual or 0), count)
 
 
-def renumber(prediction: Prediction, numbers: Tensor, count: int, *, own: bool) -> Prediction:
+def renumber(prediction: Prediction, numbers: Tensor, count: int, *, with_own: bool) -> Prediction:
     """Renumber a prediction of some of the models by the server's numbers.
 
     Args:
-        prediction: with choices and weights of the models that were sent, in their order; with `own` preceded by the
-            local expert.
+        prediction: with choices and weights of the models that were sent, in their order;
+            with `with_own` the local expert comes first.
         numbers: server numbers of the models that were sent.
         count: number of all models; one that was not sent has no weight.
-        own: whether the first expert is the local one; then model j has number j + 1.
+        with_own: whether the first expert is the local one; then model j has number j + 1.
     """
     if prediction.choice is None:
         return prediction
-    places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1]) if own else numbers
+    places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1]) if with_own else numbers
     weights = None
     if prediction.weights is not None:
-        weights = torch.zeros(len(prediction.choice), count + own, dtype=torch.float64)
+        weights = torch.zeros(len(prediction.choice), count + with_own, dtype=torch.float64)
         weights[:, places] = prediction.weights
     return Prediction(prediction.told, places[prediction.choice], weights)

@@ -105,8 +105,8 @@ def needed(costs: Sequence[Sequence[Cost]], ladder: Ladder) -> float:
 def planned(costs: Sequence[Sequence[Cost]], rounds: int, step: int, seconds: float) -> Ladder:
     """Return the best plan that some seconds pay for.
 
-    All methods with three, two or one seed; then fewer methods, in the order of nomination, but not fewer than five;
-    then half of the rounds for all, and half of these. If nothing fits, the cheapest.
+    All methods with three, two or one seed. Then fewer methods, in the order of nomination, but at least five. Then
+    half of the rounds for all, and half of these. If nothing fits, the cheapest.
 
     Args:
         costs: of each method, in the order of nomination, of each of its variants.

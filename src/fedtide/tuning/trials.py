@@ -113,8 +113,8 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
     """Return for each seed and evaluation the median accuracy of the earlier finished trials.
 
     Args:
-        before: trials of the method in this stage that were asked for earlier; never those of the same batch, as these
-            may or may not be there yet.
+        before: trials of the method in this stage that were asked for earlier, never those of the same batch, which may
+            be missing yet.
         rounds: rounds of a whole run.
 
     Returns:

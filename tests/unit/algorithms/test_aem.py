@@ -94,10 +94,10 @@ def test_experts_are_called_by_their_models_though_some_were_not_sent():
     """Of four models 1 and 3 were sent: the gate's experts 0, 1, 2 are the own one, model 1 and model 3."""
     numbers, logp = torch.tensor([1, 3]), torch.zeros(2, 5)
     gate = torch.tensor([[0.7, 0.1, 0.2], [0.1, 0.3, 0.6]], dtype=torch.float64)
-    made = renumber(Prediction(logp, gate.argmax(1), gate), numbers, 4, own=True)
+    made = renumber(Prediction(logp, gate.argmax(1), gate), numbers, 4, with_own=True)
     assert made.choice.tolist() == [0, 4]
     assert made.weights.tolist() == [[0.7, 0, 0.1, 0, 0.2], [0.1, 0, 0.3, 0, 0.6]]
-    made = renumber(Prediction(logp, torch.tensor([1, 1])), numbers, 4, own=False)
+    made = renumber(Prediction(logp, torch.tensor([1, 1])), numbers, 4, with_own=False)
     assert (made.choice.tolist(), made.weights) == ([3, 3], None)
 
 

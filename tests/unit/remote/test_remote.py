@@ -214,9 +214,7 @@ def test_the_first_answers_count_and_the_rest_are_late(tmp_path):
     made = host("fedavg", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     fleet = near_fleet(made, 8, tmp_path)
     fleet.begin(Moment(0, 1))
-    reply = fleet.ask(
-        "train", fleet.clients, made.algorithm.init(fleet, None).weights if False else weights(made), first=3
-    )
+    reply = fleet.ask("train", fleet.clients, weights(made), first=3)
     assert reply.clients.tolist() == [0, 1, 2]
     assert not len(reply.silent)
     assert words(told(fleet)) == {"answered", "late"}

@@ -84,8 +84,8 @@ def first_of(clients: Tensor, m: int, rng: Rng) -> Tensor:
 def periodic_shares(curve: str, time: float, period: float, exponent: float, groups: int) -> np.ndarray:
     """q_k(t) for K groups, on the simplex; for K = 2 the formulas of the paper (Eq. 3).
 
-    K > 2: hat_k = max(0, 1 - K d_k / T) with d_k the circular distance to the peak of group k; linear q_k = hat_k,
-    cosine q_k = (1 - cos(pi hat_k))/2; an exponent p acts on the first group and rescales the others.
+    K > 2: hat_k = max(0, 1 - K d_k / T) with d_k the circular distance to the peak of group k. Linear: q_k = hat_k.
+    Cosine: q_k = (1 - cos(pi hat_k))/2. An exponent p acts on the first group and rescales the others.
 
     >>> periodic_shares("linear", 4, 12, 1.0, 3).tolist()
     [0.0, 1.0, 0.0]
