@@ -2,9 +2,9 @@
 
 The terms are those of continual learning, carried over to distributions that come, go and may return:
 
-- Lopez-Paz, Ranzato: *Gradient Episodic Memory for Continual Learning*, NeurIPS 2017, section 2. The matrix
-  `R[i, j]` is the accuracy on task j after task i. Backward transfer is
-  `BWT = 1/(T-1) sum_{i<T} R[T, i] - R[i, i]` and forward transfer is `FWT = 1/(T-1) sum_{i>1} R[i-1, i] - b_i`, where `b_i` is the accuracy of an untrained model.
+- Lopez-Paz, Ranzato: *Gradient Episodic Memory for Continual Learning*, NeurIPS 2017, section 2. The matrix `R[i, j]`
+  is the accuracy on task j after task i. Backward transfer is `BWT = 1/(T-1) sum_{i<T} R[T, i] - R[i, i]`. Forward
+  transfer is `FWT = 1/(T-1) sum_{i>1} R[i-1, i] - b_i`, where `b_i` is the accuracy of an untrained model.
 - Chaudhry, Dokania, Ajanthan, Torr: *Riemannian Walk for Incremental Learning*, ECCV 2018, section 3: forgetting
   `f[k, j] = max_{l<k} R[l, j] - R[k, j]` of each past task j < k, and its mean.
 
