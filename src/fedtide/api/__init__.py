@@ -6,7 +6,7 @@ Each function imports what it needs, because `fedtide --help` does not wait for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -14,29 +14,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedtide.core.errors import FedtideError
 from fedtide.fields.vocabulary import nearest
-from fedtide.runs.job import Output, Scale
+from fedtide.runs.job import Name, Output, Scale, Seeds, Sets
 
 if TYPE_CHECKING:
     from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
-    from fedtide.config import Experiment
     from fedtide.data.population import Population
     from fedtide.inspection.findings import Findings
     from fedtide.inspection.preview_page import Shown
     from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.runs.digest import Verdict as RunVerdict
+    from fedtide.runs.job import Spelled
     from fedtide.runs.trained import Trained
-
-    Spelled = Experiment | Mapping[str, Any] | str | Path
-    """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
-
-Sets = Sequence[str] | Mapping[str, Any]
-"""Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
-
-Seeds = Sequence[int] | str
-"""Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
-
-Name = str | int
-"""Name of a column: in a data frame it may be a number."""
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Console
 from torch import nn
 
-from fedtide.api import Name, Seeds, Sets
 from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
 from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.settings import check_installed
@@ -43,7 +42,7 @@ from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import InNotebook, Live
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
 from fedtide.runs.export import Model, predict_file
-from fedtide.runs.job import Job, Output, Scale, experiment_file
+from fedtide.runs.job import Job, Name, Output, Scale, Seeds, Sets, experiment_file
 from fedtide.runs.preflight import Preflight, check_room, preflight
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
@@ -52,7 +51,7 @@ from fedtide.tuning import entrants, pages, rungs, search, tournament, trials, t
 from fedtide.tuning.stages import base_of, ends, seeds_of, with_budget
 
 if TYPE_CHECKING:
-    from fedtide.api import Spelled
+    from fedtide.runs.job import Spelled
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
     from fedtide.config import Experiment
     from fedtide.runs.digest import Verdict
+
+    Spelled = Experiment | Mapping[str, Any] | str | Path
+    """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
+
+Sets = Sequence[str] | Mapping[str, Any]
+"""Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
+
+Seeds = Sequence[int] | str
+"""Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
+
+Name = str | int
+"""Name of a column: in a data frame it may be a number."""
 
 Scale = Literal["nano", "cpu", "paper"]
 """Size of a recipe: seconds, minutes, as published."""
