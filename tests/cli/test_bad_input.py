@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -328,18 +327,6 @@ def test_a_stacked_run_goes_on_stacked(capsys, here, half):
     (half / "config.toml").write_text(text.replace('kind = "local"', 'kind = "stacked"'))
     said = refused(capsys, here, "resume", "x", "--fleet", "workers")
     assert said.startswith("--fleet: found 'workers', allowed: none, because x is stacked")
-
-
-def test_a_run_of_before_an_option_is_read_and_not_resumed(capsys, here, half):
-    """What an older version would have written: a key that it did not know was not there when it was played."""
-    config = half / "config.toml"
-    config.write_text(config.read_text().replace("weight_decay = 0.0\n", ""))
-    shutil.rmtree(half / "a")
-    assert done("resume", "x", "--workers", 1) == 0
-    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))  # as if its default were another now
-    assert done("report", "x") == 0
-    assert done("verify", "x") == 0
-    assert "another configuration" in refused(capsys, here, "resume", "x", "--workers", "1")
 
 
 def test_a_line_that_was_removed_since_is_named(capsys, here, half):

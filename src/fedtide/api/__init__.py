@@ -6,14 +6,10 @@ Each function imports what it needs, because `fedtide --help` does not wait for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from inspect import signature
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fedtide.core.errors import FedtideError
-from fedtide.fields.vocabulary import nearest
 from fedtide.runs.job import Name, Output, Scale, Seeds, Sets
 
 if TYPE_CHECKING:
@@ -26,31 +22,7 @@ if TYPE_CHECKING:
     from fedtide.runs.job import Spelled
     from fedtide.runs.trained import Trained
 
-T = TypeVar("T")
-P = ParamSpec("P")
 
-
-def hinted(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that says which argument a person may have meant by an unknown one."""
-    names = list(signature(function).parameters)
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        for key in (key for key in kwargs if key not in names):
-            from fedtide.config import Experiment
-
-            hint = f"allowed: {', '.join(names)}"
-            if key in Experiment.model_fields and "sets" in names:
-                hint += f"; did you mean sets={{'{key}': {kwargs[key]!r}}}?"
-            else:
-                hint = nearest(key, names)
-            raise FedtideError(f"{function.__name__}: unknown argument '{key}', {hint}")
-        return function(*args, **kwargs)
-
-    return call
-
-
-@hinted
 def run(
     experiment: Spelled,
     out: str | Path | None = None,
@@ -87,7 +59,6 @@ def run(
     return finished(RunJob.create(experiment, request, Output(quiet)), Output(quiet))
 
 
-@hinted
 def tune(
     experiment: Spelled,
     out: str | Path | None = None,
@@ -121,7 +92,6 @@ def tune(
     return finished(TuningJob.create(experiment, request, trials), Output(quiet))
 
 
-@hinted
 def recommend(
     data: Any,
     out: str | Path | None = None,
@@ -172,7 +142,6 @@ def recommend(
     return finished(TournamentJob.create(data, request, budget, roles), Output(quiet))
 
 
-@hinted
 def resume(
     run_folder: str | Path, *, seeds: Seeds | None = None, workers: int | None = None, quiet: bool = False
 ) -> Finished | FinishedTuning | Recommendation:
@@ -195,7 +164,6 @@ def resume(
     return finished(of(run_folder, workers).resumed(Output(quiet), seeds=seeds), Output(quiet))
 
 
-@hinted
 def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Path:
     """Make the report of a run folder, a tuning or a tournament, or one page about several run folders.
 
@@ -208,7 +176,6 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
     return write_page([of(root) for root in run_folders], None if out is None else Path(out))
 
 
-@hinted
 def results(run_folder: str | Path) -> Finished | FinishedTuning | Recommendation:
     """Return the results in a folder: printed they are a line, in a notebook their table and curve.
 
@@ -223,7 +190,6 @@ def results(run_folder: str | Path) -> Finished | FinishedTuning | Recommendatio
     return of(run_folder).result()
 
 
-@hinted
 def verify(run_folder: str | Path) -> list[RunVerdict]:
     """Check that a run folder is unchanged.
 
@@ -238,7 +204,6 @@ def verify(run_folder: str | Path) -> list[RunVerdict]:
     return list(of(run_folder).verify())
 
 
-@hinted
 def trained(run_folder: str | Path, method: str | None = None, seed: int | None = None) -> Trained:
     """Return the trained models of a run: `model()` is a module, `predict(x)` predicts as the run's evaluation does.
 
@@ -252,7 +217,6 @@ def trained(run_folder: str | Path, method: str | None = None, seed: int | None 
     return Trained.read(Path(run_folder), method, seed)
 
 
-@hinted
 def track(run_folder: str | Path, tracker: str | None = None) -> None:
     """Send the metrics of a run folder to TensorBoard, MLflow or Weights & Biases; steps already sent are skipped.
 
@@ -270,7 +234,6 @@ def track(run_folder: str | Path, tracker: str | None = None) -> None:
     track_folder(Path(run_folder), None if tracker is None else read_tracker(tracker))
 
 
-@hinted
 def show(
     shown: Spelled | Population,
     *,
@@ -303,19 +266,31 @@ def show(
     rows to train on: 14 a client
     ...
     """
-    from fedtide.api.jobs import Request, preview
+    from fedtide.api.jobs import Request
+    from fedtide.config import Method, points
     from fedtide.data.population import Population
     from fedtide.inspection.preview import Preview
     from fedtide.inspection.preview_page import Shown
+    from fedtide.runs.build import cohort_size, population_of
 
     if isinstance(shown, Population):
         m = min(clients_per_round or 10, shown.registered)
         return Shown("Population", [Preview(shown, rounds or 100, m)])
     settings, where, _ = Request(scale=scale, sets=sets, seeds=seeds).read(shown)
-    return preview(settings, where, rounds, clients_per_round)
+    first = points(settings, where)[0].experiment
+    methods_by_shift = dict[str, list[Method]]()
+    for method in first.method:
+        methods_by_shift.setdefault(repr(first.shift_of(method)), []).append(method)
+    previews = []
+    for methods in methods_by_shift.values():
+        people = population_of(first, first.shift_of(methods[0]), settings.seeds[0])
+        people.check(first.rounds)
+        cohort = clients_per_round or min(cohort_size(methods[0], people.registered), people.registered)
+        names = [method.name for method in methods] if len(methods_by_shift) > 1 else []
+        previews.append(Preview(people, rounds or first.rounds, cohort, first.timing.seconds or 1.0, names))
+    return Shown(settings.title or where, previews)
 
 
-@hinted
 def inspect(
     data: Any,
     *,
@@ -367,7 +342,6 @@ def inspect(
     return inspect_table(read_table(data, roles), seed)
 
 
-@hinted
 def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
     """Check an algorithm against the laws on a toy federation.
 

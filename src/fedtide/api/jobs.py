@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Console
 from torch import nn
 
-from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
+from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.settings import check_installed
 from fedtide.config.writing import as_toml, named
@@ -27,8 +27,6 @@ from fedtide.evaluate.judge import views
 from fedtide.fields.types import seconds_of
 from fedtide.fields.user_code import session_code
 from fedtide.inspection.findings import inspect_table
-from fedtide.inspection.preview import Preview
-from fedtide.inspection.preview_page import Shown
 from fedtide.inspection.table import read as read_table
 from fedtide.report import notebook
 from fedtide.report import study as study_rows
@@ -36,14 +34,14 @@ from fedtide.report.page import report_of, write_report
 from fedtide.report.study import Study, Summary, read_finished
 from fedtide.report.terminal import console, print_results, print_table, say
 from fedtide.report.topics import check_measures
-from fedtide.runs import auto, folder
-from fedtide.runs.build import as_json, cohort_size, population_of
+from fedtide.runs import folder
+from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
-from fedtide.runs.display import InNotebook, Live
+from fedtide.runs.display import Live
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
 from fedtide.runs.export import Model, predict_file
-from fedtide.runs.job import Job, Name, Output, Scale, Seeds, Sets, experiment_file
-from fedtide.runs.preflight import Preflight, check_room, preflight
+from fedtide.runs.job import Name, Output, Scale, Seeds, Sets, experiment_file
+from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
 from fedtide.tracking.feed import Tracking
@@ -171,22 +169,6 @@ def processes_for(settings: Experiment, workers: int | None) -> int | None:
     if settings.fleet.kind in ("workers", "ray"):
         raise refused("fleet.kind", settings.fleet.kind, "local, or code in a file", because)
     return 1
-
-
-def preview(settings: Experiment, where: str, rounds: int | None, clients_per_round: int | None) -> Shown:
-    """Return the previews of an experiment's first point and seed, one for each shift of its methods."""
-    first = points(settings, where)[0].experiment
-    by_shift = dict[str, list[Method]]()
-    for method in first.method:
-        by_shift.setdefault(repr(first.shift_of(method)), []).append(method)
-    previews = []
-    for methods in by_shift.values():
-        people = population_of(first, first.shift_of(methods[0]), settings.seeds[0])
-        people.check(first.rounds)
-        cohort = clients_per_round or min(cohort_size(methods[0], people.registered), people.registered)
-        names = [method.name for method in methods] if len(by_shift) > 1 else []
-        previews.append(Preview(people, rounds or first.rounds, cohort, first.timing.seconds or 1.0, names))
-    return Shown(settings.title or where, previews)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -376,14 +358,77 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class RunJob:
+class Job:
+    """Work in a folder: it is played to its end, now or after a stop, and it is read. Each kind has its own `create`.
+
+    kind: the kind of folder in messages. single: whether a page is about one such folder alone.
+    """
+
+    root: Path
+    workers: int | None = None
+    kind: ClassVar[str]
+    single: ClassVar[bool] = True
+
+    @cached_property
+    def settings(self) -> Experiment:
+        """The experiment in the folder's config.toml."""
+        return folder.load(self.root)
+
+    def resumed(
+        self, output: Output, *, seeds: Seeds | None = None, fleet: str | None = None, address: str | None = None
+    ) -> Job:
+        """Return the job with more seeds or on another fleet.
+
+        Raises:
+            FedtideError: this kind of job goes on as it began, or the seeds or the fleet are not allowed.
+        """
+        for name, value in {"seeds": seeds, "fleet": fleet, "address": address}.items():
+            if value is not None:
+                raise FedtideError(f"--{name}: {self.root} is a {self.kind}, which goes on as it began")
+        return self
+
+    def play(self, screen: Console) -> bool:
+        """Play the rest and show the progress; return False if a person stopped it, and everything is saved."""
+        raise NotImplementedError
+
+    def result(self) -> Finished | FinishedTuning | Recommendation:
+        """Read the results.
+
+        Raises:
+            FedtideError: there are none yet.
+        """
+        raise NotImplementedError
+
+    def write_page(self, out: Path | None = None) -> Path:
+        """Write the page and return its path."""
+        raise NotImplementedError
+
+    def unfinished(self) -> str:
+        """Return a line about unfinished runs; "" if there are none, or the page itself names them."""
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the values for `--json` beside its page."""
+        return {"folder": self.root}
+
+    def verify(self) -> Iterator[Verdict]:
+        """Check that the runs in the folder are unchanged, and yield a verdict for each."""
+        raise refused("verify", str(self.root), "a run folder, or the folder of a tournament", f"it is a {self.kind}")
+
+    def _check_finished(self, name: str) -> Path:
+        file = self.root / name
+        if not file.is_file():
+            raise FedtideError(f"{self.root}: is not finished; go on with: fedtide resume {self.root}")
+        return file
+
+
+@dataclass(frozen=True)
+class RunJob(Job):
     """A run folder: every method with every seed at every point of a sweep.
 
     sets: overrides of its config.toml, such as another fleet.
     """
 
-    root: Path
-    workers: int | None = None
     sets: Sequence[str] = ()
     kind: ClassVar[str] = "run folder"
     single: ClassVar[bool] = False
@@ -392,15 +437,21 @@ class RunJob:
     def create(experiment: Spelled, request: Request, output: Output) -> RunJob:
         """Check an experiment, say its fleet and its disk space, and make its run folder.
 
+        Everything in it is built once before anything is written, and a fleet "auto" is chosen.
+
         Raises:
             FedtideError: one line says what to mend.
         """
-        prepared = prepare(experiment, request)
-        for line in (prepared.message, check_room(prepared.need, prepared.root)):
-            if line:
-                say(line, console(output))
-        folder.create(prepared.settings, prepared.root, prepared.where, request.scale)
-        return RunJob(prepared.root, prepared.workers)
+        request.check_free()
+        settings, where, name = request.read(experiment)
+        workers = processes_for(settings, request.workers)
+        checked = _check(settings, where)
+        settings, message = resolve_auto(settings)
+        root = request.folder(name)
+        for line in filter(None, (message or checked.message, check_room(checked.need, root))):
+            say(line, console(output))
+        folder.create(settings, root, where, request.scale)
+        return RunJob(root, workers)
 
     @cached_property
     def settings(self) -> Experiment:
@@ -423,7 +474,7 @@ class RunJob:
 
     def play(self, screen: Console) -> bool:
         """Play the runs that are left."""
-        display: RunsDisplay = InNotebook() if screen.is_jupyter and not screen.quiet else Live(screen)
+        display: RunsDisplay = Live(screen)
         if self.settings.track is not None:
             display = Tracking(self.settings, self.root, display, partial(say, screen=screen))
         workers = processes_for(self.settings, self.workers)
@@ -437,9 +488,12 @@ class RunJob:
         """Write the report."""
         return write_page([self], out)
 
+    def _runs(self) -> list[folder.Planned]:
+        return folder.plan(folder.load(self.root, imports=False), self.root)
+
     def unfinished(self) -> str:
         """Say how many runs are left; raise if a configuration or a record was changed."""
-        runs = folder.plan(folder.load(self.root, imports=False), self.root)
+        runs = self._runs()
         check_runs(runs)
         left = sum(not run.finished for run in runs)
         again = f"{len(runs)} runs are not finished; go on with: {folder.go_on(self.root)}"
@@ -451,42 +505,11 @@ class RunJob:
 
     def verify(self) -> Iterator[Verdict]:
         """Check every file that the checkpoints count on."""
-        return verify_runs(folder.plan(folder.load(self.root, imports=False), self.root))
+        return verify_runs(self._runs())
 
 
 @dataclass(frozen=True)
-class _AsBegun:
-    """A job that goes on as it began, and has a page by itself."""
-
-    root: Path
-    workers: int | None = None
-    kind: ClassVar[str]
-    single: ClassVar[bool] = True
-
-    def resumed(self, output: Output, **options: Any) -> Any:
-        """Return the job; raise for an option that would change it."""
-        for name, value in options.items():
-            if value is not None:
-                raise FedtideError(f"--{name}: {self.root} is a {self.kind}, which goes on as it began")
-        return self
-
-    def unfinished(self) -> str:
-        """Return "", because the page itself names what is left."""
-        return ""
-
-    def summary(self) -> dict[str, Any]:
-        """Return the folder."""
-        return {"folder": self.root}
-
-    def _check_finished(self, name: str) -> Path:
-        file = self.root / name
-        if not file.is_file():
-            raise FedtideError(f"{self.root}: is not finished; go on with: fedtide resume {self.root}")
-        return file
-
-
-@dataclass(frozen=True)
-class TuningJob(_AsBegun):
+class TuningJob(Job):
     """A tune folder: trials of the values that the `[tune]` table of an experiment names."""
 
     kind: ClassVar[str] = "tune folder"
@@ -543,14 +566,9 @@ class TuningJob(_AsBegun):
         """Write the page about the trials."""
         return pages.write_tuning(self.root, out)
 
-    def verify(self) -> Iterator[Verdict]:
-        """Raise, because there are no runs."""
-        because = "a tune folder keeps no runs"
-        raise refused("verify", str(self.root), "a run folder, or the folder of a tournament", because)
-
 
 @dataclass(frozen=True)
-class TournamentJob(_AsBegun):
+class TournamentJob(Job):
     """The folder of a tournament: methods that an inspection nominates are compared on validation rows."""
 
     kind: ClassVar[str] = "tournament folder"
@@ -590,11 +608,6 @@ class TournamentJob(_AsBegun):
             entrants.begin_with_data(root, findings, seconds, began)
         return TournamentJob(root, request.workers)
 
-    @cached_property
-    def settings(self) -> Experiment:
-        """The study in the folder's config.toml."""
-        return folder.load(self.root)
-
     def play(self, screen: Console) -> bool:
         """Play the rungs that are left.
 
@@ -625,14 +638,15 @@ class TournamentJob(_AsBegun):
         return tournament.verify(self.root)
 
 
-def of(root: str | Path, workers: int | None = None) -> Any:
+def of(root: str | Path, workers: int | None = None) -> Job:
     """Return the job in a folder."""
     check_positive("--workers", workers)
     root = Path(root)
-    kinds = ((trials.TRIALS, TuningJob), (tournament.LADDER, TournamentJob))
-    for file, kind in kinds:
-        if (root / file).is_file() and (root / "config.toml").is_file():
-            return kind(root, workers)
+    if (root / "config.toml").is_file():
+        if (root / trials.TRIALS).is_file():
+            return TuningJob(root, workers)
+        if (root / tournament.LADDER).is_file():
+            return TournamentJob(root, workers)
     return RunJob(root, workers)
 
 
@@ -679,37 +693,6 @@ def write_page(
         if job.single:
             return job.write_page(out)
     return write_report([job.root for job in jobs], out, pictures=pictures, saved_tables=tables)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An experiment that can be run: everything in it was built once.
-
-    settings: with every default. root: its folder, not made yet. where: its name in messages. need: disk space.
-    workers: number of processes, if given. message: a line about its fleet.
-    """
-
-    settings: Experiment
-    root: Path
-    where: str
-    need: Any
-    workers: int | None = None
-    message: str = ""
-
-
-def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
-    """Read an experiment and check it before anything is written; a fleet "auto" is chosen here.
-
-    Raises:
-        FedtideError: one line says what to mend.
-    """
-    request.check_free()
-    settings, where, name = request.read(experiment)
-    workers = processes_for(settings, request.workers)
-    checked = _check(settings, where)
-    choice = auto.resolve_auto(settings, workers=workers)
-    message = choice.message or checked.message
-    return Prepared(choice.experiment, request.folder(name), where, checked.need, choice.workers, message)
 
 
 def _check(experiment: Experiment, where: str) -> Preflight:

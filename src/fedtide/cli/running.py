@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.report.terminal import console, say, tell
-from fedtide.runs.job import ExactKind, FleetKind, Job, Output, Scale
+from fedtide.runs.job import ExactKind, FleetKind, Output, Scale
 
 Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
 Shown = Annotated[Output, Parameter(name="*", negative=())]
@@ -40,7 +40,7 @@ def run(
 
     Args:
         fleet: engine of the clients' work, in place of fleet.kind: local, workers and ray give the same bits, stacked
-            differs from them in rounding, and auto measures.
+            differs from them in rounding, and auto chooses by size.
         address: address of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto; without
             it one is started on this machine, which ends with the command.
     """
@@ -134,7 +134,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
     return 0
 
 
-def _play(job: Job, output: Output) -> int:
+def _play(job: Any, output: Output) -> int:
     """Play the rest of a job and print the path of its report; return the exit status."""
     from fedtide.api.jobs import play
 

@@ -101,7 +101,7 @@ class Stacked(Processes):
 
 @ingredient
 class Auto(Processes):
-    """The fastest of "local", "workers" and "local" with threads, measured before round 0 and written down."""
+    """Worker processes for one large run, else one process, by rows and parameters; written down before round 0."""
 
     kind: Literal["auto"] = "auto"
     threads: ClassVar[int] = 1

@@ -66,7 +66,6 @@ class About:
         before: as in `Start`.
         marks: length of each record at the last checkpoints, by round, this one last.
         sha256: digests of its own files.
-        keys: digest of the names in the configuration's file; "" if unknown.
         device: name of the device that computed; "" if unknown.
     """
 
@@ -76,8 +75,7 @@ class About:
     before: float
     marks: tuple[tuple[int, Mapping[str, Mark]], ...]
     sha256: Mapping[str, str]
-    keys: str = ""
-    device: str = ""
+    device: str
 
     @property
     def records(self) -> Mapping[str, Mark]:
@@ -101,7 +99,6 @@ def save(
     config: str,
     marks: Mapping[str, Mark],
     keep: int = 1,
-    keys: str = "",
     device: str = "",
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
@@ -113,7 +110,6 @@ def save(
         config: digest of the configuration, compared when the checkpoint is read.
         marks: how far each file beside `folder` was written in the rounds before, by its name.
         keep: how many checkpoints stay.
-        keys: digest of the names in the configuration's file.
         device: name of the device that computed.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +123,7 @@ def save(
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
-    description = About(config, start.round, start.seconds, start.before, reached, digests, keys, device)
+    description = About(config, start.round, start.seconds, start.before, reached, digests, device)
     about = {"format": FORMAT} | asdict(description)
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
@@ -253,8 +249,7 @@ def _about(folder: Path) -> About:
             float(read["before"]),
             tuple((int(number), read_marks(marks)) for number, marks in read["marks"]),
             {name: str(read["sha256"][name]) for name in FILES},
-            str(read.get("keys", "")),  # older ones have none
-            str(read.get("device", "")),
+            str(read["device"]),
         )
     except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None

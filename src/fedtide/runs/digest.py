@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
+from fedtide.config import Experiment, Local, Method, Stacked, is_own
 from fedtide.core import checkpoint
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
@@ -55,56 +54,18 @@ def device_of(experiment: Experiment) -> str:
 def digest_to_read(run: Planned) -> str | None:
     """Return the digest of a run that is read and not played; None if it is not known.
 
-    An older version knew fewer options: its configuration can be read with their defaults, but not compared. And only
-    the code of a person's own algorithm, which is not imported, knows whether its options name files.
+    Only the code of a person's own algorithm, which is not imported, knows whether its options name files.
     """
-    written, device = _written(run.folder), CPU
-    lacks = written is not None and _lacks(written, resolved(run.experiment))
-    if lacks or run.experiment.fleet.device != CPU:
+    device = CPU
+    if run.experiment.fleet.device != CPU:  # it was played on another machine, perhaps, which had another one
         about = checkpoint.check(run.folder / "checkpoints", config=None)
-        if about is None or (lacks and about.keys in ("", keys_of(run.folder))):  # else a line is gone since
+        if about is None:
             return None
-        if run.experiment.fleet.device != CPU:  # it was played on another machine, perhaps, which had another one
-            device = about.device
+        device = about.device
     files = {"path", "weights"}  # options that may name files, whose content is part of the digest
     method, imported = run.method, run.experiment.imports
     unknown = not imported and is_own(method.algorithm) and _has_key(method.options, files)
     return None if unknown or not device else digest_of(run.experiment, method, run.seed, device)
-
-
-def keys_of(folder: Path) -> str:
-    """Return a short digest of the names in the configuration's file of a run; "" if there is none.
-
-    It tells a removed line from an option that an older version did not know.
-
-    Args:
-        folder: of the run, `<method>/<seed>` in the run folder.
-    """
-    written = _written(folder)
-    return "" if written is None else hashlib.sha256(json.dumps(_names(written)).encode()).hexdigest()[:16]
-
-
-def _written(folder: Path) -> dict[str, Any] | None:
-    file = folder.parent.parent / "config.toml"
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (ValueError, RecursionError) as error:  # that of a point of a sweep, from which nothing is played
-        raise FedtideError(f"{file}: damaged ({error})") from None
-
-
-def _names(written: Any) -> Any:
-    if isinstance(written, dict):
-        return {key: _names(value) for key, value in sorted(written.items())}
-    return [_names(item) for item in written if isinstance(item, dict)] if isinstance(written, list) else None
-
-
-def _lacks(written: Any, current: Any) -> bool:
-    """Tell whether a configuration lacks keys that are known."""
-    if isinstance(written, dict) and isinstance(current, dict):
-        return any(key not in written or _lacks(written[key], value) for key, value in current.items())
-    if isinstance(written, list) and isinstance(current, list):
-        return any(_lacks(*pair) for pair in zip(written, current, strict=False))
-    return False
 
 
 def _has_key(value: Any, keys: set[str]) -> bool:

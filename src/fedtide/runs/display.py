@@ -1,10 +1,9 @@
-"""Live progress: a bar per run in a terminal, one for all in a notebook, plain lines with the time left elsewhere."""
+"""Live progress: a bar per run in a terminal, plain lines with the time left elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -17,9 +16,6 @@ from fedtide.runs.runner import Progress
 
 SECONDS = 10.0
 """Least time between two plain lines of one run."""
-
-PACE = 0.5
-"""Least time between two pictures of a notebook's bar."""
 
 
 class TerminalBars:
@@ -141,67 +137,6 @@ class Live(TerminalBars, RunsDisplay):
             return message
         in_all = left * (time.monotonic() - self._since) / self._played
         return f"{message}, {spoken(max(seconds, in_all))} left in all"
-
-
-class InNotebook(RunsDisplay):
-    """Display of a bar of all rounds, the current runs and the time left, in the cell of a notebook.
-
-    Rich would do so by widgets, for which a notebook needs another package.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[Planned] = []
-        self._done: dict[int, Progress] = {}
-        self._accuracy: dict[int, float] = {}
-        self._shown, self._began, self._before = 0.0, 0.0, 0
-        self._cell: Any = None
-
-    def begin(self, runs: list[Planned], finished: int) -> None:
-        """Start with the runs that are left, and the number of those that were finished before."""
-        from IPython.display import HTML, display  # a notebook has it
-
-        self._runs, self._before = runs, finished
-        if runs:
-            self._cell = display(HTML(self._html()), display_id=True)
-
-    def progress(self, run: int, progress: Progress) -> None:
-        """Show that run number `run` has played another round."""
-        self._began = self._began or time.monotonic()
-        self._done[run] = progress
-        if progress.accuracy is not None:
-            self._accuracy[run] = progress.accuracy
-        if time.monotonic() - self._shown > PACE:
-            self._show()
-
-    def end(self) -> None:
-        """Show the last state."""
-        if self._cell is not None:
-            self._show()
-
-    def _show(self) -> None:
-        from IPython.display import HTML
-
-        self._shown = time.monotonic()
-        self._cell.update(HTML(self._html()))
-
-    def _html(self) -> str:
-        ended = sum(progress.round == progress.rounds for progress in self._done.values())
-        rounds = [
-            self._done[k].rounds if k in self._done else run.experiment.rounds for k, run in enumerate(self._runs)
-        ]
-        total, played = sum(rounds), sum(progress.round for progress in self._done.values())
-        parts = [f"{ended + self._before} of {len(self._runs) + self._before} runs done"]
-        if played and ended < len(self._runs):
-            parts.append(f"{spoken((total - played) * (time.monotonic() - self._began) / played)} left")
-        for k, progress in self._done.items():
-            if progress.round < progress.rounds:
-                run = self._runs[k]
-                got = f", {scored(run.experiment.score, self._accuracy[k])}" if k in self._accuracy else ""
-                parts.append(f"{run.title}: round {progress.round}{got}")
-        return (
-            f'<progress style="width: 20em" max="{total}" value="{played}"></progress> '
-            f'<span style="font-size: 90%">{escape(" · ".join(parts))}</span>'
-        )
 
 
 def scored(score: str, value: float) -> str:

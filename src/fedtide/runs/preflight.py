@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fedtide.cohorts import PickedBy
-from fedtide.config import Experiment, Method, points
+from fedtide.config import Experiment, Local, Method, Workers, points
 from fedtide.core.base import Moment, Scores
 from fedtide.core.errors import FedtideError, refused, within
 from fedtide.core.memory import SMALL, MemoryStore
@@ -28,12 +28,19 @@ from fedtide.fleets.stacked_engine import why_alone
 from fedtide.learn.device import CPU, check_gain, find_device
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
+from fedtide.runs.folder import plan
 from fedtide.runs.privacy import plan_of, sums_of
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
 WORTH_SAYING = 10**8
 """Bytes from which a person is told."""
+
+LARGE = 10**7
+"""Training rows of a round x parameters from which worker processes gain more than their messages cost."""
+
+LONG = 10**10
+"""Training rows of a run x parameters from which worker processes gain more than they take to start."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,32 @@ def _check_clock(experiment: Experiment, where: str) -> None:
     if experiment.devices is None and "seconds" in clocks:
         allowed = "'rounds', or [devices], such as devices = 'steady'"
         raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
+
+
+def resolve_auto(experiment: Experiment) -> tuple[Experiment, str]:
+    """Return the experiment with the fleet that "auto" stands for, and a line about it; any other as it is.
+
+    A large run (`LARGE`, `LONG`) gets worker processes, any other one process. Several runs are played side by side.
+    All of these give the same bits.
+    """
+    fleet = experiment.fleet
+    if fleet.kind != "auto":
+        return experiment, ""
+    kind: type[Local | Workers] = Local
+    runs = plan(experiment, Path())
+    reason = f"{len(runs)} runs side by side"
+    if len(runs) == 1:
+        (run,) = runs
+        built = build.built(run.experiment, run.method, run.seed, MemoryStore(None))
+        people = built.host.population
+        share = build.cohort_size(run.method, people.registered) / people.registered
+        rows = share * float(people.counts(people.clients, "train").sum())
+        parameters = sum(value.numel() for value in built.task.init(Rng(0)).params.values())
+        size = rows * parameters
+        kind = Workers if size >= LARGE and size * experiment.rounds >= LONG else Local
+        reason = f"{rows:,.0f} rows a round, {parameters:,} parameters"
+    chosen = kind(workers=fleet.workers, channels_last=fleet.channels_last, device=fleet.device)
+    return experiment.model_copy(update={"fleet": chosen}), f"fleet: {chosen.kind}, {reason}"
 
 
 # -- disk space --------------------------------------------------------------------------------------------------------

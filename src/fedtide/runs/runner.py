@@ -30,7 +30,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine, why_alone
 from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
-from fedtide.runs.digest import device_of, digest_of, keys_of
+from fedtide.runs.digest import device_of, digest_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.privacy import server_wire
 from fedtide.wire.ledger import LEDGER
@@ -90,7 +90,7 @@ class Run:
             truth = judge.fleet.truth
             if truth is not None and (self.folder / ASKS).exists():
                 raise FedtideError(f"{self.folder}: its clients are real; go on with: fedtide serve SITE")
-            config, keys = digest_of(self.experiment, self.method, self.seed), keys_of(self.folder)
+            config = digest_of(self.experiment, self.method, self.seed)
             resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
             if resumed is None:
                 judge.fleet.memory.clear()
@@ -108,7 +108,7 @@ class Run:
             )
             try:
                 start = None if resumed is None else resumed.start
-                yield from self._rounds(judge, record, (config, keys), start, stop, until)
+                yield from self._rounds(judge, record, config, start, stop, until)
             except (FedtideError, OSError):
                 if self.folder.is_dir():
                     raise
@@ -140,7 +140,7 @@ class Run:
         self,
         judge: Judge,
         record: Record,
-        digests: tuple[str, str],
+        config: str,
         start: Start | None,
         stop: Callable[[], bool],
         until: int | None,
@@ -170,20 +170,20 @@ class Run:
             stopping = stop() or done == until
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
             if done == last or stopping or due:
-                self._save(judge, record, digests, result.step)
+                self._save(judge, record, config, result.step)
                 saved = time.perf_counter()
             yield Progress(done, last, result.accuracy, count / (time.perf_counter() - began))
             if stopping:
                 return
             lap = time.perf_counter()
 
-    def _save(self, judge: Judge, record: Record, digests: tuple[str, str], step: Step) -> None:
+    def _save(self, judge: Judge, record: Record, config: str, step: Step) -> None:
         """Write a checkpoint after a round."""
         folder, moment = self.folder / "checkpoints", step.moment
         ahead = Start(step.state, moment.round + 1, step.seconds, moment.seconds)
-        memory, device, (config, keys) = judge.fleet.memory, device_of(self.experiment), digests
+        memory, device = judge.fleet.memory, device_of(self.experiment)
         with naming(folder):
-            checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), keys=keys, device=device)
+            checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), device=device)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from fedtide.core.atomic import flush, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.record import read_rounds
 from fedtide.evaluate.rounds import score_in, weight_in
-from fedtide.runs.auto import resolve_auto
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.folder import load, plan
+from fedtide.runs.preflight import resolve_auto
 from fedtide.tuning.ladder import SEEDS, Cost, Standing, standings
 
 LADDER = "ladder.jsonl"
@@ -115,7 +115,7 @@ def played_by(study: Experiment) -> Experiment:
         "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "forgetting": None, "metrics": (),
         "embedding": None, "baseline": None, "checkpoint_every": None, "track": None,
     }  # fmt: skip
-    return resolve_auto(study.model_copy(update=changes)).experiment
+    return resolve_auto(study.model_copy(update=changes))[0]
 
 
 def first_line(budget: float, candidates: Sequence[Candidate], lines: Iterable[str], spent: float) -> str:

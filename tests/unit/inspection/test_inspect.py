@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.api.jobs import prepare
+from fedtide.config import Experiment
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
@@ -23,12 +23,20 @@ from fedtide.inspection.findings import PAGE, STUDY, inspect_table
 from fedtide.inspection.study import CANDIDATES, helps, methods
 from fedtide.inspection.table import Roles, read
 from fedtide.runs.build import population_of
+from fedtide.runs.preflight import preflight
 from helpers.planted import planted
 from helpers.shell import done
 
 HEADER = ("No", "when", "station_id", "basket", "wind", "constant", "score")
 AB, N = np.array(list("ab") * 20), np.arange(40)
 TWO, SEVEN = np.arange(60) % 2, np.arange(60) % 7
+
+
+def checked(study) -> Experiment:
+    """Read a study and build everything that it names."""
+    experiment = read_experiment(study)
+    preflight(experiment)
+    return experiment
 
 
 def table(path: Path, rows: int = 400) -> Path:
@@ -212,7 +220,7 @@ def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
     assert found["groups"].found
     page = found.write(tmp_path / "made")
     assert sorted(path.name for path in page.parent.iterdir()) == [PAGE, "rows.npz", STUDY]
-    assert len(prepare(page.parent / STUDY).settings.method) >= 4
+    assert len(checked(page.parent / STUDY).method) >= 4
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -294,7 +302,7 @@ def test_a_measure_is_a_label_too(tmp_path):
     x, user = draw.normal(size=600), np.repeat([f"u{number}" for number in range(12)], 50)
     found = ft.inspect({"x": x, "user": user, "target": 3 * x * np.where(user < "u4", 1, -1) + draw.normal(size=600)})
     assert (found.table.measured, found["meaning"].level, found["labels"].found) == (True, "strong", False)
-    settings = prepare(found.write(tmp_path / "made").parent / STUDY).settings
+    settings = checked(found.write(tmp_path / "made").parent / STUDY)
     assert settings.data.target.kind == "number"
     algorithms = {method.algorithm for method in settings.method}
     assert {"ifca", "aem"} < algorithms
@@ -327,7 +335,7 @@ def test_a_study_of_the_hour_has_rows_in_all_of_its_rounds(tmp_path):
     label = np.where(user < 12, x, -x) + y > 0
     found = ft.inspect({"x": x, "y": y, "user": user, "time": when, "label": label})
     assert (found["mix"].found, found["mix"].cycle) == (True, "day")
-    settings = prepare(found.write(tmp_path / "made").parent / STUDY).settings
+    settings = checked(found.write(tmp_path / "made").parent / STUDY)
     shift = settings.shift
     assert (shift.who.kind, shift.what.window, settings.rounds > 100) == ("data", "6h", True)
     population = population_of(settings, shift, 0)
@@ -374,7 +382,7 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
     short = f"In short: labels of the same input differ strongly between clients; {groups}."
     assert short in lines
     assert "nan" not in (tmp_path / "made" / PAGE).read_text(encoding="utf-8").split("<figure")[0]
-    assert prepare(tmp_path / "made" / STUDY).settings.title == "shop.csv"
+    assert checked(tmp_path / "made" / STUDY).title == "shop.csv"
     assert done("inspect", data, "--out", tmp_path / "made") == 2
     assert capsys.readouterr().err == f"fedtide: {tmp_path / 'made'}: already exists, allowed: a new folder\n"
 

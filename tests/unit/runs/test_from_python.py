@@ -131,8 +131,6 @@ def test_seeds_are_a_list_and_sets_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "said"), [
-    ({"set": {"rounds": 2}}, "run: unknown argument 'set', allowed: experiment, out, .*; did you mean 'sets'?"),
-    ({"rounds": 2}, r"run: unknown argument 'rounds', allowed: .*; did you mean sets=\{'rounds': 2\}\?"),
     ({"seeds": 3}, r"seeds: found 3, allowed: a list of whole numbers, such as \[0, 1, 2\]"),
     ({"sets": {"method.local": ft.LocalTrainer()}}, "sets: found LocalTrainer.*allowed: values that a file can hold"),
 ])  # fmt: skip
