@@ -174,7 +174,6 @@ WIDE = {"kind": "mlp", "hidden": [7]}
 SMALL = {"kind": "mlp", "hidden": [6]}
 WAYS = {
     "choice": {"kind": "choice"},
-    "choice on training rows": {"kind": "choice", "choose_on": "train"},
     "fine-tuned": {"kind": "fine-tuned", "solver": TUNE},
     "alone": {"kind": "alone", "solver": OWN, "model": WIDE},
     "ensemble of probabilities": {"kind": "ensemble", "solver": OWN, "model": WIDE},
@@ -241,7 +240,7 @@ def personal(way, models, shard, key, x_test, model):
         val = (shard.val.x.double(), shard.val.y)
     kind = way["kind"]
     if kind in ("choice", "fine-tuned"):
-        rows = train if way.get("choose_on") == "train" or val is None else val
+        rows = train if val is None else val
         losses = [float(cross_entropy(w, *rows)) for w in models]
         chosen = models[losses.index(min(losses))]
         if kind == "choice":

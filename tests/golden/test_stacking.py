@@ -11,7 +11,7 @@ from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
 from fedtide.personal.client_networks import Networks
-from fedtide.personal.expert_mixtures import Stacking, stack
+from fedtide.personal.ways import Stacking, stack
 
 
 def logs(*rows: tuple[float, ...]) -> torch.Tensor:

@@ -79,8 +79,7 @@ from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting, client_weight
 from fedtide.personal.client_networks import Networks
-from fedtide.personal.expert_mixtures import Mixture
-from fedtide.personal.ways import Choice
+from fedtide.personal.ways import Choice, Mixture
 from fedtide.transforms import Anchored, Personalized
 from fedtide.transforms.personalized import with_way
 

@@ -78,7 +78,7 @@ def local_only(
         seen = checksum(shard)
         if not len(shard) or (memory is not None and torch.equal(memory["seen"], seen)):
             return None
-        best, last = local_experts(nets.of(model), solver, shard, moment, rng, whole=both)
+        best, last = local_experts(nets.of(model), solver, shard, moment, rng, both)
         next_memory = {"own": best, "seen": seen}
         if both and all_finite(last):  # else that would cost the client its model
             next_memory["judged"] = {"own": last, "seen": checksum(replace(shard, fetch_val=None))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from fedtide.core.rng import Rng
 from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
-
-ChooseOn = Literal["val", "train"]
-"""Labeled samples on which a client chooses its model before evaluation."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,9 @@ class Served:
     places: Any = None
 
 
-def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
-    """Return the samples for decisions: validation samples if wanted and available, else training samples."""
-    val = shard.val if on == "val" else None
-    return val if val is not None and len(val) else shard
+def decision_rows(shard: Shard) -> Shard:
+    """Return the samples for decisions: validation samples if there are any, else training samples."""
+    return shard.val if shard.val is not None and len(shard.val) else shard
 
 
 def serve_clusters(
@@ -82,7 +78,7 @@ def find_model(task: Task) -> Work:
     """
 
     def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = decision_rows(shard, "val")
+        rows = decision_rows(shard)
         if len(payload.models) == 1 or not len(rows):
             return None
         return Answer({}, memory={"found": mean_losses(task, payload.models, rows).argmin()})

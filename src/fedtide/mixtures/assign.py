@@ -8,7 +8,7 @@ More components are our own extension: the likeliest joint assignment, which for
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import torch
@@ -91,7 +91,6 @@ def assign_by_rank(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     >>> assign_by_rank(saturated, joint, torch.tensor([1, 2]))
     tensor([1, 0, 1])
     """
-    _check(posterior, room)
     odds = joint[:, 0].double() - joint[:, 1].double()
     by_odds = odds.argsort(descending=True, stable=True)
     order = by_odds[posterior[by_odds, 0].argsort(descending=True, stable=True)]
@@ -114,13 +113,7 @@ def assign_by_cost(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     >>> assign_by_cost(posterior, posterior.log(), torch.tensor([1, 1, 1]))
     tensor([0, 1, 2])
     """
-    _check(posterior, room)
     return torch.tensor(best_assignment(_values(posterior, joint), room.tolist()), dtype=torch.int64)
-
-
-def _check(posterior: Tensor, room: Tensor) -> None:
-    if len(room) != posterior.shape[1] or int(room.sum()) != len(posterior) or bool((room < 0).any()):
-        raise ValueError(f"room for {room.tolist()}, posteriors of shape {tuple(posterior.shape)}")
 
 
 def _values(posterior: Tensor, joint: Tensor) -> np.ndarray:
@@ -153,53 +146,47 @@ def best_assignment(values: np.ndarray, room: list[int]) -> list[int]:
     >>> best_assignment(np.array([[5, 1], [4, 2]], dtype=object), [1, 1])
     [0, 1]
     """
-    m, components = len(values), range(len(room))
-    place = values.argmax(1) if m else np.zeros(0, dtype=np.int64)
-    free = [room[k] - int((place == k).sum()) for k in components]
-
-    def cheapest_move(k: int, to: int) -> tuple[int, int] | None:
-        """Return the least loss of moving a participant from k to another component, and who moves; ties: the first."""
-        members = np.flatnonzero(place == k)
-        if k == to or not len(members):
-            return None
-        losses = values[members, k] - values[members, to]
-        first = int(losses.argmin())
-        return losses[first], int(members[first])
-
-    moves = [[cheapest_move(k, to) for to in components] for k in components]
+    place = values.argmax(1) if len(values) else np.zeros(0, dtype=np.int64)
+    free = [size - int((place == k).sum()) for k, size in enumerate(room)]
     while min(free) < 0:
-        path = _cheapest_path([[move and move[0] for move in row] for row in moves], free)
-        for k, to in pairwise(path):
-            move = moves[k][to]
-            assert move is not None
-            place[move[1]] = to
+        moves = _cheapest_moves(values, place)
+        path = _cheapest_path({edge: loss for edge, (loss, _) in moves.items()}, free)
+        for edge in pairwise(path):
+            place[moves[edge][1]] = edge[1]
         free[path[0]] += 1
         free[path[-1]] -= 1
-        for k in path:
-            moves[k] = [cheapest_move(k, to) for to in components]
     return place.tolist()
 
 
-def _cheapest_path(prices: list[list[int | None]], free: list[int]) -> list[int]:
+def _cheapest_moves(values: np.ndarray, place: np.ndarray) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the least loss of moving a participant from one component to another, and who moves; ties: the first."""
+    moves = {}
+    for k, to in permutations(range(values.shape[1]), 2):
+        members = np.flatnonzero(place == k)
+        if len(members):
+            losses = values[members, k] - values[members, to]
+            moves[k, to] = losses.min(), int(members[losses.argmin()])
+    return moves
+
+
+def _cheapest_path(losses: dict[tuple[int, int], int], free: list[int]) -> list[int]:
     """Return the cheapest chain of components, from an overfull one to one with room.
 
     A move may gain something, but no cycle of moves does: the placement is always optimal for its own counts.
 
     Args:
-        prices: cost of moving one participant from a component (row) to another (column); None if there is none.
+        losses: loss of moving one participant from a component to another, for possible moves.
         free: remaining room of each component, negative if it is overfull.
     """
-    cost: list[int | None] = [0 if n < 0 else None for n in free]
+    cost = {k: 0 for k, room in enumerate(free) if room < 0}
     before: dict[int, int] = {}
-    edges = [(k, to, price) for k, row in enumerate(prices) for to, price in enumerate(row) if price is not None]
     changed = True
     while changed:  # Bellman-Ford
         changed = False
-        for k, to, price in edges:
-            source, target = cost[k], cost[to]
-            if source is not None and (target is None or source + price < target):
-                cost[to], before[to], changed = source + price, k, True
-    path = [min((c, k) for k, c in enumerate(cost) if c is not None and free[k] > 0)[1]]
+        for (k, to), loss in losses.items():
+            if k in cost and (to not in cost or cost[k] + loss < cost[to]):
+                cost[to], before[to], changed = cost[k] + loss, k, True
+    path = [min((c, k) for k, c in cost.items() if free[k] > 0)[1]]
     while path[-1] in before:
         path.append(before[path[-1]])
     return path[::-1]

@@ -20,7 +20,6 @@ simulation begins at midnight; real clients have the midnight of their time zone
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -35,13 +34,13 @@ from fedtide.core.base import Moment, Shard, Weighted
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import periodic_shares
-from fedtide.fields.types import Count, Duration, Finite, Fraction, OfShift, Positive, explained, ingredient, seconds_of
+from fedtide.fields.types import Count, Duration, Finite, OfShift, Positive, explained, ingredient, seconds_of
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.mixtures.rhythm import LEAST, Found, curve, look, read_shares, weights_of
 
 __all__ = [
-    "Block", "Cosine", "EMOnly", "Learned", "Linear", "Measured", "Prior", "Soft", "Uniform",
+    "Block", "Cosine", "EMOnly", "Learned", "Linear", "Prior", "Soft", "Uniform",
 ]  # fmt: skip
 
 Rounds = Annotated[Positive | None, OfShift("period")]
@@ -54,9 +53,14 @@ Start = Annotated[Finite | Duration | None, WHEN, OfShift("start")]
 
 
 class Expecting:
-    """A temporal prior; by default it keeps nothing from round to round."""
+    """A temporal prior; by default it needs no period, keeps nothing from round to round, and is for any groups."""
 
     sketch: int | None = None
+    timed: ClassVar[bool] = False
+
+    def check(self, groups: int) -> None:
+        """Refuse more groups than the prior knows of, and a missing period."""
+        return
 
     def init(self, groups: int) -> Any:
         """Return the memo before the first round."""
@@ -78,15 +82,12 @@ class _Timed(Expecting):
     period: float | str | None
     phase: float | str | None
     timed: ClassVar[bool] = True
-    most: ClassVar[float] = math.inf
 
     def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor:
         """Return the expected share of each group (groups,), float64; 1 for a single group."""
-        if groups > self.most:
-            raise refused("prior", self.kind, f"at most {self.most} groups, not {groups}; or another prior")
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
-        return self.at(*self.elapsed(moment), groups)
+        return torch.from_numpy(periodic_shares(self.kind, *self.elapsed(moment), 1.0, groups))
 
     def elapsed(self, moment: Moment) -> tuple[float, float]:
         """Return the time since a peak of the first group, and the period, both in rounds or both in seconds."""
@@ -99,10 +100,6 @@ class _Timed(Expecting):
             peak = seconds_of(phase) if isinstance(phase, str) else 0.0
             return moment.seconds - peak, seconds_of(period)
         return moment.round - float(phase), period
-
-    def at(self, s: float, period: float, groups: int) -> Tensor:
-        """Return the expected shares `s` rounds after a peak of the first of several groups."""
-        return torch.from_numpy(periodic_shares(self.kind, s, period, 1.0, groups))
 
     def check(self, groups: int) -> None:
         """Refuse more groups than the prior knows of, and a missing period."""
@@ -165,34 +162,6 @@ class Block(_Timed):
 
 
 @ingredient
-class Measured(_Timed):
-    """Measured shares of the first of two groups over a period, with linear interpolation.
-
-    Args:
-        curve: shares from 0 to 1 at equal steps of a period, from its beginning; the last is followed by the first.
-        period: T, in rounds or a time such as "1d"; None takes that of the experiment's shift.
-        phase: a round, or a time of the day, at which a period begins, None takes that of the shift.
-
-    >>> prior = Measured(curve=(1.0, 0.4, 0.0, 0.4), period=32)
-    >>> [round(float(prior.shares(Moment(t, 96), 2)[0]), 6) for t in (0, 4, 8, 28, 32)]
-    [1.0, 0.7, 0.4, 0.7, 1.0]
-    """
-
-    curve: Annotated[tuple[Fraction, ...], Field(min_length=1)]
-    period: Period = None
-    phase: Peak = None
-    kind: Literal["measured"] = "measured"
-    most: ClassVar[float] = 2
-
-    def at(self, s: float, period: float, groups: int) -> Tensor:
-        """Return the expected shares `s` rounds after the beginning of a period."""
-        place = s % period / period * len(self.curve)
-        before, after = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
-        q = before + (place - int(place)) * (after - before)
-        return torch.tensor([q, 1 - q], dtype=torch.float64)
-
-
-@ingredient
 class Uniform(Expecting):
     """Equal shares of all groups in every round.
 
@@ -201,14 +170,10 @@ class Uniform(Expecting):
     """
 
     kind: Literal["uniform"] = "uniform"
-    timed: ClassVar[bool] = False
 
     def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor:
         """Return the expected share of each group (groups,), float64."""
         return torch.full((groups,), 1 / groups, dtype=torch.float64)
-
-    def check(self, groups: int) -> None:
-        """Accept any number of groups."""
 
 
 @ingredient
@@ -220,14 +185,10 @@ class EMOnly(Expecting):
     """
 
     kind: Literal["em-only"] = "em-only"
-    timed: ClassVar[bool] = False
 
     def shares(self, moment: Moment, groups: int, memo: Any = None) -> None:
         """Return None: there is no expectation."""
         return None
-
-    def check(self, groups: int) -> None:
-        """Accept any number of groups."""
 
 
 @ingredient
@@ -251,7 +212,6 @@ class Soft(_Timed):
     period: Rounds = None
     phase: RoundPeak = None
     kind: Literal["soft"] = "soft"
-    most: ClassVar[float] = 2
 
     def see(self, memo: Any, moment: Moment, means: Mapping[str, Tensor], rng: Rng, participants: int = 1) -> Any:
         """Return the expected share of the first group (Eq. 26); it is the memo.
@@ -276,7 +236,9 @@ class Soft(_Timed):
 
     def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor:
         """Return the expected share of each group (groups,), float64, in the round that the memo saw last."""
-        if groups != 2:
+        if groups > 2:
+            raise refused("prior", self.kind, f"at most 2 groups, not {groups}; or another prior")
+        if groups == 1:
             return super().shares(moment, groups)
         return torch.tensor([memo, 1 - memo], dtype=torch.float64)
 
@@ -303,6 +265,8 @@ class Heard:
 class Learned(Expecting):
     """A prior that finds the rhythm by itself, or that there is none; it is told nothing of period, phase or shape.
 
+    It is not `timed`: what is read is as good as counted.
+
     Each client adds a frozen sketch of its samples to its sums, a vector of length one that no training moves. The
     server follows the direction of their mean that changes slowest (`fedtide.mixtures.rhythm`). For a heard round it
     tells the share of each group as read there, between the extremes seen. For a later round it tells the share of the
@@ -318,7 +282,6 @@ class Learned(Expecting):
     memory: Count = 512
     look_every: Count = 8
     kind: Literal["learned"] = "learned"
-    timed: ClassVar[bool] = False  # what is read is as good as counted
 
     def check(self, groups: int) -> None:
         """Refuse more groups than a sketch can tell apart."""
@@ -386,10 +349,10 @@ class Learned(Expecting):
         return torch.from_numpy(shares / shares.sum())
 
 
-Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]
+Rhythm = Annotated[Linear | Cosine | Block, Field(discriminator="kind")]
 """A prior that depends on the clock alone."""
 
-Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft | Learned, Field(discriminator="kind")]
+Prior = Annotated[Linear | Cosine | Block | Uniform | EMOnly | Soft | Learned, Field(discriminator="kind")]
 
 
 UNKNOWN = "a number of rounds, a time such as '1d', prior = 'learned' (FedTEM and FedTKM)"
@@ -418,16 +381,9 @@ def sketching(prior: Prior, task: Task) -> Callable[[Shard], Steps[dict[str, Wei
         prior: the prior.
         task: the task of a single model.
     """
-    if prior.sketch is None:
-        return _nothing
-    represent = Gradient(last_layer=True, sketch=prior.sketch).steps(task, "prior")
+    represent = prior.sketch and Gradient(last_layer=True, sketch=prior.sketch).steps(task, "prior")
 
     def sketch(shard: Shard) -> Steps[dict[str, Weighted]]:
-        return {"sketch": Weighted((yield from represent(None, shard)), 1.0)}
+        return {"sketch": Weighted((yield from represent(None, shard)), 1.0)} if represent else {}
 
     return sketch
-
-
-def _nothing(shard: Shard) -> Steps[dict[str, Weighted]]:
-    yield from ()
-    return {}

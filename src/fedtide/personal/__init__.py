@@ -5,8 +5,7 @@
 'choice'
 """
 
-from fedtide.personal.expert_mixtures import Mixture, Stacking
-from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned, Personal, by_own_weights
+from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned, Mixture, Personal, Stacking, by_own_weights
 
 __all__ = [
     "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "Stacking", "by_own_weights",

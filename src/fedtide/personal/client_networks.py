@@ -31,10 +31,8 @@ def train_early_stopping(
     loss: Loss,
     weights: Weights,
     shard: Shard,
-    val: Shard | None,
     moment: Moment,
     rng: Rng,
-    *,
     every: int = 5,
     patience: int = 10,
     whole: bool = False,
@@ -48,8 +46,8 @@ def train_early_stopping(
         solver: local training; its epochs, or steps, are an upper bound.
         loss: the loss to minimize, also used for validation.
         weights: the initial weights.
-        shard: training samples; without samples there is no training.
-        val: validation samples; without any the last weights are taken.
+        shard: training samples, without which there is no training; without validation samples the last weights are
+            taken.
         moment: the time, for the solver's schedule.
         rng: the client's key.
         every: epochs between two evaluations.
@@ -57,14 +55,14 @@ def train_early_stopping(
         whole: train on to the end, where the last weights are those of a client without validation samples.
 
     >>> task = Task(lambda: torch.nn.Linear(1, 2))
-    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
+    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4), fetch_val=lambda: rows)
     >>> start = task.init(Rng(0))
     >>> local, now = LocalTrainer(0.1, epochs=50), Moment(0, 1)
-    >>> best, _ = train_early_stopping(task, local, task.loss, start, rows, rows, now, Rng(0))
+    >>> best, _ = train_early_stopping(task, local, task.loss, start, rows, now, Rng(0))
     >>> bool(task.objective(best, rows) < task.objective(start, rows))
     True
     """
-    best, least, stale = detached(weights), math.inf, 0
+    best, least, stale, val = detached(weights), math.inf, 0, shard.val
     last = best
     judged = None if val is None or not len(val) else (val, loss.prepare(val))
     if judged is not None:
@@ -126,11 +124,8 @@ class Networks:
         if model is None:
             return self.task
         key = f"{model} {classes}"
-        if key not in self._made:
-            self._made[key] = self._built(model, classes)
-        return self._made[key]
-
-    def _built(self, model: Model, classes: int | None) -> Task:
+        if key in self._made:
+            return self._made[key]
         task = self.task
         example = example_of(task, "networks of a client's own")
         shape = tuple(example.shape[1:])
@@ -146,6 +141,7 @@ class Networks:
                 own_task.logits(own_task.init(Rng(0)), example)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
+        self._made[key] = own_task
         return own_task
 
     def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:
@@ -183,17 +179,12 @@ class Experts(nn.Module):
         return torch.logsumexp(F.log_softmax(to_float32(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
-def local_expert(task: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
-    """Train a model from scratch on a client's samples, with early stopping on its validation samples."""
-    return local_experts(task, solver, shard, moment, rng, whole=False)[0]
-
-
 def local_experts(
-    task: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, *, whole: bool
+    task: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, whole: bool = False
 ) -> tuple[Weights, Weights]:
-    """Return the `local_expert`, and its last weights: if `whole` those of a client without validation samples."""
+    """Train a model from scratch with early stopping; return also its last weights, as of `train_early_stopping`."""
     start = task.init(rng.at("own"))
-    return train_early_stopping(task, solver, task.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)
+    return train_early_stopping(task, solver, task.loss, start, shard, moment, rng.at("alone"), whole=whole)
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,14 +25,12 @@ from fedtide.core.base import (
     Algorithm,
     Answer,
     Extended,
-    Facts,
     Fleet,
     Holdings,
     Memory,
     Moment,
     Payload,
     Prediction,
-    Reply,
     Shard,
     Slot,
     Sum,
@@ -51,7 +49,7 @@ from fedtide.learn.server import Server
 from fedtide.learn.steps import Steps, Stepwise, local_update
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.training import client_weight
-from fedtide.transforms.transform import Through, apply, each_slot, made_with, stepwise
+from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, stepwise
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 """Weights of the anchor that are tried."""
@@ -101,7 +99,7 @@ class Received:
 
 
 @ingredient
-class Anchored:
+class Anchored(Transform):
     """One more model on all samples, mixed in with a weight that clients' validation samples choose.
 
     Clients need validation samples (`data.split.val`), and train up to twice as much.
@@ -109,11 +107,6 @@ class Anchored:
 
     kind: Literal["anchored"] = "anchored"
     place: ClassVar[int] = 2
-
-    @property
-    def label(self) -> str:
-        """Words beside the name of a method with this transform."""
-        return self.kind
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm."""
@@ -125,9 +118,9 @@ class Anchored:
         variant: LocalUpdate = "gradient" if algorithm.options.get("variant") == "gradient" else "averaging"
         work = algorithm.works["train"]
 
-        def init(fleet: Any, rng: Rng) -> Extended:
+        def begin(inner: Any, rng: Rng) -> Anchor:
             weights = task.init(rng)
-            return Extended(algorithm.init(fleet, rng), Anchor(weights, server.init(weights)))
+            return Anchor(weights, server.init(weights))
 
         @Stepwise
         def train(payload: Received, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
@@ -154,26 +147,18 @@ class Anchored:
             anchor = task.predict_rows(payload.anchor, val.x, double=True)
             return likelihoods_of(method, anchor, val, task.target)
 
-        def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
-            sums: dict[str, Any] = {}
-
-            def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
-                sent = each_slot(payload, options, lambda part: Received(part, state.own.weights, state.own.share))
-                reply = fleet.ask("train", clients, sent, **options)
-                total, parts = without_parts(reply.total)
-                sums.update(merge(sums, parts))
-                return replace(reply, total=total)
-
-            inner, facts = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
-            if "anchor" not in sums:  # no client of the round could train it
-                return replace(state, inner=inner), facts
-            anchor = state.own.step(server, sums["anchor"], sums.get("likelihoods"))
-            return Extended(inner, anchor), {**facts, "anchor": anchor.share}
+        def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Payload, options: Any) -> Any:
+            anchor = state.own
+            reply = fleet.ask("train", clients, each_slot(payload, options, partial(receive, anchor)), **options)
+            total, parts = without_parts(reply.total)
+            if "anchor" not in parts:  # no client of the round could train it
+                return replace(reply, total=total), anchor, {}
+            anchor = anchor.step(server, parts["anchor"], parts.get("likelihoods"))
+            return replace(reply, total=total), anchor, {"anchor": anchor.share}
 
         def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
             payload, slot = algorithm.serve(state.inner, clients)
-            options = {"slot": slot}
-            return each_slot(payload, options, lambda part: Received(part, state.own.weights, state.own.share)), slot
+            return each_slot(payload, {"slot": slot}, partial(receive, state.own)), slot
 
         def adapting(adapt: Work | None) -> Work | None:
             return adapt and (lambda payload, *args: adapt(payload.method, *args))
@@ -215,10 +200,8 @@ class Anchored:
             for name, other in algorithm.others.items()
         }
         return replace(
-            algorithm,
-            init=init,
+            keep_beside(algorithm, begin, ask),
             works={**algorithm.works, "train": train},
-            round=round,
             serve=serve,
             predict=mixing(algorithm.predict),
             adapt=adapting(algorithm.adapt),
@@ -237,6 +220,11 @@ def anchored(algorithm: Algorithm) -> Algorithm:
     (Anchored(kind='anchored'),)
     """
     return apply(algorithm, Anchored())
+
+
+def receive(anchor: Anchor, payload: Payload) -> Received:
+    """Return the payload of clients, with an anchor beside that of the method."""
+    return Received(payload, anchor.weights, anchor.share)
 
 
 def without_parts(total: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ With `anchored`, the anchor is mixed into what a client chooses; other ways have
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -25,7 +25,7 @@ from fedtide.fields.types import by_kind, ingredient
 from fedtide.personal.client_networks import Networks, Personalization
 from fedtide.personal.ways import Choice, Personal, names_of, predict_personal
 from fedtide.transforms.anchored import Anchored, Received
-from fedtide.transforms.transform import apply, made_with, unpersonalized
+from fedtide.transforms.transform import Transform, apply, made_with, unpersonalized
 
 KEY = "transforms: 'personalized'.way"
 
@@ -35,18 +35,8 @@ WAYS = ("choice", "fine-tuned", "alone", "ensemble", "mixture", "stacking")
 Way = Annotated[Personal, BeforeValidator(by_kind)]
 
 
-@dataclass(frozen=True)
-class Models:
-    """Models that a client is served, with all that `Served` may leave out."""
-
-    models: tuple[Weights, ...]
-    numbers: Tensor
-    usual: int
-    count: int
-
-
 @ingredient
-class Personalized:
+class Personalized(Transform):
     """A personalization of the received models before evaluation; nothing of it leaves the client.
 
     Args:
@@ -126,13 +116,13 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         assert algorithm.plain is not None
         inner = unpersonalized(algorithm.plain)
         return apply(replace(with_way(inner, way, nets, key), plain=None, transforms=()), *algorithm.transforms)
-    count = algorithm.options.get("clusters", 1)
+    clusters = algorithm.options.get("clusters", 1)
 
     def check(clients: Holdings | None) -> None:
         if clients is not None and algorithm.check is not None:
             algorithm.check(clients)
         try:
-            way.check(nets, (count if isinstance(count, int) else 1) + anchored)
+            way.check(nets, (clusters if isinstance(clusters, int) else 1) + anchored)
         except FedtideError as error:
             raise FedtideError(str(error).replace("personal", key, 1)) from None
 
@@ -140,13 +130,13 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         check(None)
 
     def adapt(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        next_memory = way.fit(nets, received(payload).models, shard, moment, rng)
+        next_memory = way.fit(nets, received(payload)[0], shard, moment, rng)
         return None if next_memory is None else Answer({}, memory=next_memory)
 
     def predict(payload: Payload, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        got = received(payload)
-        prediction = predict_personal(way, nets, got.models, got.usual, memories, x, owner)
-        return renumber(prediction, got.numbers, got.count, with_own=way.own_expert)
+        models, numbers, usual, count = received(payload)
+        prediction = predict_personal(way, nets, models, usual, memories, x, owner)
+        return renumber(prediction, numbers, count, with_own=way.own_expert)
 
     traits = replace(algorithm.traits, own_expert=way.own_expert)
     return replace(
@@ -154,25 +144,26 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
     )
 
 
-def received(payload: Payload) -> Models:
-    """Return the models in what a client is served: of an anchored method the anchor is the last, and the usual one.
+def received(payload: Payload) -> tuple[Sequence[Weights], Tensor, int, int]:
+    """Return the models that a client is served, their numbers, the usual one, and the number of all models.
+
+    The anchor of an anchored method is the last model, and the usual one.
 
     Raises:
         FedtideError: there are none.
     """
     if isinstance(payload, Received):
-        inner = received(payload.method)
-        numbers = torch.cat([inner.numbers, torch.tensor([inner.count])])
-        return Models((*inner.models, payload.anchor), numbers, len(inner.models), inner.count + 1)
+        models, numbers, _, count = received(payload.method)
+        return (*models, payload.anchor), torch.cat([numbers, torch.tensor([count])]), len(models), count + 1
     if isinstance(payload, Weights):
-        return Models((payload,), torch.zeros(1, dtype=torch.int64), 0, 1)
+        return (payload,), torch.zeros(1, dtype=torch.int64), 0, 1
     if not isinstance(payload, Served):
         raise FedtideError(
             "transforms: 'personalized' is not allowed, because the method serves clients no whole models"
         )
     numbers = torch.arange(len(payload.models)) if payload.numbers is None else payload.numbers
     count = int(numbers.max() + 1) if payload.count is None else payload.count
-    return Models(tuple(payload.models), numbers, int(payload.usual or 0), count)
+    return payload.models, numbers, int(payload.usual or 0), count
 
 
 def renumber(prediction: Prediction, numbers: Tensor, count: int, *, with_own: bool) -> Prediction:

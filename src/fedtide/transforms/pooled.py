@@ -42,11 +42,8 @@ from fedtide.core.base import (
     Algorithm,
     Answer,
     Extended,
-    Facts,
     Fleet,
     Payload,
-    Reply,
-    Slot,
     Slotted,
     Sum,
     Weighted,
@@ -54,12 +51,11 @@ from fedtide.core.base import (
     Work,
     mean,
 )
-from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.weights import layers_of, squared_lengths
 from fedtide.fields.types import ingredient
-from fedtide.learn.training import Training
-from fedtide.transforms.transform import Through, apply, changed_answer, models_in, shares_of
+from fedtide.learn.training import Training, sum_update
+from fedtide.transforms.transform import Transform, apply, changed_answer, keep_beside, models_in, shares_of
 
 FADE = 0.8
 """Factor on the evidence of earlier rounds."""
@@ -143,7 +139,7 @@ class Pool:
 
 
 @ingredient
-class Pooled:
+class Pooled(Transform):
     """The update of each cluster is drawn toward that of all, as far as chance sets them apart.
 
     Clients also send the squared length of their update in each layer.
@@ -151,11 +147,6 @@ class Pooled:
 
     kind: Literal["pooled"] = "pooled"
     place: ClassVar[int] = 0
-
-    @property
-    def label(self) -> str:
-        """Words beside the name of a method with this transform."""
-        return self.kind
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm."""
@@ -169,38 +160,26 @@ class Pooled:
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Let clients send squared lengths, and draw the sums of clusters together before the method steps."""
 
-        def init(fleet: Any, rng: Rng) -> Extended:
-            return Extended(algorithm.init(fleet, rng), Pool())
-
-        def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
-            pool, facts = state.own, dict[str, Any]()
+        def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Payload, options: Any) -> Any:
+            pool, evidence = state.own, state.own.evidence
+            # The number of models that are trained now.
+            count = len(payload) if options.get("slot") is not None else len(state.weights)
             models_before = {id(model) for model in state.weights}
-
-            def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
-                nonlocal pool
-                count, evidence = _models_of(state, payload, options), pool.evidence
-                anew = count != pool.models or any(id(model) not in models_before for model in models_in(payload))
-                if evidence is not None and anew:
-                    evidence = evidence.of_new_clusters()
-                reply = fleet.ask("train", clients, payload, **options)
-                if reply.total is None:
-                    return reply
-                totals = parts_of(reply.total)
-                sums = [None if part is None else part["delta"] for part in totals]
-                share = shares_of(sums, reply, clients, options)
-                pooled, evidence, shares = pool_updates(totals, mean_of_all(sums, share), share, evidence)
-                facts["apart"] = float(shares[:, share > 0].mean())
-                pool = Pool(evidence, count)
-                return replace(reply, total=with_updates(reply.total, pooled, share))
-
-            inner, inner_facts = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
-            return Extended(inner, pool), {**inner_facts, **facts}
-
-        def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
-            return algorithm.serve(state.inner, clients)
+            anew = count != pool.models or any(id(model) not in models_before for model in models_in(payload))
+            if evidence is not None and anew:
+                evidence = evidence.of_new_clusters()
+            reply = fleet.ask("train", clients, payload, **options)
+            if reply.total is None:
+                return reply, pool, {}
+            totals = parts_of(reply.total)
+            sums = [None if part is None else part["delta"] for part in totals]
+            share = shares_of(sums, reply, clients, options)
+            updates, evidence, shares = pool_updates(totals, mean_of_all(sums, share), share, evidence)
+            reply = replace(reply, total=with_updates(reply.total, updates, share))
+            return reply, Pool(evidence, count), {"apart": float(shares[:, share > 0].mean())}
 
         works = {**algorithm.works, "train": with_squares(algorithm.works["train"])}
-        return replace(algorithm, init=init, works=works, round=round, serve=serve)
+        return replace(keep_beside(algorithm, lambda inner, rng: Pool(), ask), works=works)
 
 
 def pooled(algorithm: Algorithm) -> Algorithm:
@@ -214,11 +193,6 @@ def pooled(algorithm: Algorithm) -> Algorithm:
     return apply(algorithm, Pooled())
 
 
-def _models_of(state: Extended, payload: Payload, options: Any) -> int:
-    """Return the number of models that are trained now."""
-    return len(payload) if options.get("slot") is not None else len(state.weights)
-
-
 def with_squares(train: Work) -> Work:
     """Let a client also send what pooling needs: squared lengths of its update's layers, and the squared weight."""
     if isinstance(train, Training):
@@ -227,8 +201,8 @@ def with_squares(train: Work) -> Work:
     def change(answer: Answer) -> Answer:
         delta = answer.total["delta"]
         if isinstance(delta, Weighted):
-            return replace(answer, total={**answer.total, **_squares(delta)})
-        squares = {k: _squares(part) for k, part in delta.parts.items()}
+            return replace(answer, total=answer.total | sum_update(delta.value, delta.weight, squares=True))
+        squares = {k: sum_update(part.value, part.weight, squares=True) for k, part in delta.parts.items()}
         more = {name: Slotted({k: part[name] for k, part in squares.items()}, delta.slots) for name in SQUARES}
         return replace(answer, total={**answer.total, **more})
 
@@ -237,11 +211,6 @@ def with_squares(train: Work) -> Work:
 
 SQUARES = ("squares", "weight")
 """Sums that clients send for pooling."""
-
-
-def _squares(delta: Weighted) -> dict[str, Weighted]:
-    lengths = squared_lengths(delta.value)
-    return {"squares": Weighted(lengths, delta.weight), "weight": Weighted(delta.weight, delta.weight)}
 
 
 def parts_of(total: Any) -> list[Any]:

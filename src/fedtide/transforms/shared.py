@@ -25,14 +25,11 @@ from fedtide.core.base import (
     Algorithm,
     Answer,
     Extended,
-    Facts,
     Fleet,
     Memory,
     Moment,
     Payload,
-    Reply,
     Shard,
-    Slot,
     Weights,
     with_weights,
 )
@@ -43,7 +40,7 @@ from fedtide.fields.types import Distinct, ingredient
 from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import Task
 from fedtide.models.branched import in_layer
-from fedtide.transforms.transform import Through, apply, each_slot, made_with, shares_of, stepwise
+from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, shares_of, stepwise
 
 TRUNK, ALL = "trunk", "all"
 """All layers but the last one, and all layers."""
@@ -62,7 +59,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 @ingredient
-class Shared:
+class Shared(Transform):
     """Models share some layers, which move by the mean update of all participants.
 
     Args:
@@ -119,13 +116,12 @@ class Shared:
             )
             return Weights(params, buffers)
 
-        def with_trunk(inner: Any, trunk: Weights) -> Any:
-            return with_weights(inner, tuple(replace_shared(trunk, model) for model in inner.weights))
+        def begin(inner: Any, rng: Rng) -> Trunk:
+            return Trunk(inner.weights[0], server.init(inner.weights[0]))
 
-        def init(fleet: Any, rng: Rng) -> Extended:
-            inner = algorithm.init(fleet, rng)
-            first = inner.weights[0]
-            return Extended(with_trunk(inner, first), Trunk(first, server.init(first)))
+        def with_trunk(inner: Any, trunk: Trunk) -> Extended:
+            models = tuple(replace_shared(trunk.weights, model) for model in inner.weights)
+            return Extended(with_weights(inner, models), trunk)
 
         def sent(payload: Payload, trunk: Weights) -> Payload:
             """Put the trunk into what clients receive; of several models only the first has it."""
@@ -150,28 +146,19 @@ class Shared:
                 return whole(payload), memory
             return algorithm.as_served(whole(payload), memory, answer)
 
-        def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
-            trunk, moved = state.own, state.own
-
-            def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
-                nonlocal moved
-                received = each_slot(payload, options, lambda part: sent(part, trunk.weights))
-                reply = fleet.ask("train", clients, received, **options)
-                sums = updates_of(reply.total)
-                if any(one is not None for one in sums):
-                    mean_update = mean_of_all(sums, shares_of(sums, reply, clients, options))
-                    moved = Trunk(*server.step(moved.weights, moved.memo, mean_update))
-                return reply
-
-            inner, facts = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
-            return Extended(with_trunk(inner, moved.weights), moved), facts
-
-        def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
-            return algorithm.serve(state.inner, clients)
+        def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Payload, options: Any) -> Any:
+            trunk = state.own
+            received = each_slot(payload, options, lambda part: sent(part, trunk.weights))
+            reply = fleet.ask("train", clients, received, **options)
+            sums = updates_of(reply.total)
+            if any(one is not None for one in sums):
+                mean_update = mean_of_all(sums, shares_of(sums, reply, clients, options))
+                trunk = Trunk(*server.step(trunk.weights, trunk.memo, mean_update))
+            return reply, trunk, {}
 
         wrapped = work if hasattr(work, "sum_of") else train  # whole models need nothing
         works = {**algorithm.works, "train": wrapped}
-        return replace(algorithm, init=init, works=works, round=round, serve=serve, as_served=as_served)
+        return replace(keep_beside(algorithm, begin, ask, with_trunk), works=works, as_served=as_served)
 
 
 def shared(algorithm: Algorithm, layers: str | Sequence[str] = TRUNK) -> Algorithm:

@@ -9,7 +9,22 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Sum, Weights, Work
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Extended,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Reply,
+    Shard,
+    Slot,
+    Sum,
+    Weights,
+    Work,
+)
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
@@ -22,13 +37,13 @@ class Transform(Protocol):
     place: ClassVar[int]
     """Transforms with a lower place are applied first, in whichever order they are given."""
 
-    @property
-    def kind(self) -> str:
-        """Its name in a configuration."""
+    kind: Any
+    """Its name in a configuration."""
 
     @property
     def label(self) -> str:
         """Words beside the name of a method with this transform."""
+        return str(self.kind)
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm; "" if it has one."""
@@ -80,17 +95,10 @@ def why_not(algorithm: Algorithm, transform: Transform) -> str:
     return transform.why_not(algorithm)
 
 
-class Trained(Protocol):
-    """Asks some clients to train, and may change what they receive and what the method is told of it."""
-
-    def __call__(self, clients: Any, payload: Payload, **options: Any) -> Reply:
-        """Ask the clients; the options are those of `Fleet.ask`."""
-
-
 class Through:
     """A fleet that passes the question "train" through a transform, and all others on as they are."""
 
-    def __init__(self, fleet: Any, train: Trained) -> None:
+    def __init__(self, fleet: Any, train: Callable[..., Reply]) -> None:
         self._fleet, self._train = fleet, train
 
     def __getattr__(self, name: str) -> Any:
@@ -102,6 +110,43 @@ class Through:
             return self._train(clients, payload, **options)
         reply: Reply = self._fleet.ask(question, clients, payload, **options)
         return reply
+
+
+def keep_beside(
+    algorithm: Algorithm,
+    begin: Callable[[Any, Rng], Any],
+    ask: Callable[..., tuple[Reply, Any, Facts]],
+    join: Callable[[Any, Any], Extended] = Extended,
+) -> Algorithm:
+    """Return an algorithm that keeps a memo beside its state, by which the question "train" and its reply change.
+
+    Args:
+        algorithm: the method; all that does not concern its training is forwarded.
+        begin: (first state of the method, key) -> memo.
+        ask: (state and memo, fleet, clients, payload, options) -> (reply for the method, next memo, facts).
+        join: (next state of the method, next memo) -> state and memo.
+    """
+
+    def init(fleet: Any, rng: Rng) -> Extended:
+        inner = algorithm.init(fleet, rng)
+        return join(inner, begin(inner, rng))
+
+    def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
+        memo, more = state.own, dict[str, Any]()
+
+        def train(clients: Tensor, payload: Payload, **options: Any) -> Reply:
+            nonlocal memo
+            reply, memo, facts = ask(replace(state, own=memo), fleet, clients, payload, options)
+            more.update(facts)
+            return reply
+
+        inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
+        return join(inner, memo), {**facts, **more}
+
+    def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
+        return algorithm.serve(state.inner, clients)
+
+    return replace(algorithm, init=init, round=round, serve=serve)
 
 
 def each_slot(payload: Payload, options: Mapping[str, Any], change: Callable[[Payload], Payload]) -> Payload:

@@ -64,7 +64,6 @@ def test_a_client_chooses_on_its_validation_rows_and_falls_back_to_the_model_tha
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"clusters": 0}, "clusters"), ({"near": 0.0}, "near"), ({"n_init": 0}, "n_init"), ({"variant": "mean"}, "variant"),
-    ({"choose_on": "test"}, "choose_on"),
     ({"clusters": 9}, r"method 'toy'.clusters: found 9, allowed: at most 8,"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_one_clear_line(options, said):

@@ -143,10 +143,3 @@ def test_log_odds_count_before_ids_in_a_large_cohort():
     assert assign_by_cost(posterior, joint, room(2999, 1, 0)).tolist() == [1] + [0] * 2999
     joint[0, 1] -= 2.0**-53
     assert assign_by_cost(posterior, joint, room(2999, 1, 0)).tolist() == [0] * 2999 + [1]
-
-
-@pytest.mark.parametrize("counts", [(1, 1), (3, 0), (2, 1, 0), (4, -2)])
-@pytest.mark.parametrize("solve", [assign, assign_by_cost])
-def test_room_for_another_number_of_participants_is_an_error(solve, counts):
-    with pytest.raises(ValueError, match="room"):
-        solve(two([0.5, 0.5] if counts != (1, 1) else [0.5]), two([0.5, 0.5]), room(*counts))

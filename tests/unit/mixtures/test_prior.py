@@ -18,7 +18,6 @@ from fedtide.mixtures.priors import (
     Block,
     Cosine,
     Linear,
-    Measured,
     Prior,
     Soft,
     Uniform,
@@ -89,7 +88,6 @@ def test_soft_is_for_two_groups():
     "wrong",
     [
         "nonsense",
-        "measured",
         {"kind": "uniform", "period": 8},
         {"kind": "linear", "period": 8, "exponent": 2},
         {"kind": "linear", "period": 8, "phase": float("nan")},
@@ -106,29 +104,10 @@ def test_mistakes_are_refused_from_python_too(made):
         made(0)
 
 
-# -- measured ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_measured_curve_by_hand():
-    """Four points over T = 8, so a step of the curve is two rounds; from the last point a line leads to the first."""
-    assert first(Measured((1.0, 0.6, 0.0, 0.2), 8), range(9)) == pytest.approx([1, 0.8, 0.6, 0.3, 0, 0.1, 0.2, 0.6, 1])
-    assert first(Measured((1.0, 0.6, 0.0, 0.2), 8, phase=2), [2, 3]) == pytest.approx([1, 0.8])
-    assert first(Measured((0.3,), 8), range(9)) == pytest.approx([0.3] * 9)
-    assert first(Measured((1.0, 0.0), 8), range(16)) == pytest.approx(first(Linear(8), range(16)))
-
-
-def test_a_measured_curve_is_of_two_groups():
-    assert Measured((0.2,), 8).shares(at(0), 1).tolist() == [1.0]
-    with pytest.raises(FedtideError, match=r"prior: found 'measured', allowed: at most 2 groups, not 3"):
-        Measured((0.2,), 8).shares(at(0), 3)
-    with pytest.raises(FedtideError):
-        Measured((0.5, 1.2), 8)
-
-
 # -- a period that is not given ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prior", [Linear(), Cosine(), Block(), Measured((0.5,)), Soft()])
+@pytest.mark.parametrize("prior", [Linear(), Cosine(), Block(), Soft()])
 def test_without_a_period_nothing_can_be_expected(prior):
     with pytest.raises(FedtideError, match=r"prior.period: missing; allowed: a number of rounds.*prior = .learned"):
         prior.check(2)

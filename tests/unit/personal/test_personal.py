@@ -18,8 +18,17 @@ from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.models import MLP, Linear
 from fedtide.personal.client_networks import Networks, train_early_stopping
-from fedtide.personal.expert_mixtures import Mixed, Mixture, merge_networks, split_for_gate, split_networks
-from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned
+from fedtide.personal.ways import (
+    Alone,
+    Choice,
+    Ensemble,
+    FineTuned,
+    Mixed,
+    Mixture,
+    merge_networks,
+    split_for_gate,
+    split_networks,
+)
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
 FEW = LocalTrainer(lr=0.05, epochs=6, batch_size=4, optimizer="adamw")
@@ -188,7 +197,7 @@ def test_a_gate_leaves_the_clients_own_expert_as_it_was_trained_alone():
 @pytest.mark.parametrize("upper", [{}, {"epochs": 7}, {"local_steps": 2}, {"local_steps": 33}])
 def test_training_that_ends_between_two_looks_is_judged_at_its_end(upper):
     """Three steps are an epoch, and validation rows are looked at every five epochs: 1, 7, 2/3 and 11 end between."""
-    rows = Shard(X, torch.arange(12) % 4, torch.arange(12))
+    rows = Shard(X, torch.arange(12) % 4, torch.arange(12), fetch_val=lambda: rows)
     solver = LocalTrainer(lr=0.05, batch_size=4, **upper)
-    found, _ = train_early_stopping(TASK, solver, TASK.loss, MODELS[0], rows, rows, NOW, KEY)
+    found, _ = train_early_stopping(TASK, solver, TASK.loss, MODELS[0], rows, NOW, KEY)
     assert same(found, solver(TASK, TASK.loss, MODELS[0], rows, NOW, KEY).weights)
