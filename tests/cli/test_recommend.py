@@ -17,7 +17,7 @@ import tomli_w
 import fedtide as ft
 from fedtide.config import read
 from fedtide.personal.client_networks import ALONE
-from fedtide.tuning import rungs, tournament
+from fedtide.tuning import tournament
 from fedtide.tuning.ladder import Ladder
 from helpers.shell import done, refused
 from helpers.studies import A, raw
@@ -28,7 +28,7 @@ PROX = {**A, "name": "prox", "algorithm": "fedprox"}
 @pytest.fixture(autouse=True)
 def here(here, monkeypatch):
     """One plan whatever time methods take."""
-    monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, _: Ladder((min(6, rounds),), 1, len(costs)))
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, _: Ladder((min(6, rounds),), 1, len(costs)))
     monkeypatch.setattr("fedtide.tuning.tournament.SEEDS", 2)
     return here
 
@@ -144,11 +144,11 @@ def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here,
     def over(*_: object, **__: object) -> None:
         raise tournament.TooShort("over")
 
-    monkeypatch.setattr(rungs, "execute", over)
+    monkeypatch.setattr(tournament, "execute", over)
     assert refused(capsys, here, "recommend", data, "--budget", "10m") == "over"
-    monkeypatch.setattr(rungs, "execute", lambda *_, **__: False)
+    monkeypatch.setattr(tournament, "execute", lambda *_, **__: False)
     assert done("recommend", data, "--budget", "10m") == 130
     (left,) = Path("runs").iterdir()
-    monkeypatch.setattr(rungs, "execute", over)
+    monkeypatch.setattr(tournament, "execute", over)
     assert done("resume", left) == 2
     assert not left.exists()

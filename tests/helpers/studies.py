@@ -11,7 +11,7 @@ from fedtide.config import Experiment, from_dict, slug
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create
 from fedtide.runs.runner import Run
-from fedtide.tuning import trials
+from fedtide.tuning import tune
 from helpers.toys import TOY
 
 A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
@@ -85,10 +85,10 @@ def tuning(*methods: dict[str, Any], **changes: Any) -> Experiment:
 
 def made(experiment: Experiment, root: Path) -> Path:
     """Its tune folder, not played yet."""
-    trials.create(experiment, root)
+    tune.create(experiment, root)
     return root
 
 
 def result_of(root: Path) -> tuple[bytes, bytes]:
     """What a tuning leaves."""
-    return (root / trials.TRIALS).read_bytes(), (root / trials.READY).read_bytes()
+    return (root / tune.TRIALS).read_bytes(), (root / tune.READY).read_bytes()

@@ -330,15 +330,15 @@ def inspect(
     """
     from fedtide.api.jobs import Request, check_no_columns, columns, is_study
     from fedtide.inspection.findings import inspect_table
+    from fedtide.inspection.table import of_study
     from fedtide.inspection.table import read as read_table
-    from fedtide.tuning.entrants import inspect_study
 
     roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
     study = data[0] if isinstance(data, list) and len(data) == 1 else data
     if is_study(study):
         check_no_columns(roles)
         settings, where, _ = Request().read(study)
-        return inspect_study(settings, where)
+        return inspect_table(of_study(settings, where), settings.seeds[0])
     return inspect_table(read_table(data, roles), seed)
 
 

@@ -37,7 +37,7 @@ from fedtide.report.topics import check_measures
 from fedtide.runs import folder
 from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
-from fedtide.runs.display import Live
+from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
 from fedtide.runs.export import Model, predict_file
 from fedtide.runs.job import Name, Output, Scale, Seeds, Sets, experiment_file
@@ -45,7 +45,7 @@ from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_aut
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
 from fedtide.tracking.feed import Tracking
-from fedtide.tuning import entrants, pages, rungs, search, tournament, trials, tune
+from fedtide.tuning import entrants, pages, tournament, tune
 from fedtide.tuning.stages import base_of, ends, seeds_of, with_budget
 
 if TYPE_CHECKING:
@@ -261,14 +261,14 @@ def _summary(root: Path) -> dict[str, Any]:
 class FinishedTuning:
     """A finished tuning: its folder, the experiment file that it wrote, and its report.
 
-    stages: for each stage the result of each of its methods (`fedtide.tuning.trials.Tuned`). score: the measure of
+    stages: for each stage the result of each of its methods (`fedtide.tuning.tune.Tuned`). score: the measure of
     trials, accuracy or skill.
     """
 
     folder: Path
     tuned: Path
     report: Path
-    stages: list[list[trials.Tuned]]
+    stages: list[list[tune.Tuned]]
     score: str = "accuracy"
 
     def __repr__(self) -> str:
@@ -530,7 +530,7 @@ class TuningJob(Job):
         settings, where, name = request.read(experiment, timed=False, seeded=False)
         seeds = None if request.seeds is None else _seed_text(request.seeds)
         settings = with_budget(settings, where, trials=count, seeds=seeds)
-        search.imported_optuna()
+        tune.imported_optuna()
         range_ends = list(ends(settings, where))
         base = from_dict(base_of(settings), where=where)
         processes_for(settings, request.workers)
@@ -543,13 +543,13 @@ class TuningJob(Job):
             because = "trials are judged on validation rows, never on test rows"
             raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", because)
         root = request.folder(f"{name}-tune")
-        trials.create(settings, root)
+        tune.create(settings, root)
         return TuningJob(root, request.workers)
 
     @cached_property
     def settings(self) -> Experiment:
         """The experiment in the folder's config.toml."""
-        return trials.load(self.root)
+        return tune.load(self.root)
 
     def play(self, screen: Console) -> bool:
         """Play the trials that are left."""
@@ -558,8 +558,8 @@ class TuningJob(Job):
 
     def result(self) -> FinishedTuning:
         """Read the trials."""
-        ready = self._check_finished(trials.READY)
-        experiment, stages = trials.read_tuning(self.root)
+        ready = self._check_finished(tune.READY)
+        experiment, stages = tune.read_tuning(self.root)
         return FinishedTuning(self.root, ready, self.root / "report.html", stages, experiment.score)
 
     def write_page(self, out: Path | None = None) -> Path:
@@ -618,7 +618,7 @@ class TournamentJob(Job):
             say(line, screen)
         workers = processes_for(self.settings, self.workers)
         try:
-            return rungs.execute(self.root, workers=workers, display=rungs.LiveTournament(screen))
+            return tournament.execute(self.root, workers=workers, display=TerminalBars(screen))
         except tournament.TooShort:
             shutil.rmtree(self.root, ignore_errors=True)
             raise
@@ -643,7 +643,7 @@ def of(root: str | Path, workers: int | None = None) -> Job:
     check_positive("--workers", workers)
     root = Path(root)
     if (root / "config.toml").is_file():
-        if (root / trials.TRIALS).is_file():
+        if (root / tune.TRIALS).is_file():
             return TuningJob(root, workers)
         if (root / tournament.LADDER).is_file():
             return TournamentJob(root, workers)

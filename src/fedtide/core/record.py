@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.core.atomic import check_sha256, naming, sha256
+from fedtide.core.atomic import check_sha256, flush, naming, sha256, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 
 try:
@@ -235,3 +235,10 @@ def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]
         except UNREADABLE:
             raise FedtideError(f"{path}: line {number} is damaged") from None
     return lines
+
+
+def append_line(path: Path, line: Any) -> None:
+    """Append a line of JSON, in place of one that a killed process left half-written, and sync the file to disk."""
+    whole = path.read_text(encoding="utf-8").rpartition("\n")
+    write_text(path, f"{whole[0]}{whole[1]}{json.dumps(line, allow_nan=False)}\n")
+    flush(path)

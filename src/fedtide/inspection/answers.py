@@ -104,7 +104,12 @@ class Finding:
     @property
     def found(self) -> bool:
         """True if the answer is mild or strong."""
-        return self.level in ("mild", "strong")
+        return self.strength > 0
+
+    @property
+    def strength(self) -> int:
+        """Strength of a positive answer, 2 or 1; else 0."""
+        return max(LEVELS.index(self.level) - 1, 0)
 
     @property
     def line(self) -> str:

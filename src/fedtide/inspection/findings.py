@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from fedtide.core.atomic import check_new, making
 from fedtide.inspection.answers import QUESTIONS, Answers, answer
-from fedtide.inspection.study import ROWS, methods, study
+from fedtide.inspection.study import ROWS, methods, study, text_of
 from fedtide.inspection.table import Table
 
 PAGE, STUDY = "inspection.html", "study.toml"
@@ -39,7 +38,8 @@ class Findings(Answers):
         """
         folder = Path(folder)
         check_new(folder)
-        text = study(self, folder)
+        values = study(self, folder)
+        text = None if values is None else text_of(self, values)
         page = _page(self, text)
         with making(folder) as temporary:
             (temporary / PAGE).write_text(page, encoding="utf-8")
@@ -62,8 +62,7 @@ def inspect_table(table: Table, seed: int = 0) -> Findings:
     Raises:
         FedtideError: all labels are the same.
     """
-    answers = answer(table, seed)
-    return Findings(**{field.name: getattr(answers, field.name) for field in fields(answers)})
+    return Findings(**vars(answer(table, seed)))
 
 
 def _titled(answers: Answers) -> list[tuple[str, Any]]:

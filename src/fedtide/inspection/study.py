@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import tomli_w
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Trait
-from fedtide.config.writing import as_toml
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar
-from fedtide.data.sources.series import Series
 from fedtide.fields.types import LONGEST, seconds_of
-from fedtide.inspection.answers import LEAST_ALPHA, QUESTIONS, SIMULATED, Answers, Question
+from fedtide.inspection.answers import QUESTIONS, SIMULATED, Answers
 from fedtide.inspection.table import Table
 
 ROWS = "rows.npz"
 """Name of the file beside the study, of rows that were in memory."""
-CUTS = (0.25, 0.5, 0.75)
-"""Quantiles that would cut a measure into classes."""
 WINDOWS = ("1s", "1m", "15m", "1h", "3h", "6h", "12h", "1d", "2d", "7d", "14d", "28d", "84d", "364d")
 """Windows of a study; a study of drift has the longest one with rounds enough."""
 ROUNDS, MOST_ROUNDS = 40, 200
@@ -44,37 +41,33 @@ LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels", "holdings")}
 """Traits that losses help with, for any algorithm: the re-weighted softmax if a client lacks labels, if for a time."""
 
 
-def _level(*questions: Question) -> Callable[[Answers], int]:
-    """Return the strongest answer to some questions: 2, 1 or 0."""
-    strength = {"strong": 2, "mild": 1}
-    return lambda answers: max(strength.get(answers[question].level, 0) for question in questions)
-
-
 def _others(answers: Answers) -> int:
     """Return how strongly other clients are there at other hours."""
-    mix = _level("mix")(answers) if "others" in answers["mix"].why else 0
-    return max(mix, _level("presence")(answers))
+    mix = answers["mix"].strength if "others" in answers["mix"].why else 0
+    return max(mix, answers["presence"].strength)
 
 
 def _same(answers: Answers) -> int:
     """Return how strongly the rows of the same clients change."""
-    questions: tuple[Question, ...] = ("mix", "drift")
-    return max((_level(name)(answers) for name in questions if "same" in answers[name].why), default=0)
-
-
-def _nothing(answers: Answers) -> int:
-    """Return 1 if clients are alike and stay so."""
-    return int(not any(answer.found for answer in answers))
+    changing = (answers["mix"], answers["drift"])
+    return max((answer.strength for answer in changing if "same" in answer.why), default=0)
 
 
 TRAITS: Mapping[Trait, Mapping[str, Callable[[Answers], int]]] = {
-    "labels": {"labels differ between clients": _level("labels")},
-    "groups": {"there are groups of clients": _level("groups"), "features differ between clients": _level("features")},
-    "meaning": {"the same input has other labels at other clients": _level("meaning")},
+    "labels": {"labels differ between clients": lambda answers: answers["labels"].strength},
+    "groups": {
+        "there are groups of clients": lambda answers: answers["groups"].strength,
+        "features differ between clients": lambda answers: answers["features"].strength,
+    },
+    "meaning": {"the same input has other labels at other clients": lambda answers: answers["meaning"].strength},
     "hours": {"other clients are there at other hours": _others},
-    "drift": {"it drifts": _level("drift", "matter")},
+    "drift": {"it drifts": lambda answers: max(answers["drift"].strength, answers["matter"].strength)},
     "holdings": {"the same clients hold other things at other times": _same},
-    "nothing": {"nothing differs, and an average of several models helps a little": _nothing},
+    "nothing": {
+        "nothing differs, and an average of several models helps a little": lambda answers: int(
+            not any(answer.found for answer in answers)
+        )
+    },
 }
 """Findings that speak for each trait, in words, and their strength."""
 
@@ -166,25 +159,12 @@ def methods(answers: Answers) -> list[Proposal]:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Windows:
-    """Windows of time, which are rounds.
+class _Windows(NamedTuple):
+    """Windows of time, which are rounds: their number, how many are held (None for all), and the shift of a study."""
 
-    Args:
-        window: length.
-        hold: number of windows for which rows are held; None for all.
-        who: kind of participation.
-        rounds: number of rounds.
-        why: reason for the length.
-        begin: of the first window; None for after the earliest tenth of the rows.
-    """
-
-    window: str
-    hold: int | None
-    who: str
     rounds: int
-    why: str
-    begin: str | None = None
+    hold: int | None
+    shift: dict[str, Any]
 
 
 def _windows(answers: Answers) -> _Windows | None:
@@ -195,22 +175,23 @@ def _windows(answers: Answers) -> _Windows | None:
     if seconds is None or not (others or drift.found or matter.found or series):
         return None
     begin = _begin(answers.table)
-    hold: int | None = None
     if others:
-        window = {"day": "6h", "week": "1d", "year": "28d"}[mix.cycle]
-        why = f"windows of {window}, so that a {mix.cycle} has several: clients with rows in them take part"
-        hold = 1
+        # A cycle has several windows, and clients with rows in them take part.
+        window, least = {"day": "6h", "week": "1d", "year": "28d"}[mix.cycle], 1
     else:
         fitting = [length for length in WINDOWS if _count(length, seconds, begin) >= ROUNDS]
         window = fitting[-1] if fitting else WINDOWS[0]
-        why = "the past helps, so rows stay"
-        if "recent" in matter.what:
-            why, hold = "a model of recent rows is better than one of all the past", 5
+        # The past helps, unless a model of recent rows is better than one of all the past.
+        least = 5 if "recent" in matter.what else 0
     rounds = min(_count(window, seconds, begin), MOST_ROUNDS)
     if rounds < 2:
         return None
-    hold = None if hold is None else max(hold, _enough(window, seconds))
-    return _Windows(window, hold, "data" if others else "always", rounds, why, begin)
+    hold = max(least, _enough(window, seconds)) if least else None
+    what = {"kind": "calendar", "window": window, "hold": "all", "begin": begin, "zone": answers.table.zone}
+    if hold is not None and hold * seconds_of(window) <= LONGEST:
+        what["hold"] = f"{hold * float(window[:-1]):g}{window[-1]}"
+    shift = {"who": "data" if others else "always", "what": {key: value for key, value in what.items() if value}}
+    return _Windows(rounds, hold, shift)
 
 
 def _begin(table: Table) -> str | None:
@@ -250,129 +231,62 @@ def _client_count(answers: Answers) -> int:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def study(answers: Answers, folder: Path) -> str | None:
-    """Return an experiment file that `fedtide run` accepts; None if rows have no features, or are of a study.
+def study(answers: Answers, folder: Path) -> dict[str, Any] | None:
+    """Return an experiment that `fedtide run` accepts; None if rows have no features, or are of a study.
 
     Args:
         answers: about the table.
-        folder: of the file; the rows of data that were in memory are beside it.
+        folder: of the experiment's file; the rows of data that were in memory are beside it.
     """
-    table = answers.table
+    table, windows, clients = answers.table, _windows(answers), _client_count(answers)
     if table.features is None or table.simulated:
         return None
-    windows = _windows(answers)
-    source = _table(table, folder) if table.series is None else _series(table.series)
-    parts = [_head(answers, windows), source, _partition(answers), _calendar(table, windows), _training(answers)]
-    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n" + _methods(answers)
+    training = {"local_steps": STEPS} if _large(answers) else {"epochs": 2}
+    rate = 0.01 if table.measured else 0.1  # gradients of squared errors are as large as the errors
+    partition = {"kind": "natural"} if answers.rows.clients > 1 else {"kind": "iid", "clients": clients}
+    target = {"target": "number"} if table.measured else {}
+    return {
+        "title": table.name,
+        "rounds": 100 if windows is None else windows.rounds,
+        "seeds": [0, 1, 2],
+        "baseline": "FedAvg",
+        **({} if windows is None else {"eval_every": 1, "shift": windows.shift}),
+        "data": {**target, "source": _source(table, folder), "partition": partition},
+        "model": {"kind": "mlp"},
+        "defaults": {
+            "cohort": min(10, clients if table.series is not None else clients // 2),
+            "local": {"lr": rate, **training},
+        },
+        "method": [
+            {"name": proposal.name, "algorithm": proposal.algorithm, **proposal.options}
+            for proposal in methods(answers)
+        ],
+    }
 
 
-def _head(answers: Answers, windows: _Windows | None) -> Iterator[str]:
-    yield "# Written by fedtide inspect. What it found:"
-    for answer in answers:
-        yield f"# {QUESTIONS[answer.question]} {answer.level}: {answer.said}"
-    yield f"title = {as_toml(answers.table.name)}"
-    yield f"rounds = {100 if windows is None else windows.rounds}"
-    yield "seeds = [0, 1, 2]"
-    if windows is not None:
-        yield "eval_every = 1"
-    yield 'baseline = "FedAvg"'
+def text_of(answers: Answers, values: dict[str, Any]) -> str:
+    """Return the file of a study, which begins with the answers."""
+    lines = [f"# {QUESTIONS[answer.question]} {answer.level}: {answer.said}" for answer in answers]
+    return "\n".join(["# Written by fedtide inspect. What it found:", *lines, tomli_w.dumps(values)])
 
 
-def _series(source: Series) -> Iterator[str]:
-    yield "[data]"
-    yield 'target = "number"  # or "quantiles"'
-    yield ""
-    yield "[data.source]"
-    yield 'kind = "series"'
-    yield f"path = {as_toml(list(source.path))}"
-    yield f"time = {as_toml(source.time)}"
-    yield f"lags = {as_toml(list(source.lags))}  # earlier values, the features; the shortest is how far ahead"
-    yield f"clock = {as_toml(list(source.clock))}"
-    yield "own_scale = true  # each series by its own mean and deviation"
-
-
-def _table(table: Table, folder: Path) -> Iterator[str]:
-    columns = table.columns
-    if table.measured:
-        cuts = sorted({float(f"{cut:.6g}") for cut in np.quantile(table.label, CUTS)})
-        yield "[data]"
-        yield f'target = "number"  # for classes no target, and in [data.source] cuts = {as_toml(cuts)}'
-        yield ""
-    yield "[data.source]"
+def _source(table: Table, folder: Path) -> dict[str, Any]:
+    """Return the source of a study's rows."""
+    if table.series is not None:
+        return asdict(table.series)
     if not table.source or table.source[0].suffix == ".npz":
-        yield 'kind = "npz"'
-        yield f"path = {as_toml(str(table.source[0] if table.source else folder.resolve() / ROWS))}"
-        if table.features is not None and float(table.features.max()) != 255.0:  # pictures are read as 0 to 1
-            yield "scaled = true"
-        return
+        path = table.source[0] if table.source else folder.resolve() / ROWS
+        pictures = table.features is not None and float(table.features.max()) == 255.0  # which are read as 0 to 1
+        return {"kind": "npz", "path": str(path), "scaled": not pictures}
+    columns, paths = table.columns, [str(path) for path in table.source]
     values = {
-        "kind": "csv",
-        "path": _one_or_list([str(path) for path in table.source]),
+        "path": paths[0] if len(paths) == 1 else paths,
         "label": columns["label"],
         "client": columns["client"],
-        "time": _one_or_list(columns["time"]),
-        "features": [*columns["features"], *columns["categories"]],
+        "time": columns["time"][0] if len(columns["time"]) == 1 else columns["time"],
+        "categories": columns["categories"],
+        "missing": "drop" if columns["gaps"] else None,
     }
-    yield from (f"{key} = {as_toml(value)}" for key, value in values.items() if value or key == "features")
-    if columns["categories"]:
-        yield f"categories = {as_toml(columns['categories'])}  # texts that come again; inspection left them out"
-    if columns["gaps"]:
-        yield 'missing = "drop"  # or "mean": that of the column, and of no category'
-    yield "scaled = true"
-
-
-def _one_or_list(values: Any) -> Any:
-    return values[0] if len(values) == 1 else values
-
-
-def _partition(answers: Answers) -> Iterator[str]:
-    yield "[data.partition]"
-    if answers.rows.clients <= 1:
-        yield 'kind = "iid"  # rows name no clients'
-        yield f"clients = {SIMULATED}"
-        return
-    yield 'kind = "natural"'
-    if answers.clients is not None and answers["labels"].found and answers.table.series is None:
-        alpha = max(answers.clients.alpha, LEAST_ALPHA)
-        yield f'# To deal rows to clients of equal kind: kind = "dirichlet", alpha = {alpha:.2g}'
-
-
-def _calendar(table: Table, windows: _Windows | None) -> Iterator[str]:
-    if windows is None:
-        return
-    yield f"[shift]  # {windows.why}"
-    yield f"who = {as_toml(windows.who)}"
-    yield ""
-    yield "[shift.what]  # every window is a test before it is trained on"
-    yield 'kind = "calendar"'
-    yield f"window = {as_toml(windows.window)}  # a round"
-    hold = "all"
-    if windows.hold is not None and windows.hold * seconds_of(windows.window) <= LONGEST:
-        hold = f"{windows.hold * float(windows.window[:-1]):g}{windows.window[-1]}"
-    yield f"hold = {as_toml(hold)}"
-    if windows.begin is not None:
-        yield f"begin = {as_toml(windows.begin)}  # after the rows by which series are scaled"
-    if table.zone is not None:
-        yield f"zone = {as_toml(table.zone)}"
-
-
-def _training(answers: Answers) -> Iterator[str]:
-    table, clients = answers.table, _client_count(answers)
-    yield "[model]"
-    yield 'kind = "mlp"'
-    yield ""
-    yield "[defaults]"
-    yield f"cohort = {as_toml(min(10, clients if table.series is not None else clients // 2))}"
-    rate = 0.01 if table.measured else 0.1  # gradients of squared errors are as large as the errors
-    steps = f"local_steps = {STEPS}" if _large(answers) else "epochs = 2"
-    yield f"local = {{ lr = {rate}, {steps} }}"
-
-
-def _methods(answers: Answers) -> str:
-    proposals, lines = methods(answers), []
-    if any("safe" in proposal.options for proposal in proposals):
-        lines += ["", "# safe = true is the recommended form of a method; without it a name plays its paper."]
-    for name, algorithm, options, why in proposals:
-        values = {"name": name, "algorithm": algorithm, **options}
-        lines += ["", f"[[method]]  # {why}", *(f"{key} = {as_toml(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
+    features = [*columns["features"], *columns["categories"]]
+    written = {key: value for key, value in values.items() if value}
+    return {"kind": "csv", **written, "features": features, "scaled": True}

@@ -10,7 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedtide.config import Experiment
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -34,7 +37,12 @@ from fedtide.data.sources.series import Series
 from fedtide.data.sources.when import describe_span
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, seconds_of
+from fedtide.runs.build import cohort_size, population_of
 
+ROWS, ROWS_OF_CLIENT = 20_000, 20
+"""Rows of a study that are inspected, and those of a client in a round."""
+DAY = 86_400.0
+"""Seconds for which a period of a study counts."""
 MOST_CATEGORIES = 30
 """Different texts up to which a column is offered as categories: each becomes a feature."""
 LAGS = "1d", "2d", "7d"
@@ -190,6 +198,36 @@ def of_population(people: Population, roles: Roles, asked: str) -> Table:
     clients, rows = torch.cat([part.owner for part in lists]), torch.cat([part.rows.long() for part in lists])
     names = people.names or tuple(f"client {number}" for number in range(len(people.group)))
     return of_rows(replace(people.rows.pick(rows), client=clients, client_names=names), roles)
+
+
+def of_study(experiment: Experiment, where: str) -> Table:
+    """Return the table of the rows that clients of a study bring over its rounds, with its first seed.
+
+    A period of the shift counts as a day. A row is looked at once, in one of the rounds in which its client takes part.
+    """
+    method, rounds, seed = experiment.method[0], experiment.rounds, experiment.seeds[0]
+    people = population_of(experiment, experiment.shift, seed)
+    if people.rows.steps is not None or not isinstance(people.rows, Rows):
+        raise refused(f"{where}: inspect", "sequences", "rows with a label each")
+    cohort, draw = cohort_size(method, people.registered), Rng(seed).at("inspected").numpy()
+    day = DAY * rounds / max(rounds - 1, 1) / (experiment.period or rounds)
+    drawn: set[int] = set()
+    pairs, owners, times = [], list[str](), list[float]()
+    for number in draw.permutation(rounds).tolist():
+        moment = Moment(number, rounds, float(number))
+        for client in people.arrivals(cohort, moment).tolist():
+            fresh = [row for row in people.held(client, moment, "train").tolist() if row not in drawn]
+            rows = draw.permutation(fresh)[: min(ROWS_OF_CLIENT, ROWS - len(drawn))].astype(np.int64)
+            drawn.update(rows.tolist())
+            if len(rows):
+                pairs.append(people.fetch(torch.from_numpy(rows), client, moment))
+            owners += [f"client {client}"] * len(rows)
+            times += [number * day] * len(rows)
+    if not pairs:
+        raise refused(f"{where}: inspect", "no rows", "clients with rows")
+    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+    features = x.reshape(len(x), -1).float().numpy()
+    return Table("the study", y.numpy(), features, np.array(owners), np.array(times), simulated=True)
 
 
 def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | None) -> Table:

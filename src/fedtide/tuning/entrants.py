@@ -5,37 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 import time
-import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import Any
 
 from fedtide.config import Experiment, Method, from_dict, to_toml
 from fedtide.core.atomic import write_text
-from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.rng import Rng
-from fedtide.data.rows import Rows
 from fedtide.fields.types import changed
 from fedtide.inspection.findings import Findings, inspect_table
-from fedtide.inspection.questions import CYCLES
 from fedtide.inspection.study import methods as proposed_methods
 from fedtide.inspection.study import reasons
-from fedtide.inspection.table import Table
+from fedtide.inspection.study import study as proposed_study
+from fedtide.inspection.table import of_study
 from fedtide.personal.client_networks import ALONE as FULL_TRAINING
 from fedtide.runs import folder
-from fedtide.runs.build import cohort_size, population_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import check_needed
-from fedtide.tuning.rungs import too_short
-from fedtide.tuning.tournament import LADDER, Candidate, TooShort, first_line, played_by
+from fedtide.tuning.tournament import LADDER, Candidate, TooShort, first_line, played_by, too_short
 
-ROWS = 20_000
-"""Rows of a study's world that are inspected."""
-ROWS_OF_CLIENT = 20
-"""Rows of a client that are inspected in a round."""
 LOCAL = "local"
 """Its clients train from scratch whenever their rows change: it may take longer than all other methods together."""
 PLAIN = "one model for all: what the others have to beat"
@@ -73,54 +62,6 @@ def nominated(findings: Findings | None, methods: Sequence[Method]) -> list[tupl
     return [(method, why) for _, method, why in sorted(order, key=lambda entry: entry[0])]
 
 
-def inspect_study(experiment: Experiment, where: str) -> Findings:
-    """Inspect the rows that the clients of a study bring, for its first seed.
-
-    Raises:
-        FedtideError: its rows are no single labels, or all of one.
-    """
-    findings = inspect_world(experiment, experiment.seeds[0])
-    if findings is None:
-        because = "rows are sequences, or all have one label, allowed: rows of several labels"
-        raise FedtideError(f"{where}: inspect: {because}")
-    return findings
-
-
-def inspect_world(experiment: Experiment, seed: int) -> Findings | None:
-    """Inspect the rows that clients of a study bring over its rounds; None if they are no single labels.
-
-    A period of the shift counts as a day. A row is inspected once, in one of the rounds in which its client takes part.
-    """
-    method, rounds = experiment.method[0], experiment.rounds
-    people = population_of(experiment, experiment.shift, seed)
-    if people.rows.steps is not None or not isinstance(people.rows, Rows):
-        return None
-    cohort, draw = cohort_size(method, people.registered), Rng(seed).at("inspected").numpy()
-    day = CYCLES["day"][0] * rounds / max(rounds - 1, 1) / (experiment.period or rounds)
-    drawn: set[int] = set()
-    pairs, owners, times, left = [], [], [], ROWS
-    for number in draw.permutation(rounds).tolist():
-        moment = Moment(number, rounds, float(number))
-        for client in people.arrivals(cohort, moment).tolist():
-            fresh = [row for row in people.held(client, moment, "train").tolist() if row not in drawn]
-            rows = draw.permutation(fresh)[: min(ROWS_OF_CLIENT, left)].astype(np.int64)
-            drawn.update(rows.tolist())
-            left -= len(rows)
-            if len(rows):
-                pairs.append(people.fetch(torch.from_numpy(rows), client, moment))
-            owners += [client] * len(rows)
-            times += [number * day] * len(rows)
-    if not pairs:
-        return None
-    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
-    names = np.array([f"client {client}" for client in owners])
-    table = Table("the study", y.numpy(), x.reshape(len(x), -1).float().numpy(), names, np.array(times), simulated=True)
-    try:
-        return inspect_table(table, seed)
-    except FedtideError:  # all labels are the same
-        return None
-
-
 def begin_with_data(root: Path, findings: Findings, budget: float, began: float) -> None:
     """Make the folder of a tournament about data, with the inspection and its study in it.
 
@@ -137,17 +78,16 @@ def begin_with_data(root: Path, findings: Findings, budget: float, began: float)
     if findings.table.features is None:
         raise FedtideError(f"{name}: no columns of features, without which there is no model")
     _check_left(name, budget, began)
-    existed = root.exists()
     try:
-        page = findings.write(root / "inspection")
-        study, candidates = _candidates(findings, page.parent / "study.toml")
+        findings.write(root / "inspection")
+        study, candidates = _candidates(findings, root / "inspection")
         check_judged(study, name)
         _check_left(name, budget, began)
         write_text(root / "config.toml", to_toml(study))
         write_text(root / "environment.json", json.dumps(folder.environment(), indent=1) + "\n")
         write_text(root / LADDER, first_line(budget, candidates, str(findings).splitlines(), time.time() - began))
     except FedtideError:
-        shutil.rmtree(root / "inspection" if existed else root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
         raise
 
 
@@ -171,7 +111,9 @@ def begin_with_study(
     if study.sweep:
         raise refused(f"{where}: sweep", next(iter(study.sweep)), "none: a tournament is about one point of it")
     check_judged(study, where)
-    findings = inspect_world(study, played_by(study).seeds[0])
+    playing, findings = played_by(study), None
+    with suppress(FedtideError):  # rows without one label each, or of one label alone, nominate as they are given
+        findings = inspect_table(of_study(playing, where), playing.seeds[0])
     _check_left(where, budget, began)
     candidates = [Candidate(method.name, method.name, why) for method, why in nominated(findings, study.method)]
     lines = [answer.line for answer in findings or ()]
@@ -198,9 +140,9 @@ def check_judged(study: Experiment, where: str) -> None:
     check_needed(playing, preflight(playing, where).forms, where)
 
 
-def _candidates(findings: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
-    """Return the study of an inspection with every nominated method at every rate, and the candidates."""
-    values = tomllib.loads(path.read_text(encoding="utf-8"))
+def _candidates(findings: Findings, place: Path) -> tuple[Experiment, list[Candidate]]:
+    """Return the study of an inspection, whose folder is `place`, with each method at each rate, and the candidates."""
+    values: dict[str, Any] = proposed_study(findings, place) or {}
     values["data"]["split"] = {"val": VALIDATED}
     del values["baseline"]
     values["method"], variants, usual = [], [], values["defaults"]["local"]
@@ -215,6 +157,6 @@ def _candidates(findings: Findings, path: Path) -> tuple[Experiment, list[Candid
                 entry = {"name": f"{method}, lr {rate:g}", "algorithm": algorithm, **options}
                 values["method"].append({**entry, key: {**training, "lr": rate}})
                 variants.append((method, why))
-    study = from_dict(values, where=str(path))
+    study = from_dict(values, where=str(place / "study.toml"))
     entries = zip(study.method, variants, strict=True)
     return study, [Candidate(entry.name, f"{method}{entry.form}", why) for entry, (method, why) in entries]

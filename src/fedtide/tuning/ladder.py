@@ -33,27 +33,18 @@ BySeed = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a process: to begin or go on with a run, and for a round with its share of the evaluations."""
+    """Seconds of a method: to begin or go on with a run, and for a round with its share of the evaluations.
+
+    variants: how many of the method's variants play the first rung; the best one goes on.
+    """
 
     setup: float
     round: float
+    variants: int = 1
 
     def of(self, rounds: int) -> float:
-        """Return the seconds of some rounds."""
+        """Return the seconds of some rounds of one variant."""
         return self.setup + rounds * self.round
-
-
-def without_loading(costs: Mapping[str, Cost], first: int) -> dict[str, Cost]:
-    """Return costs without that of loading the data, which the `first` of them had: a process does so once.
-
-    >>> without_loading({"A": Cost(60.0, 5.0), "B": Cost(4.0, 7.0)}, 1)["A"]
-    Cost(setup=4.0, round=5.0)
-    """
-    later = max((cost.setup for cost in [*costs.values()][first:]), default=math.inf)
-    return {
-        entry: Cost(min(cost.setup, later), cost.round) if place < first else cost
-        for place, (entry, cost) in enumerate(costs.items())
-    }
 
 
 @dataclass(frozen=True)
@@ -78,23 +69,18 @@ def half(methods: int) -> int:
     return max(math.ceil(methods / 2), LEAST)
 
 
-def needed(costs: Sequence[Sequence[Cost]], ladder: Ladder) -> float:
+def needed(costs: Sequence[Cost], ladder: Ladder) -> float:
     """Return the seconds that a ladder takes, if those that go on cost as much as others.
 
     Args:
-        costs: of each method, of each of its variants: after the first rung each goes on with its best one.
+        costs: of each method, in the order of nomination.
         ladder: the plan. Two of the last play as many seeds as it takes to tell them apart.
     """
     entered = costs[: ladder.entries]
-    first, *higher = ladder.rungs
-    seconds = ladder.seeds * sum(cost.of(first) for variants in entered for cost in variants)
-    mean = Cost(
-        *(
-            fmean(fmean(getattr(c, part) for c in costs_of_method) for costs_of_method in entered)
-            for part in ("setup", "round")
-        )
-    )
-    below, alive = first, len(entered)
+    mean = Cost(fmean(cost.setup for cost in entered), fmean(cost.round for cost in entered))
+    below, *higher = ladder.rungs
+    seconds = ladder.seeds * sum(cost.variants * cost.of(below) for cost in entered)
+    alive = len(entered)
     for rung in higher:
         alive = min(half(alive), alive)
         seconds += ladder.seeds * alive * mean.of(rung - below)
@@ -102,33 +88,29 @@ def needed(costs: Sequence[Sequence[Cost]], ladder: Ladder) -> float:
     return seconds + min(LEAST, alive) * max(ENOUGH - ladder.seeds, 0) * mean.of(below)
 
 
-def planned(costs: Sequence[Sequence[Cost]], rounds: int, step: int, seconds: float) -> Ladder:
+def planned(costs: Sequence[Cost], rounds: int, step: int, seconds: float) -> Ladder:
     """Return the best plan that some seconds pay for.
 
     All methods with three, two or one seed. Then fewer methods, in the order of nomination, but at least five. Then
     half of the rounds for all, and half of these. If nothing fits, the cheapest.
 
     Args:
-        costs: of each method, in the order of nomination, of each of its variants.
+        costs: of each method, in the order of nomination.
         rounds: of the study.
         step: rounds between evaluations; rungs are multiples of it.
         seconds: of processes.
     """
-    top, plan = rounds, Ladder((rounds,), 1, len(costs))
+    top = rounds
     while True:
-        rungs = (top,) if top < rounds else tuple(dict.fromkeys((min(step * math.ceil(top / 2 / step), top), top)))
-        for seeds in (3, 2, 1):
-            plan = Ladder(rungs, seeds, len(costs))
-            if needed(costs, plan) <= seconds:
-                return plan
         lower = step * math.ceil(top / 2 / step)
         last = lower >= top or lower < LEAST_ROUNDS
-        for entries in range(len(costs) - 1, (LEAST if last else min(FEW, len(costs))) - 1, -1):
-            plan = Ladder(rungs, 1, entries)
-            if needed(costs, plan) <= seconds:
-                return plan
-        if last:
-            return plan
+        rungs = (top,) if top < rounds or lower >= top else (lower, top)
+        fewest = LEAST if last else min(FEW, len(costs))
+        plans = [Ladder(rungs, seeds, len(costs)) for seeds in (3, 2, 1)]
+        plans += [Ladder(rungs, 1, entries) for entries in range(len(costs) - 1, fewest - 1, -1)]
+        fitting = [plan for plan in plans if needed(costs, plan) <= seconds]
+        if fitting or last:
+            return fitting[0] if fitting else plans[-1]
         top = lower
 
 
@@ -155,12 +137,12 @@ def value_at(
 
 
 def mean(values: BySeed) -> float:
-    """Return the mean over seeds; minus infinity if a seed failed."""
-    return fmean(values.values()) if values and all(map(math.isfinite, values.values())) else -math.inf
+    """Return the mean over seeds."""
+    return fmean(values.values())
 
 
 def climbing(values: Mapping[str, BySeed], method: Mapping[str, str], count: int) -> list[str]:
-    """Return the entries that go on: the best variant of each method, of the `count` best methods; none that failed.
+    """Return the entries that go on: the best variant of each method, of the `count` best methods.
 
     Args:
         values: at this rung, by entry; ties go to the first.
@@ -168,12 +150,10 @@ def climbing(values: Mapping[str, BySeed], method: Mapping[str, str], count: int
         count: how many go on.
     """
     best: dict[str, str] = {}
-    for entry, by_seed in values.items():
-        other = best.get(method[entry])
-        if mean(by_seed) > -math.inf and (other is None or mean(by_seed) > mean(values[other])):
-            best[method[entry]] = entry
-    order = sorted(best.values(), key=lambda entry: -mean(values[entry]))[:count]
-    return [entry for entry in values if entry in order]
+    for entry in sorted(values, key=lambda entry: -mean(values[entry])):
+        best.setdefault(method[entry], entry)
+    chosen = list(best.values())[:count]
+    return [entry for entry in values if entry in chosen]
 
 
 @dataclass(frozen=True)
@@ -192,15 +172,11 @@ def standings(values: Mapping[str, BySeed]) -> list[Standing]:
     The entry of the highest mean leads. Another one is behind if the 95 % interval of the paired difference over seeds
     (Student's t) lies below 0. Else the two cannot be told apart, as always with fewer than three seeds.
     """
-    order = sorted((entry for entry in values if mean(values[entry]) > -math.inf), key=lambda e: -mean(values[e]))
-    if not order:
-        return []
-    leader, out = values[order[0]], []
+    order, out = sorted(values, key=lambda entry: -mean(values[entry])), []
     for entry in order:
-        by_seed = values[entry]
+        leader, by_seed = values[order[0]], values[entry]
         difference = Measure.of([by_seed[seed] - leader[seed] for seed in by_seed if seed in leader])
-        verdict: Verdict = "leads" if entry == order[0] else "cannot be told apart"
-        if entry != order[0] and len(difference.values) >= ENOUGH and difference.side() < 0:
-            verdict = "behind"
+        behind = len(difference.values) >= ENOUGH and difference.side() < 0
+        verdict: Verdict = "leads" if entry == order[0] else "behind" if behind else "cannot be told apart"
         out.append(Standing(entry, Measure.of(list(by_seed.values())), difference, verdict))
     return out

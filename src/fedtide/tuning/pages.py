@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.config import Experiment, Range, slug, to_toml
+from fedtide.config import Experiment, slug, to_toml
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
-from fedtide.data.targets import TARGET_WORDS, TargetWords
-from fedtide.draw.figures import STYLE, Drawn, grid, label, leftmost, legend_above, look, svg
-from fedtide.draw.html import Part, Picture, render, swatch, to_pictures
-from fedtide.draw.prose import listed
+from fedtide.data.targets import TARGET_WORDS
+from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftmost, legend_above, look, styled, svg
+from fedtide.draw.html import Part, render, swatch, to_pictures
+from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table, format_value
 from fedtide.evaluate.measure import Measure
 from fedtide.report.formats import percent, seconds, signed_points
 from fedtide.report.run_records import environment_line, span_of
-from fedtide.tuning.ladder import ENOUGH, Standing, standings
+from fedtide.tuning.ladder import ENOUGH, standings
 from fedtide.tuning.stages import Parameter, at_edge, seeds_of, tune_of
-from fedtide.tuning.tournament import (
-    STUDY,
-    Rung,
-    Tournament,
-    count_of_seeds,
-    curve_of,
-    played_by,
-    played_entries,
-    read_tournament,
-)
-from fedtide.tuning.trials import READY, Trial, Tuned, read_tuning
+from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_by, played_entries, read_tournament
+from fedtide.tuning.tune import READY, Trial, Tuned, read_tuning
 
-PRUNED = "#777777"
-FAILED = "#B00020"
+STATES: dict[str, dict[str, Any]] = {
+    "finished": {"marker": "o", "color": look(0).color, "ms": 5},
+    "pruned": {"marker": "s", "color": "#777777", "mfc": "none", "ms": 5},
+    "failed": {"marker": "x", "color": "#B00020", "ms": 6},
+    "best": {"marker": "*", "color": look(1).color, "mec": "black", "mew": 0.6, "ms": 15},
+}
+"""Marks of trials; no two states differ by color alone."""
 EARLIER = " Entries that were dropped earlier have scores of fewer rounds, which may lie above those of more."
 MOST_CURVES = 12
 """Entries whose curves are drawn: those that came farthest."""
@@ -67,15 +59,6 @@ def _write(root: Path, out: Path | None, kind: str, experiment: Experiment, read
 # -- a tuning ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Section of a stage on the page."""
-
-    heading: str
-    pictures: list[Picture]
-    failed: Table | None
-
-
 def write_tuning(root: Path, out: Path | None = None) -> Path:
     """Write the page about a tune folder.
 
@@ -87,13 +70,36 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         FedtideError: the folder is not that of a tuning, or no trial of it is finished.
     """
     experiment, stages = read_tuning(root)
-    if not any(tuned.best for stage in stages for tuned in stage):
+    methods = [tuned for stage in stages for tuned in stage]
+    if not any(tuned.best for tuned in methods):
         raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {root}")
     flatters = (
         f"{experiment.score.capitalize()} on validation rows, as a mean over "
         f"{span_of(experiment.late, experiment.rounds)}; test rows were never looked at. It is the best of several "
         "trials, so it flatters: run the tuned experiment and read its test rows."
     )
+    parts = [
+        Part("What was found", best_table(stages, experiment.score), flatters, "what-was-found"),
+        Part("Budgets", budget_table(stages), "", "budgets"),
+    ]
+    failed = [
+        [tuned.search.title, str(trial.number + 1), format_value(dict(trial.values)), trial.reason]
+        for tuned in methods
+        for trial in tuned.trials
+        if trial.state == "failed"
+    ]
+    if failed:
+        parts.append(Part("Trials that failed", Table(["method", "trial", "values", "why"], failed), "", "failed"))
+    caption = (
+        f"{experiment.score.capitalize()} on validation rows of each trial, or at its last evaluation, in their order "
+        "and against each value; failed trials without one stand at 0. Dashed lines are the ends of the range: a star "
+        "beside one says that the range should be wider."
+    )
+    pictures = [
+        (f"{tuned.search.title}: trials", caption, draw_trials(tuned, experiment.score))
+        for tuned in methods
+        if tuned.trials
+    ]
     return _write(
         root,
         out,
@@ -102,11 +108,8 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         READY,
         headline=tuning_headline(stages),
         setting=tuning_setting(experiment, stages),
-        parts=[
-            Part("What was found", best_table(stages, experiment.score), flatters, "what-was-found"),
-            Part("Budgets", budget_table(stages), "", "budgets"),
-        ],
-        stages=[_stage(stage, experiment.score) for stage in stages if any(tuned.trials for tuned in stage)],
+        parts=parts,
+        pictures=to_pictures(pictures),
     )
 
 
@@ -132,17 +135,14 @@ def tuning_headline(stages: Sequence[Sequence[Tuned]]) -> str:
 def tuning_setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
     """Describe the search."""
     tune, seeds = tune_of(experiment, "the configuration"), seeds_of(experiment)
-    how = (
-        f"at random for {tune.startup_trials} trials and then with a tree-structured Parzen estimator (TPE)"
-        if tune.sampler == "tpe"
-        else "at random"
-    )
+    how = "at random"
+    if tune.sampler == "tpe":
+        how += f" for {tune.startup_trials} trials and then with a tree-structured Parzen estimator (TPE)"
     pruned = " Trials below the median of earlier ones were pruned." if tune.pruning else ""
-    numbers = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     equal = "; in a stage every method gets as many" if any(len(stage) > 1 for stage in stages) else ""
     return (
         f"Values were searched {how}, {tune.parallel_trials} at a time. A trial plays {experiment.rounds} rounds with "
-        f"{numbers}{equal}.{pruned}"
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{equal}.{pruned}"
     )
 
 
@@ -190,128 +190,58 @@ def range_of(parameter: Parameter) -> str:
     return f"{range_.low:g} to {range_.high:g}{''.join(marks)}"
 
 
-def _stage(stage: Sequence[Tuned], score: str) -> Stage:
-    pictures = [
-        ("Trial after trial",
-         f"{score.capitalize()} on validation rows of each trial, and the best so far. Hollow squares were pruned and "
-         "stand at their last evaluation; crosses failed.",
-         over_trials(stage, score)),
-        *((f"{tuned.search.method}: each value against {score}",
-           "A dot is a trial, the star the best one; hollow squares were pruned. Dashed lines are the ends of the "
-           "range: a star beside one says that the range should be wider.",
-           over_values(tuned, score)) for tuned in stage),
-    ]  # fmt: skip
-    failed = [
-        [tuned.search.method, str(trial.number + 1), format_value(dict(trial.values)), trial.reason]
-        for tuned in stage
-        for trial in tuned.trials
-        if trial.state == "failed"
-    ]
-    table = Table(["method", "trial", "values", "why"], failed) if failed else None
-    return Stage(stage[0].search.stage, to_pictures(pictures, stage[0].search.stage), table)
+@styled
+def draw_trials(tuned: Tuned, score: str) -> Drawn:
+    """Draw the accuracy of each trial over their number, and against each value."""
+    figure, panels = grid(1 + len(tuned.search.parameters), high=3.0)
+    panels[0].set_xlabel("trial")
+    panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    _draw_points(panels[0], tuned, None)
+    for axes, parameter in zip(panels[1:], tuned.search.parameters, strict=True):
+        _set_range(axes, parameter)
+        _draw_points(axes, tuned, parameter)
+    for axes in filter(leftmost, panels):
+        axes.set_ylabel(f"{score} on\nvalidation rows, %")
+    figure_legend(figure, panels)
+    return svg(figure, f"{score} of trials")
 
 
-def over_trials(stage: Sequence[Tuned], score: str) -> Drawn:
-    """Draw accuracy over trials with the best so far, a panel per method."""
-    with matplotlib.rc_context(STYLE):
-        figure, panels = grid(len(stage), high=3.0)
-        for number, (axes, tuned) in enumerate(zip(panels, stage, strict=True)):
-            _draw_trials(axes, tuned.trials, look(number).color, lambda trial: trial.number + 1)
-            done = [trial for trial in tuned.trials if trial.accuracy is not None]
-            if done:
-                at = [trial.number + 1 for trial in done]
-                best = np.maximum.accumulate([100 * (trial.accuracy or 0.0) for trial in done])
-                axes.step(
-                    [*at, max(len(tuned.trials), at[-1])], [*best, best[-1]], where="post", color=look(number).color
-                )
-            axes.set_title(label(tuned.search.method), fontsize=10)
-            axes.set_xlabel("trial")
-            axes.set_xlim(0.5, max(tuned.search.trials, 2) + 0.5)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        failed = Line2D([], [], ls="", marker="x", color=FAILED, ms=6, label="failed")
-        _finish(figure, panels, score, failed, Line2D([], [], color="#333333", label="best so far"))
-        return svg(figure, f"{score} over trials")
-
-
-def over_values(tuned: Tuned, score: str) -> Drawn | None:
-    """Draw accuracy against each value, a panel per parameter; None if no trial was judged."""
-    trials = [trial for trial in tuned.trials if trial.last is not None]
-    if not trials:
-        return None
-    with matplotlib.rc_context(STYLE):
-        figure, panels = grid(len(tuned.search.parameters), high=3.0)
-        for axes, parameter in zip(panels, tuned.search.parameters, strict=True):
-            _draw_values(axes, trials, tuned.best, parameter)
-        star = Line2D([], [], ls="", marker="*", color=look(1).color, mec="black", mew=0.6, ms=12, label="best")
-        _finish(figure, panels, score, star)
-        return svg(figure, f"values and {score}")
-
-
-def _draw_values(axes: Axes, trials: Sequence[Trial], best: Trial | None, parameter: Parameter) -> None:
-    """Draw trials against one value."""
-    choices, key = parameter.range.choices, parameter.key
-
-    def place(trial: Trial) -> float:
-        value = trial.values[key]
-        return float(value if choices is None else choices.index(value))
-
-    if choices is None:
-        _axis(axes, parameter.range)
-    else:
-        axes.set_xticks(range(len(choices)), [label(format_value(value)) for value in choices])
-        axes.margins(x=0.15)
-    _draw_trials(axes, [trial for trial in trials if trial.state != "failed"], look(0).color, place)
-    if best is not None and best.accuracy is not None:
-        axes.plot(place(best), 100 * best.accuracy, marker="*", ms=15, color=look(1).color, mec="black", mew=0.6, ls="")
+def _set_range(axes: Axes, parameter: Parameter) -> None:
+    """Set the axis to a range, with a line at each end."""
+    range_ = parameter.range
     axes.set_xlabel(label(parameter.name))
-
-
-def _axis(axes: Axes, range_: Range) -> None:
-    """Set the axis to a numeric range, with a line at each end and some room beyond."""
-    low, high = float(range_.low or 0.0), float(range_.high or 0.0)
+    if range_.choices is not None:
+        axes.set_xticks(range(len(range_.choices)), [label(format_value(value)) for value in range_.choices])
+        axes.margins(x=0.15)
+        return
+    low, high = range_.edges()
     if range_.log:
         axes.set_xscale("log")
-        room = (high / low) ** 0.06 if high > low else 1.1
-        axes.set_xlim(low / room, high * room)
+        axes.set_xlim(low / 1.2, high * 1.2)
     else:
         room = 0.06 * (high - low) or 0.5
         axes.set_xlim(low - room, high + room)
-        if range_.whole:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for end in {low, high}:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=range_.whole))
+    for end in (low, high):
         axes.axvline(end, color="#999999", lw=1, ls=(0, (4, 3)))
 
 
-def _draw_trials(axes: Axes, trials: Sequence[Trial], color: str, place: Any) -> None:
-    """Draw each trial with a marker for its state; no two states differ by color alone."""
-    styles: dict[str, dict[str, Any]] = {
-        "finished": {"marker": "o", "color": color, "ms": 5},
-        "pruned": {"marker": "s", "color": PRUNED, "mfc": "none", "ms": 5},
-    }
-    for state, style in styles.items():
-        # A trial without a finite loss has no evaluation.
-        points = [(place(t), 100 * _height(t)) for t in trials if t.state == state and not math.isnan(_height(t))]
-        axes.plot([x for x, _ in points], [y for _, y in points], ls="", **style)
-    for trial in trials:
-        if trial.state == "failed":
-            axes.plot(place(trial), 0.03, marker="x", color=FAILED, ms=6, ls="", transform=axes.get_xaxis_transform())
+def _draw_points(axes: Axes, tuned: Tuned, parameter: Parameter | None) -> None:
+    """Draw each trial with a mark for its state, at its number or at the value of a parameter."""
 
+    def place(trial: Trial) -> float:
+        if parameter is None:
+            return trial.number + 1
+        value, choices = trial.values[parameter.key], parameter.range.choices
+        return float(value if choices is None else choices.index(value))
 
-def _height(trial: Trial) -> float:
-    value = trial.accuracy if trial.accuracy is not None else trial.last
-    return math.nan if value is None else value
-
-
-def _finish(figure: Figure, panels: Sequence[Axes], score: str, *more: Line2D) -> None:
-    """Add the unit of the axes and the legend of the markers."""
-    for axes in filter(leftmost, panels):
-        axes.set_ylabel(f"{score} on\nvalidation rows, %")
-    handles = [
-        Line2D([], [], ls="", marker="o", color="#333333", ms=5, label="finished"),
-        Line2D([], [], ls="", marker="s", color=PRUNED, mfc="none", ms=5, label="pruned"),
-        *more,
-    ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=9)
+    for state, style in STATES.items():
+        trials = [trial for trial in tuned.trials if trial.state == state]
+        if state == "best" and tuned.best is not None:
+            trials = [tuned.best]
+        if trials:
+            heights = [100 * (trial.shown or 0.0) for trial in trials]
+            axes.plot([*map(place, trials)], heights, ls="", label=state, **style)
 
 
 # -- a tournament ------------------------------------------------------------------------------------------------------
@@ -332,18 +262,19 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
     if not record.survivors:
         raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {root}")
     entries = [candidate.entry for candidate in played_entries(record)]
-    pictures = [
-        (f"{words.score.capitalize()} on validation rows over rounds",
-         "A line is the mean over the seeds that an entry played, as far as all of them go; where it ends the entry "
-         "was dropped. Dotted lines are rungs.", curves(root, record, entries[:MOST_CURVES])),
-        ("Difference to the leader",
-         "Of the entries of the last rung, paired over seeds, with 95 % intervals (Student's t): an entry whose "
-         "interval reaches 0 cannot be told apart. With fewer than three seeds there is no interval.",
-         differences(record)),
-    ]  # fmt: skip
+    curves = (
+        f"{words.score.capitalize()} on validation rows over rounds",
+        "A line is the mean over the seeds that an entry played, as far as all of them go, with a band of one standard "
+        "error; where it ends the entry was dropped. Dotted lines are rungs.",
+        draw_curves(root, record, entries[:MOST_CURVES]),
+    )
+    flatters = (
+        f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
+        f"A run of the study tells the {words.score}, on test rows and seeds that the tournament did not see."
+        f" A ± is one standard error over seeds.{words.explained}{earlier(record)}"
+    )
     swatches = [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]
-    below = flatters(words) + earlier(record)
-    parts = [Part("How they stand", standings_table(record), below, "how-they-stand", swatches)]
+    parts = [Part("How they stand", standings_table(record), flatters, "how-they-stand", swatches)]
     out_of_budget = [
         [candidate.entry, candidate.why or "nothing that was found speaks for it"]
         for candidate in record.candidates
@@ -360,56 +291,44 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         headline=standings_headline(record),
         setting=tournament_setting(record),
         parts=parts,
-        pictures=to_pictures(pictures),
+        pictures=to_pictures([curves]),
         said=record.said,
         inspection=(root / "inspection").is_dir(),
     )
 
 
-def flatters(words: TargetWords) -> str:
-    """Say that the scores of a tournament flatter, in the words of a kind of target."""
-    return (
-        f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
-        f"A run of the study tells the {words.score}, on test rows and seeds that the tournament did not see."
-        f" A ± is one standard error over seeds.{words.explained}"
-    )
-
-
 def earlier(record: Tournament) -> str:
     """Say that not all scores are of the same rounds; "" if they are."""
-    rounds = {rung.rounds for rung in record.reached for entry in rung.values if record.last_rung(entry) is rung}
-    return EARLIER if len(rounds) > 1 else ""
+    return (
+        EARLIER if len({record.last_rung(candidate.entry).rounds for candidate in played_entries(record)}) > 1 else ""
+    )
 
 
 def standings_headline(record: Tournament) -> str:
     """Say which entry leads, and which cannot be told apart from it."""
-    if not record.reached:
-        return "No rung is reached yet."
     rung, (first, *others) = record.reached[-1], record.survivors
-    after = f"After {rung.rounds} of {record.study.rounds} rounds with {count_of_seeds(rung.seeds)}"
-    if not others:
-        result = f"{after} {first} leads clearly among those that came so far."
-    else:
-        result = f"{after} {first} leads, and cannot be told apart from {listed(others)}."
-    why = f" With fewer than {ENOUGH} seeds no two can be told apart." if len(rung.seeds) < ENOUGH and others else ""
+    after = f"After {rung.rounds} of {record.study.rounds} rounds with {counted(len(rung.seeds), 'seed')} {first} leads"
+    result = f"{after} clearly among those that came so far."
+    if others:
+        few = f" With fewer than {ENOUGH} seeds no two can be told apart." if len(rung.seeds) < ENOUGH else ""
+        result = f"{after}, and cannot be told apart from {listed(others)}.{few}"
     entered = {candidate.method for candidate in record.candidates if candidate.entry in record.played}
-    methods = dict.fromkeys(candidate.method for candidate in record.candidates)
-    absent = [method for method in methods if method not in entered]
-    left = f" Not entered, because the budget was too short: {listed(absent)}." if absent else ""
-    return f"{result}{why}{left} Next is a run of the study, on fresh seeds and test rows."
+    absent = dict.fromkeys(candidate.method for candidate in record.candidates if candidate.method not in entered)
+    left = f" Not entered, because the budget was too short: {listed(list(absent))}." if absent else ""
+    return f"{result}{left} Next is a run of the study, on fresh seeds and test rows."
 
 
 def tournament_setting(record: Tournament) -> str:
     """Describe the tournament."""
-    study, first_seed = record.study, played_by(record.study).seeds[0]
-    rungs = " and ".join(map(str, record.rungs))
-    slow = f" The budget did not pay for all {study.rounds} rounds: slow learners may be better than they seem."
-    whole = not record.rungs or record.rungs[-1] == study.rounds
+    rounds, first_seed = record.study.rounds, played_by(record.study).seeds[0]
+    slow = ""
+    if record.rungs and record.rungs[-1] < rounds:
+        slow = f" The budget did not pay for all {rounds} rounds: slow learners may be better than they seem."
     spent, budget = (seconds(Measure(number, None, [])) for number in (record.spent, record.budget))
     return (
-        f"{len(record.candidates)} candidates, {len(record.entered)} entered; rungs after {rungs or 'no'} rounds; "
-        f"seeds from {first_seed} on, which the study does not play. {spent} of a budget of {budget} were "
-        f"spent{f'; {record.ended}' if record.ended else ' so far'}.{'' if whole else slow}"
+        f"{len(record.candidates)} candidates, {len(record.entered)} entered; rungs after "
+        f"{listed([str(rung) for rung in record.rungs])} rounds; seeds from {first_seed} on, which the study does not "
+        f"play. {spent} of a budget of {budget} were spent{f'; {record.ended}' if record.ended else ' so far'}.{slow}"
     )
 
 
@@ -418,12 +337,12 @@ def standings_table(record: Tournament) -> Table:
     rows = []
     for candidate in played_entries(record):
         rung = record.last_rung(candidate.entry)
-        assert rung is not None
         stand = next(standing for standing in standings(rung.values) if standing.entry == candidate.entry)
+        in_last = rung is record.reached[-1] and candidate.entry in rung.kept
         rows.append(
             [
                 candidate.entry,
-                _verdict(stand, rung, record),
+                stand.verdict if in_last else f"dropped after {counted(rung.rounds, 'round')}",
                 f"{rung.rounds} of {record.study.rounds}",
                 str(len(rung.values[candidate.entry])),
                 percent(stand.score),
@@ -436,56 +355,24 @@ def standings_table(record: Tournament) -> Table:
     return Table(header, rows)
 
 
-def _verdict(stand: Standing, rung: Rung, record: Tournament) -> str:
-    """Say how an entry stands, or at which rung it was dropped."""
-    if rung is record.reached[-1] and stand.entry in rung.kept:
-        return stand.verdict
-    if stand.verdict == "behind" and rung.rounds == record.rungs[-1]:
-        return "behind"
-    return f"dropped after {rung.rounds} round{'s' * (rung.rounds != 1)}"
-
-
-def curves(root: Path, record: Tournament, entries: Sequence[str]) -> Drawn:
+@styled
+def draw_curves(root: Path, record: Tournament, entries: Sequence[str]) -> Drawn:
     """Draw the accuracy of entries on validation rows over rounds."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 4.2))
-        axes = figure.subplots()
-        for number, entry in enumerate(entries):
-            rung = record.last_rung(entry)
-            runs = [curve_of(root / slug(entry) / str(seed)) for seed in (rung.values[entry] if rung else ())]
-            by_round = [dict(zip(rounds, values, strict=True)) for rounds, values, _ in runs]
-            shared = sorted(set.intersection(*map(set, by_round))) if by_round else []
-            style = look(number)
-            mean = [100 * float(np.mean([values[done] for values in by_round])) for done in shared]
-            marker = style.marker or "."  # one evaluation alone is seen, too
-            axes.plot(shared, mean, color=style.color, ls=style.dashes, marker=marker, ms=4, label=label(entry))
-        for at in {rung.rounds for rung in record.reached}:
-            axes.axvline(at, color="#777777", lw=1, ls=":")
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("rounds")
-        axes.set_ylabel(f"{record.study.score} on validation rows, %")
-        legend_above(axes)
-        return svg(figure, f"{record.study.score} on validation rows over rounds")
-
-
-def differences(record: Tournament) -> Drawn | None:
-    """Draw the differences of the entries of the last rung to the leader; None if there is only the leader."""
-    leader, *others = record.standings
-    if not others:
-        return None
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.4 + 0.32 * len(others)))
-        axes = figure.subplots()
-        for place, standing in enumerate(others):
-            far = standing.verdict == "behind"
-            mean, margin = 100 * (standing.difference.mean or 0.0), 100 * (standing.difference.margin or 0.0)
-            axes.errorbar(
-                mean, place, xerr=margin or None, marker="s" if far else "o", mfc="none" if far else "#0072B2",
-                color="#0072B2", capsize=3, ms=6,
-            )  # fmt: skip
-        axes.axvline(0.0, color="#777777", lw=1)
-        axes.set_yticks(range(len(others)), [label(standing.entry) for standing in others])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"score less that of {label(leader.entry)}, points")
-        return svg(figure, "difference to the leader")
+    figure = Figure(figsize=(9.6, 4.2))
+    axes = figure.subplots()
+    curves = {
+        number: [
+            (np.array(rounds), np.array(values))
+            for seed in record.last_rung(entry).values[entry]
+            for rounds, values, _ in [curve_of(root / slug(entry) / str(seed))]
+        ]
+        for number, entry in enumerate(entries)
+    }
+    bands(axes, curves, entries, f"{record.study.score} on validation rows, %")
+    for at in {rung.rounds for rung in record.reached}:
+        axes.axvline(at, color="#777777", lw=1, ls=":")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("rounds")
+    legend_above(axes)
+    return svg(figure, f"{record.study.score} on validation rows over rounds")

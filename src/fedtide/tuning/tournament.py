@@ -1,4 +1,4 @@
-"""Record of a tournament: methods of a study climb rungs on validation rows within a budget of seconds.
+"""Tournaments: methods of a study climb rungs on validation rows within a budget of seconds.
 
 The folder is a run folder whose runs end early, and `ladder.jsonl`, the whole memory of the tournament:
 
@@ -13,29 +13,54 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from fedtide.config import Experiment, brief, from_dict, resolved
-from fedtide.core.atomic import flush, write_text
-from fedtide.core.errors import UNREADABLE, FedtideError, printable
-from fedtide.core.record import read_rounds
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from fedtide.config import Experiment, brief, from_dict, resolved, slug
+from fedtide.core.atomic import write_text
+from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.record import append_line, read_rounds, run_lock
+from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.fields.types import rounded_up
+from fedtide.fleets.pool import Processes
+from fedtide.runs.build import as_json
 from fedtide.runs.digest import Verdict, verify_runs
-from fedtide.runs.folder import load, plan
+from fedtide.runs.display import TerminalBars
+from fedtide.runs.folder import check_entries, load, plan
+from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.preflight import resolve_auto
-from fedtide.tuning.ladder import SEEDS, Cost, Standing, standings
+from fedtide.runs.runner import Run
+from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, value_at, window
 
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
 COMMENT = """\
-# Written by fedtide recommend: the methods of its tournament that may be the best{fedavg}, for a proper run.
+# Written by fedtide recommend: the methods of its tournament that may be the best, and {first} to compare them with.
 # Its seeds are fresh: the tournament played only some of {seeds}.
 """
 JUDGED = 4
 """Evaluations among the last rounds over which accuracy is averaged, if the study has fewer."""
+MEASURED = 1 / 8
+"""Share of the budget, once data are loaded, in which methods show how long they take; others are not entered."""
+KEPT_BACK = 0.8
+"""Share of the rest of the budget that the plan counts on, because entries that go on may take longer than others."""
+OVER = "the budget was over"
+FAILED = "all methods failed"
+"""Reasons why a tournament has ended."""
+NO_VALUE = "no accuracy on validation rows that is finite; give data.split.val more, or data more clients or time"
+"""Reason for the failure of an entry that was played."""
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,15 +86,16 @@ class Rung:
 class Tournament:
     """The record in a tournament folder.
 
-    budget: seconds. candidates: in the order of nomination. said: lines of the inspection. rungs, seeds: planned.
-    entered: entries in the plan. costs: seconds of each measured entry. reached: rungs so far, beyond the planned ones
-    one for each seed more. failed: reasons, by entry. ended: why it is over, "" while it is not. spent: seconds so far.
+    budget: seconds. candidates: in the order of nomination. said: lines of the inspection. spent: seconds so far.
+    rungs, seeds: planned. entered: entries in the plan. costs: of each measured method. reached: rungs so far, beyond
+    the planned ones one for each seed more. failed: reasons, by entry. ended: why it is over, "" while it is not.
     """
 
     study: Experiment
     budget: float
     candidates: tuple[Candidate, ...]
-    said: tuple[str, ...] = ()
+    said: tuple[str, ...]
+    spent: float
     rungs: tuple[int, ...] = ()
     seeds: int = 1
     entered: tuple[str, ...] = ()
@@ -77,15 +103,11 @@ class Tournament:
     reached: tuple[Rung, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
-    spent: float = 0.0
 
     @property
     def standings(self) -> list[Standing]:
         """Standings of the entries that the last rung kept: of each method its best variant."""
-        if not self.reached:
-            return []
-        rung = self.reached[-1]
-        return standings({entry: rung.values[entry] for entry in rung.kept})
+        return standings({entry: rung.values[entry] for rung in self.reached[-1:] for entry in rung.kept})
 
     @property
     def played(self) -> set[str]:
@@ -97,9 +119,9 @@ class Tournament:
         """Entries that are not clearly behind, the best first."""
         return [standing.entry for standing in self.standings if standing.verdict != "behind"]
 
-    def last_rung(self, entry: str) -> Rung | None:
+    def last_rung(self, entry: str) -> Rung:
         """Return the highest rung that an entry reached."""
-        return next((rung for rung in reversed(self.reached) if entry in rung.values), None)
+        return next(rung for rung in reversed(self.reached) if entry in rung.values)
 
 
 class TooShort(FedtideError):
@@ -120,7 +142,7 @@ def played_by(study: Experiment) -> Experiment:
 
 def first_line(budget: float, candidates: Sequence[Candidate], lines: Iterable[str], spent: float) -> str:
     """Return the first line of `ladder.jsonl`; `spent` are the seconds that the inspection took."""
-    entries = [vars(candidate) for candidate in candidates]
+    entries = [asdict(candidate) for candidate in candidates]
     return json.dumps({"budget": budget, "candidates": entries, "said": list(lines), "spent": spent}) + "\n"
 
 
@@ -132,79 +154,33 @@ def read_tournament(root: Path, *, imports: bool = True) -> Tournament:
     """
     if not (root / LADDER).is_file():
         raise FedtideError(f"{root}: not the folder of a tournament (no {LADDER} in it)")
-    study, lines = load(root, imports=imports), read_rounds(root, LADDER)
-    fields: dict[str, Any] = {}
+    study = load(root, imports=imports)
+    fields: dict[str, Any] = {"study": study, "reached": [], "failed": {}}
     try:
-        first, *rest = lines
-        candidates = tuple(Candidate(str(c["entry"]), str(c["method"]), str(c["why"])) for c in first["candidates"])
-        fields = {"budget": float(first["budget"]), "said": tuple(map(str, first["said"])), "reached": (), "failed": {}}
-        for line in rest:
-            fields["failed"] |= {str(entry): str(why) for entry, why in line.get("failed", {}).items()}
-            if "rungs" in line:
-                fields["rungs"], fields["seeds"] = tuple(map(int, line["rungs"])), int(line["seeds"])
-                fields["entered"] = tuple(map(str, line["entered"]))
-                fields["costs"] = {str(entry): Cost(*map(float, cost)) for entry, cost in line["costs"].items()}
-            if "values" in line:
-                fields["reached"] += (_rung(line),)
-            fields["ended"] = str(line.get("ended", ""))
-        fields["spent"] = float(lines[-1]["spent"])
+        for line in read_rounds(root, LADDER):
+            reached = fields["reached"] + ([line["rung"]] if "rung" in line else [])
+            failed = fields["failed"] | line.get("failed", {})
+            fields |= {**line, "reached": reached, "failed": failed, "spent": line["spent"]}
+        record = TypeAdapter(Tournament).validate_python(fields)
     except UNREADABLE:
         raise FedtideError(f"{root / LADDER}: damaged: not what a tournament writes") from None
-    record = Tournament(study, candidates=candidates, **fields)
-    names = {method.name for method in study.method}
-    written = {c.entry for c in candidates} | {entry for rung in record.reached for entry in rung.values}
-    whole = all(set(rung.kept) <= rung.values.keys() for rung in record.reached)
-    if not written <= names or not set(record.entered) <= names or not whole:
+    written = {*record.entered, *record.played, *(candidate.entry for candidate in record.candidates)}
+    if not written <= {method.name for method in study.method}:
         raise FedtideError(f"{root / LADDER}: damaged: it names methods that config.toml does not have")
     return record
 
 
-def _rung(line: Mapping[str, Any]) -> Rung:
-    values = {
-        str(entry): {int(seed): math.nan if value is None else float(value) for seed, value in by_seed.items()}
-        for entry, by_seed in line["values"].items()
-    }
-    return Rung(int(line["rounds"]), tuple(map(int, line["seeds"])), values, tuple(map(str, line["kept"])))
-
-
-def append_line(root: Path, line: Mapping[str, Any]) -> None:
-    """Append a line to `ladder.jsonl` and sync it to disk; NaN, of a failure, becomes null."""
-    values = {
-        entry: {seed: None if math.isnan(value) else value for seed, value in by_seed.items()}
-        for entry, by_seed in line.get("values", {}).items()
-    }
-    with open(root / LADDER, "a", encoding="utf-8") as file:
-        file.write(json.dumps({**line, **({"values": values} if values else {})}, allow_nan=False) + "\n")
-    flush(root / LADDER)
-
-
-def cut_line(root: Path) -> None:
-    """Remove a line that a killed process left half-written."""
-    text = (root / LADDER).read_text(encoding="utf-8")
-    if not text.endswith("\n"):
-        write_text(root / LADDER, text[: text.rfind("\n") + 1])
-
-
-def write_study(root: Path, record: Tournament) -> Path:
+def write_study(root: Path, record: Tournament) -> None:
     """Write the study with the survivors, and plain FedAvg to compare them with, ready for `fedtide run`."""
-    names, first = list(record.survivors), record.candidates[0].method
-    plain = next((candidate.entry for candidate in played_entries(record) if candidate.method == first), None)
-    fedavg = ""
-    if plain is not None and plain not in names:
-        names, fedavg = [*names, plain], f", and {printable(plain)} to compare them with"
-    values = resolved(record.study)
-    values["method"] = [method for method in values["method"] if method["name"] in names]
-    values["claim"] = [
-        written
-        for written, claim in zip(values["claim"], record.study.claim, strict=True)
-        if {claim.method, *claim.rivals} <= set(names)
-    ]
+    order, first = played_entries(record), record.candidates[0].method
+    plain = next((candidate.entry for candidate in order if candidate.method == first), order[0].entry)
+    values, names = resolved(record.study), {*record.survivors, plain}
+    values |= {"method": [method for method in values["method"] if method["name"] in names], "claim": []}
     if values.get("baseline") not in names:
-        values["baseline"] = plain or names[0]
-    text = brief(from_dict(values, where=str(root / STUDY)))
-    seeds = played_by(record.study).seeds
-    write_text(root / STUDY, COMMENT.format(fedavg=fedavg, seeds=f"{seeds[0]} to {seeds[-1]}") + text + "\n")
-    return root / STUDY
+        values["baseline"] = plain
+    text, seeds = brief(from_dict(values, where=str(root / STUDY))), played_by(record.study).seeds
+    comment = COMMENT.format(first=json.dumps(plain), seeds=f"{seeds[0]} to {seeds[-1]}")
+    write_text(root / STUDY, f"{comment}{text}\n")
 
 
 def played_entries(record: Tournament) -> list[Candidate]:
@@ -214,11 +190,6 @@ def played_entries(record: Tournament) -> list[Candidate]:
         order |= dict.fromkeys(standing.entry for standing in standings(rung.values))
     by_name = {candidate.entry: candidate for candidate in record.candidates}
     return [by_name[entry] for entry in order]
-
-
-def count_of_seeds(seeds: Sequence[int]) -> str:
-    """Return the number of some seeds in words."""
-    return f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
 
 
 def curve_of(folder: Path) -> tuple[list[int], list[float], list[float] | None]:
@@ -258,3 +229,261 @@ def verify(root: Path) -> Iterator[Verdict]:
         if verdict.wrong is None and verdict.rounds < least:
             verdict = replace(verdict, wrong=f"{verdict.run.folder}: {LADDER} has {least} rounds of it")
         yield verdict
+
+
+# -- play --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Climb:
+    """One run, as it travels to a process: its last round, and the end of the budget (seconds since 1970)."""
+
+    experiment: str
+    method: str
+    seed: int
+    folder: str
+    rounds: int
+    until: float
+
+
+def climb(call: Climb, stop: Callable[[], bool]) -> Generator[int, None, dict[str, Any]]:
+    """Play a run to a round, in any process: yield rounds; return their number, the seconds, and the failure."""
+    began, count, failed = time.time(), 0, ""
+    try:
+        experiment = from_dict(json.loads(call.experiment))
+        method = next(method for method in experiment.method if method.name == call.method)
+        run = Run(experiment, method, call.seed, Path(call.folder))
+        rounds = run.play(lambda: stop() or time.time() > call.until, until=call.rounds)
+        for _ in rounds if began < call.until else ():
+            count += 1
+            yield count
+    except FedtideError as error:
+        failed = str(error)
+    return {"seconds": time.time() - began, "rounds": count, "failed": failed}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next runs of a tournament: entries and seeds, to how many rounds."""
+
+    rounds: int
+    entries: Sequence[str]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Play:
+    """Context of a tournament that is the same for all rungs."""
+
+    experiment: Experiment
+    root: Path
+    display: TerminalBars
+    pool: Processes | None
+    stop: Stop
+    budget: float
+    until: float
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return 1 if self.pool is None else len(self.pool.processes)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left of the budget."""
+        return self.until - time.time()
+
+    def pays_for(self, seconds: Sequence[float], share: float = 1.0) -> bool:
+        """Tell whether a share of the rest of the budget pays for runs of so many seconds."""
+        return max(sum(seconds) / self.processes, *seconds) <= share * self.left
+
+    def runs(self, step: Step, below: int = 0) -> dict[tuple[str, int], dict[str, Any]]:
+        """Play runs, which have `below` rounds, to a round; return the outcome by entry and seed, {} if there is none.
+
+        The first seed of all entries comes first.
+        """
+        text = as_json(self.experiment)
+        pairs = [(entry, seed) for seed in step.seeds for entry in step.entries]
+        calls = [Climb(text, *pair, str(self.folder(*pair)), step.rounds, self.until) for pair in pairs]
+        outcomes: dict[tuple[str, int], dict[str, Any]] = {pair: {} for pair in pairs}
+        self.display.start(len(calls) * (step.rounds - below))
+        for message in in_parallel(climb, calls, self.pool, self.stop):
+            if message.final:
+                outcomes[pairs[message.call]] = message.value or {}
+            else:
+                self.display.add(1)
+        self.display.end()
+        return outcomes
+
+    def folder(self, entry: str, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.root / slug(entry) / str(seed)
+
+    def done(self, entry: str, seed: int) -> int:
+        """Return the last evaluation of a run, in rounds done."""
+        lines = read_rounds(self.folder(entry, seed))
+        return max((int(line["round"]) + 1 for line in lines if "val" in line.get("scores", {})), default=0)
+
+    def value(self, entry: str, seed: int, rounds: int) -> float:
+        """Return the accuracy of a run at a rung."""
+        over = window(rounds, self.experiment.rounds, self.experiment.late, self.experiment.period)
+        return value_at(rounds, over, *curve_of(self.folder(entry, seed)))
+
+    def write(self, **line: Any) -> Tournament:
+        """Write a line with the seconds that are spent, and return the record with it."""
+        append_line(self.root / LADDER, {**line, "spent": self.budget - self.left})
+        return read_tournament(self.root)
+
+    def span(self, *rungs: int) -> str:
+        """Return rounds of those of the study, such as "32 and 64 of 64 rounds"."""
+        return f"{listed([str(rung) for rung in rungs])} of {self.experiment.rounds} rounds"
+
+
+def execute(root: Path, *, workers: int | None = None, display: TerminalBars | None = None) -> bool:
+    """Play the rest of a tournament, and write its study.
+
+    Decisions are in `ladder.jsonl`: after a stop or a kill the tournament goes on from there, with the seconds that
+    were left at its last line. Its rungs depend on the seconds that methods take on this machine.
+
+    Returns:
+        False if a person stopped it; everything is saved then.
+
+    Raises:
+        FedtideError: all methods failed; `TooShort` if the budget was over before two of them could be compared.
+    """
+    display = display or TerminalBars(Console(quiet=True))
+    with run_lock(root, "config.toml"), ExitStack() as stack:
+        check_entries(root, played=True)
+        record = read_tournament(root)
+        experiment = played_by(record.study)
+        stack.callback(display.end)
+        if not record.ended:
+            count = len(record.candidates) * (1 if record.rungs else 2)
+            pool, stop = stack.enter_context(started(experiment, workers, count, root))
+            until = time.time() + record.budget - record.spent
+            play = Play(experiment, root, display, pool, stop, record.budget, until)
+            if not record.rungs:
+                record = make_plan(play, record)
+            while not record.ended and not stop.asked:
+                record = climb_further(play, record)
+            if stop.asked:
+                return False
+        if not record.survivors:
+            reasons = "; ".join(f"{entry}: {why}" for entry, why in record.failed.items())
+            if record.ended == OVER:
+                failed = f"; others failed: {reasons}" if reasons else ""
+                raise TooShort(too_short(root.name, record.budget, record.spent, "first rounds") + failed)
+            raise FedtideError(f"{root}: no two methods could be compared, as they failed: {reasons}")
+        write_study(root, record)
+    return True
+
+
+def too_short(name: str, budget: float, spent: float, purpose: str) -> str:
+    """Return the line about a budget that is too short, with one that would do: the first rounds are a share of it."""
+    enough = rounded_up(max(spent / MEASURED, 2 * budget) if spent < budget else 2 * budget)
+    return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into {purpose}"
+
+
+def make_plan(play: Play, record: Tournament) -> Tournament:
+    """Time the first variant of methods for a few rounds, as far as a share of the budget goes, and plan the rungs."""
+    experiment, variants = play.experiment, dict[str, list[str]]()
+    for candidate in record.candidates:
+        variants.setdefault(candidate.method, []).append(candidate.entry)
+    rounds, seed = min(max(experiment.eval_every, 3), experiment.rounds), experiment.seeds[0]
+    waiting, left_at_begin = list(variants), play.left
+    costs: dict[str, Cost] = {}
+    failed: dict[str, str] = {}
+    play.display.say(f"timing {len(variants)} methods")
+    while waiting and not (len(costs) > LEAST and left_at_begin - play.left > MEASURED * left_at_begin):
+        batch, waiting = waiting[: play.processes], waiting[play.processes :]
+        outcomes = play.runs(Step(rounds, [variants[method][0] for method in batch], [seed]))
+        for method, (run, outcome) in zip(batch, outcomes.items(), strict=True):
+            if outcome.get("failed"):
+                failed[run[0]] = outcome["failed"]
+            elif outcome and play.done(*run):
+                lines = read_rounds(play.folder(*run), "timings.jsonl")  # the first round loads and warms up
+                each = fmean(float(line["seconds"]) + float(line["evaluation"]) for line in (lines[1:] or lines))
+                setup = max(outcome["seconds"] - outcome["rounds"] * each, 0.0)
+                costs[method] = Cost(setup, each, len(variants[method]))
+        if play.stop.asked:
+            return record
+        if batch[0] == next(iter(variants)):  # every process has loaded the data now, and does so once
+            left_at_begin = play.left
+    over = len(costs) + len(failed) < len(variants)
+    if not costs or (over and len(costs) < LEAST):
+        return play.write(failed=failed, ended=OVER if over else FAILED)
+    setup = min(cost.setup for cost in costs.values())  # without loading
+    costs = {method: replace(costs[method], setup=setup) for method in variants if method in costs}
+    seconds = max(KEPT_BACK * play.left * play.processes, 0.0)
+    ladder = planned(list(costs.values()), experiment.rounds, experiment.eval_every, seconds)
+    entered = [entry for method in list(costs)[: ladder.entries] for entry in variants[method]]
+    play.display.say(f"  {len(entered)} of {len(record.candidates)} are entered, for {play.span(*ladder.rungs)}")
+    by_method = {method: asdict(cost) for method, cost in costs.items()}
+    return play.write(rungs=ladder.rungs, seeds=ladder.seeds, entered=entered, costs=by_method, failed=failed)
+
+
+def next_step(play: Play, record: Tournament) -> Step | str:
+    """Return the next runs, or the reason why a tournament is over.
+
+    The rungs of the plan come first. If the budget pays for that, the better half then plays twice the rounds. Last
+    come more seeds of the entries that cannot be told apart.
+    """
+    seeds, number = play.experiment.seeds[: record.seeds], len(record.reached)
+    if number < len(record.rungs):
+        return Step(record.rungs[number], record.reached[-1].kept if number else record.entered, seeds)
+    method = {candidate.entry: candidate.method for candidate in record.candidates}
+    top, step, study = record.reached[-1], play.experiment.eval_every, play.experiment.rounds
+    further = min(step * math.ceil(2 * top.rounds / step), study)
+    better = climbing({entry: top.values[entry] for entry in top.kept}, method, half(len(top.kept)))
+    seconds = [record.costs[method[entry]].of(further - top.rounds) for entry in better for _ in seeds]
+    if top.seeds == seeds and further > top.rounds and len(better) >= LEAST and play.pays_for(seconds, KEPT_BACK):
+        return Step(further, better, seeds)
+    fresh = [seed for seed in play.experiment.seeds if seed not in top.seeds][:1]
+    if len(record.survivors) < LEAST or not fresh:
+        return "one leads clearly" if len(record.survivors) == 1 else "all seeds are played"
+    if not play.pays_for([record.costs[method[entry]].of(top.rounds) for entry in record.survivors]):
+        return "the budget does not pay for another seed"
+    return Step(top.rounds, record.survivors, fresh)
+
+
+def climb_further(play: Play, record: Tournament) -> Tournament:
+    """Play the next runs, and write the rung with the entries that go on, or the reason why the tournament is over."""
+    step = next_step(play, record)
+    if isinstance(step, str):
+        return play.write(ended=step)
+    top = record.reached[-1] if record.reached else None
+    again = top is not None and top.rounds == step.rounds  # with another seed
+    play.display.say(f"{len(step.entries)} at {play.span(step.rounds)}, {counted(len(step.seeds), 'seed')}")
+    outcomes = play.runs(step, 0 if top is None or again else top.rounds)
+    if play.stop.asked:
+        return record
+    failed = {entry: outcome["failed"] for (entry, _), outcome in outcomes.items() if outcome.get("failed")}
+    done = {pair: play.done(*pair) for pair in outcomes if pair[0] not in failed}
+    rounds, entries = step.rounds, [entry for entry in step.entries if entry not in failed]
+    seeds = [seed for seed in step.seeds if all(done[entry, seed] >= rounds for entry in entries)]
+    over = len(seeds) < len(step.seeds)
+    if over and top is not None:
+        return play.write(failed=failed, ended=OVER)
+    if over and not seeds:  # with the first seed those are compared that came farthest
+        seeds, reached = list(step.seeds[:1]), {entry: done[entry, step.seeds[0]] for entry in entries}
+        rounds = sorted([0, 0, *reached.values()])[-LEAST]
+        entries = [entry for entry in entries if reached[entry] >= rounds > 0]
+    values = {entry: {seed: play.value(entry, seed, rounds) for seed in seeds} for entry in entries}
+    lacking = [entry for entry in entries if not all(map(math.isfinite, values[entry].values()))]
+    failed |= dict.fromkeys(lacking, NO_VALUE)
+    values = {entry: values[entry] for entry in entries if entry not in lacking}
+    if not values:
+        return play.write(failed=failed, ended=OVER if over else FAILED)
+    if top is not None and again:
+        values = {entry: {**top.values[entry], **values[entry]} for entry in values}
+        seeds = [*top.seeds, *seeds]
+    method = {candidate.entry: candidate.method for candidate in record.candidates}
+    count = len({method[entry] for entry in values})
+    last = over or len(record.reached) >= len(record.rungs) - 1
+    kept = climbing(values, method, count if last else half(count))
+    rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": kept}
+    record = play.write(rung=rung, failed=failed, ended=OVER if over else "")
+    first, *others = record.survivors
+    rest = f"; not told apart from it: {len(others)}" if others else ""
+    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {first} leads{rest}")
+    return record

@@ -1,88 +1,274 @@
-"""Tuning stage by stage, batch by batch: every method by itself, all with the same number of trials."""
+"""Tuning stage by stage, batch by batch: every method by itself, all with the same number of trials.
+
+Optuna chooses the values of the next trials. It stores nothing: it is told all trials each time. They are in the
+folder, and the whole memory of a tuning:
+
+config.toml         the whole configuration, every default written out
+environment.json    versions, machine, command
+trials.jsonl        a line per trial of a method: its values, its accuracy at every evaluation, its outcome
+tuned.toml          the experiment with the best values, ready to run
+report.html         ranges, trials and best values
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
-from fedtide.config import Experiment, Tune, from_dict
+from fedtide.config import Experiment, Range, Tune, brief, from_dict, is_own, read, to_toml
+from fedtide.core.atomic import write_text
 from fedtide.core.base import Scores
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import run_lock
-from fedtide.fleets.pool import Processes
+from fedtide.core.record import append_line, read_rounds, run_lock
+from fedtide.core.rng import Rng
+from fedtide.draw.prose import counted
+from fedtide.evaluate.metrics import mean_of_last
 from fedtide.runs.build import rows_of
 from fedtide.runs.display import TerminalBars
-from fedtide.runs.folder import check_entries
-from fedtide.runs.parallel import Stop, in_parallel, started
+from fedtide.runs.folder import check_entries, make_folder
+from fedtide.runs.parallel import in_parallel, started
 from fedtide.runs.runner import evaluated, judge_of
-from fedtide.tuning.search import asked, imported_optuna
 from fedtide.tuning.stages import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
-from fedtide.tuning.trials import (
-    Bounds,
-    Curve,
-    Trial,
-    append_trial,
-    best_of,
-    bounds,
-    hopeless,
-    late,
-    of_search,
-    read_trials,
-    write_ready,
-    write_trials,
-)
+
+TRIALS = "trials.jsonl"
+READY = "tuned.toml"
+COMMENT = "# Written by fedtide tune, with the values that it found.\n"
+KNOWN = 4
+"""Number of finished trials from which a median is trusted."""
+
+WARM_UP = 0.25
+"""Share of the rounds in which no trial is pruned, so that slow learners get a chance."""
+DIGITS = 4
+"""Significant digits of a searched number; more would only make files hard to read."""
+
+Bounds = dict[int, dict[int, float]]
+"""Accuracy below which a trial is pruned, by seed and by rounds done."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy on validation rows with one seed, by rounds done; what each counts for, where not all do the same."""
+
+    seed: int
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    weights: tuple[float, ...] = ()
+
+    def then(self, done: int, scores: Scores, *, dated: bool) -> Curve:
+        """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
+        rows = float(scores.rows.sum()) if dated else None
+        weight = [number for number in (scores.reference, rows) if number is not None][:1]
+        return Curve(self.seed, (*self.rounds, done), (*self.accuracy, scores.accuracy), (*self.weights, *weight))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Line of `trials.jsonl`.
+
+    number: from 0, within the stage and method. values: by the keys of the file. curves: one per seed that was played.
+    by_seed: late accuracy of each seed, once all are played; accuracy: their mean. reason: cause of a failure. config:
+    digest of the configuration that it belongs to.
+    """
+
+    stage: str
+    method: str
+    number: int
+    values: Mapping[str, Any]
+    state: Literal["finished", "pruned", "failed"] = "failed"
+    curves: tuple[Curve, ...] = ()
+    by_seed: tuple[float, ...] = ()
+    accuracy: float | None = None
+    reason: str = ""
+    config: str = ""
+
+    @property
+    def shown(self) -> float | None:
+        """Its accuracy, or that of its last evaluation; None without an evaluation."""
+        values = [value for curve in self.curves for value in curve.accuracy if math.isfinite(value)]
+        return values[-1] if values and self.accuracy is None else self.accuracy
+
+
+def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
+    """Return the late accuracy of each seed, the number by which a sweep chooses its points."""
+    return tuple(mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None) for curve in curves)
+
+
+def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
+    """Return for each seed and evaluation the median accuracy of the earlier finished trials.
+
+    Args:
+        before: trials of the method in this stage that were asked for earlier, never those of the same batch, which may
+            be missing yet.
+        rounds: rounds of a whole run.
+
+    Returns:
+        Bounds by seed and by rounds done; empty if too few trials are finished.
+    """
+    finished = [trial for trial in before if trial.state == "finished"]
+    if len(finished) < KNOWN:
+        return {}
+    out: Bounds = {}
+    for at_seed in zip(*(trial.curves for trial in finished), strict=True):
+        by_round = zip(at_seed[0].rounds, zip(*(curve.accuracy for curve in at_seed), strict=True), strict=True)
+        out[at_seed[0].seed] = {done: median(values) for done, values in by_round if done > WARM_UP * rounds}
+    return out
+
+
+def hopeless(curve: Curve, needed: Bounds) -> bool:
+    """Tell whether a curve has never been as high as the median is now: such a trial is pruned."""
+    bound = needed.get(curve.seed, {}).get(curve.rounds[-1])
+    return bound is not None and max(curve.accuracy) < bound
+
+
+def best_of(trials: Iterable[Trial]) -> Trial | None:
+    """Return the finished trial with the highest accuracy, the first at a tie; None if none is finished."""
+    finished = [trial for trial in trials if trial.accuracy is not None]
+    return max(finished, key=lambda trial: trial.accuracy or 0.0) if finished else None
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def create(experiment: Experiment, root: Path) -> None:
+    """Create a new tune folder.
+
+    Raises:
+        FedtideError: something exists at `root`; it is left as it is.
+    """
+    make_folder(root, {"config.toml": to_toml(experiment), TRIALS: ""})
+
+
+def load(root: Path, *, imports: bool = True) -> Experiment:
+    """Return the experiment of a tune folder, as read for tuning; see `fedtide.config.read` for `imports`.
+
+    Raises:
+        FedtideError: there is something else in it than folders and files.
+    """
+    check_entries(root)
+    return read(root / "config.toml", timed=False, imports=imports)
+
+
+def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str | None) -> list[Trial]:
+    """Return the recorded trials in the order of the searches; an incomplete last line is ignored.
+
+    Args:
+        root: the tune folder.
+        planned: the searches of each stage.
+        config: digest of the configuration that they have to belong to; None if it is not known.
+
+    Raises:
+        FedtideError: a line is damaged, or belongs to another configuration.
+    """
+    searches = {(search.stage, search.method): search for stage in planned for search in stage}
+    trials = []
+    for number, line in enumerate(read_rounds(root, TRIALS), start=1):
+        where = f"{root / TRIALS}: line {number}"
+        try:
+            trial = TypeAdapter(Trial).validate_python(line)
+        except UNREADABLE:
+            raise FedtideError(f"{where}: damaged: not a trial") from None
+        if config not in (None, trial.config):
+            raise FedtideError(
+                f"{where} belongs to another configuration (digest {trial.config}, config.toml has {config}); restore "
+                "config.toml or start a new tune folder"
+            )
+        search = searches.get((trial.stage, trial.method))
+        keys = [] if search is None else [parameter.key for parameter in search.parameters]
+        if search is None or not 0 <= trial.number < search.trials or sorted(trial.values) != sorted(keys):
+            raise FedtideError(f"{where}: damaged: no trial that config.toml asks for")
+        trials.append(trial)
+    order = [*searches]
+    return sorted(trials, key=lambda trial: (order.index((trial.stage, trial.method)), trial.number))
+
+
+def write_trials(root: Path, trials: Sequence[Trial]) -> None:
+    """Rewrite all lines."""
+    write_text(root / TRIALS, "".join(f"{json.dumps(asdict(trial), allow_nan=False)}\n" for trial in trials))
+
+
+def write_ready(root: Path, experiment: Experiment, best: Sequence[tuple[Place, object]]) -> None:
+    """Write the experiment with the best values, without search and sweep, ready for `fedtide run`."""
+    ready = from_dict(with_values(experiment, best), where=str(root / READY))
+    write_text(root / READY, f"{COMMENT}{brief(ready)}\n")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Result of one method in one stage: search, every trial, and the best one (None if none is finished)."""
+
+    search: Search
+    trials: list[Trial]
+    best: Trial | None
+
+
+def read_tuning(root: Path) -> tuple[Experiment, list[list[Tuned]]]:
+    """Return the experiment of a tune folder and, for each stage, the result of each method.
+
+    Raises:
+        FedtideError: the folder is not that of a tuning, or is damaged.
+    """
+    if not (root / TRIALS).is_file():
+        raise FedtideError(f"{root}: not a tune folder (no {TRIALS} in it)")
+    experiment = load(root, imports=False)
+    planned = stages(experiment, str(root / "config.toml"))
+    shipped = not any(is_own(method.algorithm) for method in experiment.method)
+    trials = read_trials(root, planned, digest_of_tuning(experiment) if shipped else None)
+    return experiment, [[tuned_of(search, trials) for search in stage] for stage in planned]
+
+
+def tuned_of(search: Search, trials: Iterable[Trial]) -> Tuned:
+    """Return the result of a method in a stage from the trials of all, in order."""
+    played = [trial for trial in trials if (trial.stage, trial.method) == (search.stage, search.method)]
+    played.sort(key=lambda trial: trial.number)
+    return Tuned(search, played, best_of(played))
+
+
+# -- play --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Call:
     """A trial as sent to a process.
 
-    experiment: nested dicts with the trial's values. method: name of the tuned method. seeds: seeds to play. bounds:
-    see `fedtide.tuning.trials.bounds`. folder: location for large client memory while the trial runs.
+    trial: without an outcome. experiment: nested dicts with the trial's values. seeds: seeds to play. bounds: see
+    `bounds`. folder: location for large client memory while the trial runs.
     """
 
+    trial: Trial
     experiment: dict[str, Any]
-    method: str
     seeds: tuple[int, ...]
     bounds: Bounds
     folder: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a trial, with fields as in `Trial`."""
-
-    state: Literal["finished", "pruned", "failed"]
-    curves: tuple[Curve, ...]
-    reason: str = ""
-
-
-def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome | None]:
-    """Play a trial: yield the number of rounds done over all its seeds, return the outcome.
+def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Trial | None]:
+    """Play a trial: yield the number of rounds done over all its seeds, return the trial with its outcome.
 
     `stop` is asked after every round; a stopped trial has no outcome (None).
     """
-    curves: list[Curve] = []
-    done = 0
+    trial, done = call.trial, 0
     try:
         experiment = from_dict(call.experiment, where="the trial")
     except FedtideError as error:
-        return Outcome("failed", (), str(error))
+        return replace(trial, reason=str(error))
     for seed in call.seeds:
         rows_of(experiment, seed)  # outside the try: unreadable data are no fault of a trial's values
-        curve = Curve(seed, (), ())
+        curve, before = Curve(seed, (), ()), trial.curves
         try:
-            for rounds, scores in judged(experiment, call.method, seed, Path(call.folder)):
+            for rounds, scores in judged(experiment, trial.method, seed, Path(call.folder)):
                 done += 1
                 yield done
                 if stop():
@@ -90,13 +276,16 @@ def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Out
                 if scores is None:
                     continue
                 curve = curve.then(rounds, scores, dated=experiment.dated)
+                trial = replace(trial, curves=(*before, curve))
                 last = rounds == experiment.rounds and seed == call.seeds[-1]
                 if not last and hopeless(curve, call.bounds):
-                    return Outcome("pruned", (*curves, curve))
+                    return replace(trial, state="pruned")
         except FedtideError as error:
-            return Outcome("failed", (*curves, curve), f"seed {seed}: {error}")
-        curves.append(curve)
-    return Outcome("finished", tuple(curves))
+            return replace(trial, curves=(*before, curve), reason=f"seed {seed}: {error}")
+    by_seed = late(trial.curves, experiment.late)
+    if any(map(math.isnan, by_seed)):
+        return replace(trial, reason="no client was judged: there are no validation rows")
+    return replace(trial, state="finished", by_seed=by_seed, accuracy=fmean(by_seed))
 
 
 def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterator[tuple[int, Scores | None]]:
@@ -119,94 +308,6 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
                     raise FedtideError(f"after {done} rounds the loss on validation rows is not finite")
                 last = scores
             yield done, last
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A trial that is to be played."""
-
-    search: Search
-    number: int
-    values: dict[str, Any]
-    before: list[Trial]
-
-
-@dataclass(frozen=True)
-class _Tuning:
-    """Context of a tuning that is the same for all trials."""
-
-    experiment: Experiment
-    root: Path
-    stages: list[list[Search]]
-    tune: Tune
-    config: str
-    display: LiveTuning
-    pool: Processes | None
-    stop: Stop
-
-    def in_order(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return trials in the order in which they are asked for, regardless of which was done first."""
-        stage_of = {search.stage: number for number, stage in enumerate(self.stages) for search in stage}
-        order = [(search.stage, search.method) for stage in self.stages for search in stage]
-
-        def place(trial: Trial) -> tuple[int, int, int, int]:
-            at = order.index((trial.stage, trial.method))
-            return stage_of[trial.stage], trial.number // self.tune.parallel_trials, at, trial.number
-
-        return sorted(trials, key=place)
-
-    def batch(self, search: Search, first: int, trials: Sequence[Trial]) -> list[_Planned]:
-        """Return the missing trials of a batch, for which the whole batch is asked for: later ones follow from it."""
-        done = {trial.number: trial for trial in of_search(trials, search)}
-        numbers = range(first, min(first + self.tune.parallel_trials, search.trials))
-        missing = [number for number in numbers if number not in done]
-        if not missing:
-            return []
-        before = [done[number] for number in range(first)]
-        values = asked(search, before, self.tune, len(numbers))
-        return [_Planned(search, number, values[number - first], before) for number in missing]
-
-    def play(
-        self, stage: Sequence[Search], first: int, best: Sequence[tuple[Place, Any]], trials: list[Trial]
-    ) -> list[Trial]:
-        """Return all trials after playing the rest of a batch of each method; not in order after a stop."""
-        batch = [planned for search in stage for planned in self.batch(search, first, trials)]
-        if not batch:
-            return trials
-        calls = [self.call(planned, best) for planned in batch]
-        for message in in_parallel(play_trial, calls, self.pool, self.stop):
-            if not message.final:
-                self.display.advance(message.call, message.value)
-            elif message.value is not None:
-                planned = batch[message.call]
-                trial = self.trial(planned, message.value)
-                trials = [*trials, trial]
-                append_trial(self.root, trial)
-                leader = best_of(of_search(trials, planned.search))
-                self.display.trial(message.call, planned.search.title, trial, leader)
-        if self.stop.asked:
-            return trials
-        trials = self.in_order(trials)
-        write_trials(self.root, trials)
-        return trials
-
-    def call(self, planned: _Planned, best: Sequence[tuple[Place, Any]]) -> Call:
-        """Return a trial for a process, with the best values of earlier stages."""
-        values = with_values(self.experiment, [*best, *planned.search.assigned(planned.values)])
-        ended = bounds(planned.before, self.experiment.rounds) if self.tune.pruning else {}
-        return Call(values, planned.search.method, seeds_of(self.experiment), ended, str(self.root))
-
-    def trial(self, planned: _Planned, outcome: Outcome) -> Trial:
-        """Return the line of a trial that was played."""
-        state, reason, search = outcome.state, outcome.reason, planned.search
-        by_seed = late(outcome.curves, self.experiment.late) if state == "finished" else ()
-        if any(map(math.isnan, by_seed)):
-            state, reason, by_seed = "failed", "no client was judged: there are no validation rows", ()
-        accuracy = fmean(by_seed) if by_seed else None
-        return Trial(
-            search.stage, search.method, planned.number, planned.values, state, outcome.curves, by_seed, accuracy,
-            reason, self.config,
-        )  # fmt: skip
 
 
 def execute(
@@ -243,28 +344,139 @@ def execute(
         stack.callback(display.end)
         most = max(len(stage) for stage in searches) * tune.parallel_trials
         pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0, root))
-        tuning = _Tuning(experiment, root, searches, tune, config, display, pool, stop)
-        trials = tuning.in_order(trials)
-        write_trials(root, trials)
         best: list[tuple[Place, Any]] = []
         for stage in searches:
             for first in range(0, max(search.trials for search in stage), tune.parallel_trials):
-                trials = tuning.play(stage, first, best, trials)
+                batch = [
+                    (search, call)
+                    for search in stage
+                    for call in _next_calls(experiment, root, search, first, best, trials)
+                ]
+                for message in in_parallel(play_trial, [call for _, call in batch], pool, stop):
+                    if not message.final:
+                        display.advance(message.call, message.value)
+                    elif (trial := message.value) is not None:
+                        trials.append(trial)
+                        append_line(root / TRIALS, asdict(trial))
+                        search = batch[message.call][0]
+                        display.trial(message.call, search.title, trial, tuned_of(search, trials).best)
                 if stop.asked:
                     return False
-            best += [pair for search in stage for pair in _best_values(root, search, trials)]
+            best += [pair for search in stage for pair in _best_values(root, tuned_of(search, trials))]
+        write_trials(root, read_trials(root, searches, config))  # in order, whichever was done first
         write_ready(root, experiment, best)
     return True
 
 
-def _best_values(root: Path, search: Search, trials: Sequence[Trial]) -> list[tuple[Place, Any]]:
+def _next_calls(
+    experiment: Experiment,
+    root: Path,
+    search: Search,
+    first: int,
+    best: Sequence[tuple[Place, Any]],
+    trials: Sequence[Trial],
+) -> Iterator[Call]:
+    """Yield the missing trials of a batch, which follow from the trials of earlier batches and stages alone."""
+    tune, config = tune_of(experiment, str(root)), digest_of_tuning(experiment)
+    done = {trial.number: trial for trial in tuned_of(search, trials).trials}
+    numbers = range(first, min(first + tune.parallel_trials, search.trials))
+    if all(number in done for number in numbers):
+        return
+    before = [done[number] for number in range(first)]
+    ended = bounds(before, experiment.rounds) if tune.pruning else {}
+    for number, values in zip(numbers, asked(search, before, tune, len(numbers)), strict=True):
+        if number not in done:
+            trial = Trial(search.stage, search.method, number, values, config=config)
+            with_trial = with_values(experiment, [*best, *search.assigned(values)])
+            yield Call(trial, with_trial, seeds_of(experiment), ended, str(root))
+
+
+def _best_values(root: Path, tuned: Tuned) -> list[tuple[Place, Any]]:
     """Return the places and values of a method's best trial."""
-    of_method = of_search(trials, search)
-    best = best_of(of_method)
-    if best is None:
-        reason = f"all {len(of_method)} trials of '{search.title}' failed; the first: {of_method[0].reason}"
+    if tuned.best is None:
+        reason = f"all {len(tuned.trials)} trials of '{tuned.search.title}' failed; the first: {tuned.trials[0].reason}"
         raise FedtideError(f"{root}: {reason}")
-    return search.assigned(best.values)
+    return tuned.search.assigned(tuned.best.values)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def imported_optuna() -> Any:
+    """Return the Optuna module.
+
+    Raises:
+        FedtideError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise FedtideError('fedtide tune: the search needs Optuna; pip install "fedtide[tune]"') from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # else every batch is a line
+    return optuna
+
+
+def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> list[dict[str, Any]]:
+    """Return the values of the next `count` trials of a method, by the keys of the file.
+
+    They depend on the seed and the earlier trials alone, not on the process or on stops in between.
+
+    Args:
+        search: the method and its parameters.
+        before: all its earlier trials of this stage, in order.
+        tune: sampler and seed.
+        count: number of trials asked together; none of them knows the results of the others.
+    """
+    optuna = imported_optuna()
+    space = {parameter.key: distribution(parameter.range) for parameter in search.parameters}
+    number = Rng(tune.seed).at("tune", search.stage, search.method, len(before)).number % 2**32
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        if tune.sampler == "random":
+            sampler = optuna.samplers.RandomSampler(seed=number)
+        else:
+            sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=tune.startup_trials, constant_liar=True)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.add_trials([_as_optuna(search, trial, space) for trial in before])
+        asked_for = [study.ask(space).params for _ in range(count)]
+    return [{p.key: _value(p.range, params[p.key]) for p in search.parameters} for params in asked_for]
+
+
+def distribution(range_: Range) -> Any:
+    """Return a range as an Optuna distribution; values of a list by index, so that tables can be among them."""
+    kinds = imported_optuna().distributions
+    if range_.choices is not None:
+        return kinds.CategoricalDistribution(tuple(range(len(range_.choices))))
+    low, high = range_.edges()
+    if range_.whole:
+        return kinds.IntDistribution(low, high, log=range_.log, step=int(range_.step or 1))
+    return kinds.FloatDistribution(low, high, log=range_.log, step=range_.step)
+
+
+def _value(range_: Range, value: Any) -> Any:
+    """Return a value of an Optuna trial as it stands in a file."""
+    if range_.choices is not None:
+        return range_.choices[value]
+    low, high = range_.edges()
+    return int(value) if range_.whole else min(max(float(f"{value:.{DIGITS}g}"), low), high)
+
+
+def _as_optuna(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
+    """Return a trial that was played, as an Optuna trial."""
+    kinds = imported_optuna().trial
+    lists = {parameter.key: parameter.range.choices for parameter in search.parameters}
+    params = {
+        key: value if (choices := lists[key]) is None else choices.index(value) for key, value in trial.values.items()
+    }
+    if trial.state == "finished":
+        return kinds.create_trial(params=params, distributions=space, value=trial.accuracy)
+    # A failed trial is told as pruned at once, so that the search avoids its values; Optuna ignores failures.
+    curves = trial.curves if trial.state == "pruned" else ()
+    seen = dict(enumerate(value for curve in curves for value in curve.accuracy))
+    pruned = kinds.TrialState.PRUNED
+    return kinds.create_trial(state=pruned, params=params, distributions=space, intermediate_values=seen)
+
+
+# -- the display -------------------------------------------------------------------------------------------------------
 
 
 class LiveTuning(TerminalBars):
@@ -279,7 +491,7 @@ class LiveTuning(TerminalBars):
         """Start a tuning of `trials` trials, of which `finished` are done, with `rounds` rounds each."""
         self._trials, self._finished, self._rounds = trials, finished, rounds
         already = f", {finished} already done" if finished else ""
-        self.say(f"{trials} trial{'s' * (trials != 1)}{already}")
+        self.say(f"{counted(trials, 'trial')}{already}")
         self.start(trials * rounds, self._count(), finished * rounds)
 
     def advance(self, call: int, done: int) -> None:
@@ -291,23 +503,14 @@ class LiveTuning(TerminalBars):
         """Show a finished trial of the batch; the rounds that it did not play count as played."""
         self._finished += 1
         self.add(self._rounds - self._done.pop(call, 0), shown=self._count())
-        self.say(f"  {title}, {outcome_of(trial)}{so_far(best)}")
+        values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.values.items())
+        outcome = {
+            "finished": f"{100 * (trial.shown or 0.0):.1f} %",
+            "pruned": f"pruned at {100 * (trial.shown or 0.0):.1f} %",
+            "failed": f"failed: {trial.reason}",
+        }[trial.state]
+        so_far = "" if best is None else f"; best so far {100 * (best.accuracy or 0.0):.1f} %"
+        self.say(f"  {title}, trial {trial.number + 1} ({values}): {outcome}{so_far}")
 
     def _count(self) -> str:
         return f"{self._finished}/{self._trials} trials"
-
-
-def outcome_of(trial: Trial) -> str:
-    """Describe the outcome of a trial in a line."""
-    values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.values.items())
-    outcome = {
-        "finished": f"{100 * (trial.accuracy or 0.0):.1f} %",
-        "pruned": f"pruned at {100 * (trial.last or 0.0):.1f} %",
-        "failed": f"failed: {trial.reason}",
-    }[trial.state]
-    return f"trial {trial.number + 1} ({values}): {outcome}"
-
-
-def so_far(best: Trial | None) -> str:
-    """Describe the best trial of a method so far."""
-    return "" if best is None or best.accuracy is None else f"; best so far {100 * best.accuracy:.1f} %"

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.tuning.search import asked
 from fedtide.tuning.stages import stages
-from fedtide.tuning.trials import Curve, Trial
+from fedtide.tuning.tune import Curve, Trial, asked
 from helpers.studies import RATE, tuning
 
 EVERYTHING = {

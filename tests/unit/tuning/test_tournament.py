@@ -15,12 +15,12 @@ import fedtide as ft
 from fedtide.cli.commands import main
 from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import append_line
 from fedtide.runs import folder
-from fedtide.tuning import ladder, rungs, tournament
+from fedtide.tuning import ladder, tournament
 from fedtide.tuning.ladder import Ladder, value_at
 from fedtide.tuning.pages import earlier, write_recommendation
-from fedtide.tuning.rungs import execute
-from fedtide.tuning.tournament import Candidate, curve_of, first_line, played_by, read_tournament
+from fedtide.tuning.tournament import Candidate, Step, curve_of, execute, first_line, played_by, read_tournament
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
@@ -40,7 +40,7 @@ def begun(root: Path, *methods: dict[str, object], budget: float = 600.0) -> Pat
 @pytest.fixture
 def plan(monkeypatch):
     """One plan whatever time methods take: rungs of two and four rounds, with two seeds."""
-    monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 2, len(costs)))
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 2, len(costs)))
 
 
 def told(root: Path) -> list[dict[str, object]]:
@@ -64,7 +64,7 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert {*made.survivors, "A"} == {method.name for method in ready.method}
     assert ready.baseline == "A"
     comment = (root / "study.toml").read_text().splitlines()[0]
-    assert (", and A to compare them with, for a proper run" in comment) is ("A" not in made.survivors)
+    assert comment.endswith('the methods of its tournament that may be the best, and "A" to compare them with.')
     assert "may lie above those of more" in earlier(made)
     assert "may lie above those of more" in write_recommendation(root).read_text()
     assert not earlier(replace(made, reached=made.reached[:1]))
@@ -72,7 +72,7 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
 
 def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):
     """The plan ends at two of four rounds, with one seed; a budget that is left pays for all four."""
-    monkeypatch.setattr(rungs, "planned", lambda costs, rounds, step, seconds: Ladder((2,), 1, len(costs)))
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2,), 1, len(costs)))
     whole = begun(tmp_path / "whole", A, MOMENTUM, PROX, SCAFFOLD)
     assert execute(whole, workers=1)
     made = read_tournament(whole)
@@ -82,7 +82,7 @@ def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp
     assert made.rungs == (2,)
     # Where it is not left nobody goes on; nor once another seed is played.
     short = begun(tmp_path / "short", A, MOMENTUM, PROX, SCAFFOLD)
-    monkeypatch.setattr(rungs, "KEPT_BACK", 0.0)
+    monkeypatch.setattr(tournament, "KEPT_BACK", 0.0)
     assert execute(short, workers=1)
     assert {rung.rounds for rung in read_tournament(short).reached} == {2}
 
@@ -140,7 +140,7 @@ def test_a_method_that_fails_is_left_out_and_named(tmp_path, plan):
     assert execute(root, workers=1)
     made = read_tournament(root)
     assert "fails" not in made.survivors
-    assert "fails" in made.failed or math.isnan(made.reached[0].values["fails"][2])
+    assert "fails" in made.failed
 
 
 def test_a_budget_that_is_over_at_once_is_one_line(tmp_path):
@@ -149,31 +149,30 @@ def test_a_budget_that_is_over_at_once_is_one_line(tmp_path):
         execute(root, workers=1)
 
 
-def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path, monkeypatch):
+def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path):
     root = begun(tmp_path / "t", FAILS, A, PROX)
-    with monkeypatch.context() as patch:
-        patch.setattr(rungs, "measure", lambda play, record: play.write(
-            record, failed={"fails": "loss is not finite"}, ended=rungs.OVER
-        ))  # fmt: skip
-        with pytest.raises(FedtideError, match=r"^--budget: t: found .*; others failed: fails: loss is not finite$"):
-            execute(root, workers=1)
+    line = {"failed": {"fails": "loss is not finite"}, "ended": tournament.OVER, "spent": 5.0}
+    append_line(root / tournament.LADDER, line)
+    with pytest.raises(FedtideError, match=r"^--budget: t: found .*; others failed: fails: loss is not finite$"):
+        execute(root, workers=1)
 
 
 def test_a_budget_that_is_over_amid_the_first_rung_compares_what_came_farthest(tmp_path, plan, monkeypatch):
     """All three have played the first seed, one the second, too."""
     root = begun(tmp_path / "t", A, PROX, MOMENTUM)
-    play = rungs.Play.runs
+    runs = tournament.Play.runs
 
-    def slower(playing, entries, seeds, rounds):
-        if len(seeds) == 1:
-            return play(playing, entries, seeds, rounds)
-        came = play(playing, entries, seeds[:1], rounds)
-        return came + play(playing, entries[:1], seeds[1:], rounds) + [{}] * (len(entries) - 1)
+    def slower(play, step, below=0):
+        if len(step.seeds) == 1:
+            return runs(play, step, below)
+        one, *other = step.seeds
+        outcomes = runs(play, replace(step, seeds=[one])) | runs(play, Step(step.rounds, step.entries[:1], other))
+        return outcomes | {(entry, seed): {} for entry in step.entries[1:] for seed in other}
 
-    monkeypatch.setattr(rungs.Play, "runs", slower)
+    monkeypatch.setattr(tournament.Play, "runs", slower)
     assert execute(root, workers=1)
     made = read_tournament(root)
-    assert made.ended == rungs.OVER
+    assert made.ended == tournament.OVER
     assert [(rung.rounds, rung.seeds, len(rung.values)) for rung in made.reached] == [(2, (2,), 3)]
     assert len(made.survivors) == 3
 
@@ -190,13 +189,17 @@ def test_windows_in_which_nothing_came_are_left_out(tmp_path):
 
 
 def test_methods_that_were_judged_on_nothing_are_one_line(tmp_path, plan, monkeypatch):
-    monkeypatch.setattr(rungs, "curve_of", lambda folder: ([], [], None))
-    with pytest.raises(FedtideError, match="could be compared, as no validation rows came: give data"):
+    monkeypatch.setattr(tournament, "curve_of", lambda folder: ([], [], None))
+    with pytest.raises(
+        FedtideError,
+        match="could be compared, as they failed: A: no accuracy on validation rows",
+    ):
         execute(begun(tmp_path / "t", A, PROX), workers=1)
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[]", '{"rounds": 1, "seeds": [], "values": {"B": {"0": 1.0}}, "kept": []}', "x"]
+    "line",
+    ["{}", "[]", '{"rung": {"rounds": 1, "seeds": [], "values": {"B": {"0": 1.0}}, "kept": []}, "spent": 1}', "x"],
 )
 def test_a_damaged_ladder_is_one_line(tmp_path, line):
     root = begun(tmp_path / "t", A, PROX)

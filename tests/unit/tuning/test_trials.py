@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from fedtide.core.base import Scores
-from fedtide.core.errors import FedtideError
 from fedtide.tuning.ladder import value_at
-from fedtide.tuning.trials import Curve, Trial, best_of, bounds, hopeless, late, read_trial
+from fedtide.tuning.tune import Curve, Trial, best_of, bounds, hopeless, late
 
 
 def trial(number, accuracy, *curves, state="finished"):
@@ -78,25 +75,3 @@ def test_the_best_is_the_first_of_the_highest():
     trials = [trial(0, 0.2), trial(1, 0.7), trial(2, 0.7), trial(3, None, state="failed")]
     assert best_of(trials) is trials[1]
     assert best_of(trials[3:]) is None
-
-
-def test_a_line_is_read_as_it_was_written():
-    assert read_trial(json.loads(FOUR[1].line()), "x") == FOUR[1]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"state": "running"},
-        {"number": "1"},
-        {"accuracy": None},
-        {"curves": [{"seed": 0}]},
-        {"more": 1},
-        {"values": [1]},
-    ],
-)
-def test_a_damaged_line_is_one_clear_error(changes):
-    with pytest.raises(FedtideError, match=r"^x: damaged: not a trial$"):
-        read_trial(json.loads(FOUR[1].line()) | changes, "x")
-    with pytest.raises(FedtideError, match=r"^x: damaged: not a trial$"):
-        read_trial([1], "x")

@@ -17,8 +17,7 @@ from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
 from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
-from fedtide.tuning.trials import READY, TRIALS, load, read_tuning
-from fedtide.tuning.tune import LiveTuning, execute
+from fedtide.tuning.tune import READY, TRIALS, LiveTuning, execute, load, read_tuning
 from helpers.studies import PROX, RATE, A, made, result_of, tuning
 
 MU = {"low": 0.01, "high": 1.0, "log": True}
@@ -229,7 +228,7 @@ def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
     root, calls, played = made(experiment, tmp_path / "tune"), [], tunes.in_parallel
 
     def watched(player, batch, *given):
-        calls.extend((call.method, call.experiment["method"]) for call in batch)
+        calls.extend((call.trial.method, call.experiment["method"]) for call in batch)
         return played(player, batch, *given)
 
     monkeypatch.setattr(tunes, "in_parallel", watched)
@@ -269,14 +268,24 @@ def test_trials_of_another_configuration_are_refused(tmp_path):
     assert execute(load(root), root, workers=1)
 
 
-@pytest.mark.parametrize("changes", [{"method": "B"}, {"number": 9}, {"values": {"method.mu": 1}}])
-def test_a_trial_that_nobody_asked_for_is_refused(tmp_path, changes):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "B"}, "no trial that config.toml asks for"),
+        ({"number": 9}, "no trial that config.toml asks for"),
+        ({"values": {"method.mu": 1}}, "no trial that config.toml asks for"),
+        ({"values": [1]}, "not a trial"),
+        ({"state": "running"}, "not a trial"),
+        ({"curves": [{"seed": 0}]}, "not a trial"),
+    ],
+)
+def test_a_trial_that_nobody_asked_for_is_refused(tmp_path, changes, said):
     experiment = tuning(tune={"trials": 2})
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     first, second = lines(root)
     (root / TRIALS).write_text(json.dumps(first) + "\n" + json.dumps(second | changes) + "\n")
-    with pytest.raises(FedtideError, match=r"trials.jsonl: line 2: damaged: no trial that config.toml asks for"):
+    with pytest.raises(FedtideError, match=f"trials.jsonl: line 2: damaged: {said}"):
         execute(experiment, root, workers=1)
 
 
