@@ -188,7 +188,7 @@ def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None)
             if not strangers:
                 raise FedtideError(f"{name}: {error}") from None
             key = next(iter(strangers))
-            raise FedtideError(f"{name}.{unknown_key(key, model())}") from None
+            raise FedtideError(f"{name}.{key}: {unknown_key(key, key, model())}") from None
         if in_safe:
             weighted = isinstance(getattr(bound.arguments.get("task"), "loss", None), WSM)
             with within(name):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from fedtide.core.errors import refused, unknown
-from fedtide.fields.vocabulary import Family
+from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import console
 from fedtide.runs.job import recipe, recipes
 
@@ -118,13 +118,12 @@ def models(name: str | None = None, /) -> int:
     """
     from fedtide.config.keys import sections, tables_in
     from fedtide.fields.shapes import tags
-    from fedtide.fields.vocabulary import synonyms
     from fedtide.models import Model
 
     if name is not None:
         names = [tags(model)[0] for model in tables_in(Model)]
         if name not in names:
-            raise unknown("models", name, names, synonyms(name, names))
+            raise FedtideError(f"models: found '{name}', {nearest(name, names)}")
         return keys(f"model.{name}")
     table = Table("model", "what it is", "keys", box=None, pad_edge=False)
     for section, model in zip(sections("model"), tables_in(Model), strict=True):

@@ -7,7 +7,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -20,7 +19,7 @@ from fedtide.config.writing import as_toml
 from fedtide.core.errors import FedtideError, folded
 from fedtide.fields.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
 from fedtide.fields.types import changed
-from fedtide.fields.vocabulary import nearest, synonyms
+from fedtide.fields.vocabulary import meant, nearest
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
@@ -242,38 +241,27 @@ FIRST = ("", "data.partition.", "method.local.", "method.cohort.", "method.serve
 """Tables in which a key is looked for, the commonest first."""
 
 
-def places(word: str, near: bool = False) -> list[str]:
+def places(word: str) -> list[str]:
     """Return the dotted keys that a word may mean, in all tables, the commonest first.
 
-    With `near` also those of which the word is a misspelling.
-
-    >>> places("learning_rate")[:2], places("num_clients")[:1], places("alpa", near=True)[0]
-    (['method.local.lr', 'method.server.lr'], ['data.partition.clients'], 'data.partition.alpha')
+    >>> places("learning_rate")[:2], places("num_clients")[:1]
+    (['method.local.lr', 'method.server.lr'], ['data.partition.clients'])
     """
-    ends = {place: place.rpartition(".") for place in _places()}
-    names = sorted({end for _, _, end in ends.values()})
-    meant = [*(name for name in names if folded(name) == folded(word)), *synonyms(word, names)]
-    if near and not meant:
-        meant = get_close_matches(folded(word), names, n=1, cutoff=0.85)
-    matches = [place for name in meant for place, (_, _, end) in ends.items() if end == name]
-    heads = {place: "".join(ends[place][:2]) for place in matches}
+    heads = {place: place[: place.rfind(".") + 1] for place in _places()}
+    names = sorted({place.removeprefix(head) for place, head in heads.items()})
+    matches = [place for name in meant(word, names) for place, head in heads.items() if place == head + name]
     return sorted(matches, key=lambda place: FIRST.index(heads[place]) if heads[place] in FIRST else len(FIRST))
 
 
-def place(word: str, near: bool = False) -> str:
+def place(word: str) -> str:
     """Describe the place of the key that a word may mean; "" if there is none.
 
     >>> place("num_clients"), place("learning_rate"), place("nonsense")
     ("'data.partition.clients'", "'local.lr' in [[method]] or [defaults]", '')
     """
-    first = next(iter(places(word, near)), "")
+    first = next(iter(places(word)), "")
     name = first.removeprefix("method.")
     return "" if not first else f"'{first}'" if name == first else f"'{name}' in [[method]] or [defaults]"
-
-
-def place_beside(word: str, near: bool = False) -> str:
-    """Describe the place of the key that a word in a method may mean, if that is no key of methods; else ""."""
-    return next((f"'{place}'" for place in places(word, near) if not place.startswith("method.")), "")
 
 
 # -- for the command line ----------------------------------------------------------------------------------------------
@@ -357,9 +345,9 @@ def sections(path: str = "") -> list[Section]:
         owners = [table for table in tables if step in _below(table)]
         if not kinds and not owners:
             choices = sorted({key for table in tables for key in (*_below(table), *tags(table))})
-            meant = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
+            other = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
             hint = nearest(step, choices) if tables else f"allowed: '{above}', which has no keys of its own"
-            raise FedtideError(f"keys: found '{path}', {hint}{'' if 'did you mean' in hint else meant}")
+            raise FedtideError(f"keys: found '{path}', {hint}{'' if 'did you mean' in hint else other}")
         inside = kinds or [inner for table in owners for inner in tables_in(_below(table)[step])]
         if not inside and number == len(steps) - 1:
             return [_section(above, table, step) for table in owners]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Safe, with_safe
-from fedtide.config.keys import place, place_beside, places
+from fedtide.config.keys import place, places
 from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
@@ -278,7 +278,7 @@ def _method(
         try:
             options = _timed(model, options, rhythm)
         except ValidationError as error:
-            raise FedtideError(f"{where}.{explained(error, model, options, place_beside)}") from None
+            raise FedtideError(f"{where}.{explained(error, model, options, place)}") from None
     table = {key: value for key, value in entry.items() if key in {"name", "algorithm"} | SHARED}
     if "shift" in entry:
         table["shift"] = shift

@@ -57,7 +57,7 @@ def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:
     return FedtideError(f"{key}: found {shown(value)}{reason} allowed: {allowed}")
 
 
-def unknown(key: str, name: str, choices: Sequence[str], meant: Sequence[str] = ()) -> FedtideError:
+def unknown(key: str, name: str, choices: Sequence[str]) -> FedtideError:
     """The error of a name that is none of some choices, with the nearest of them.
 
     >>> raise unknown("kind", "perod", ["period", "phase"])
@@ -65,7 +65,7 @@ def unknown(key: str, name: str, choices: Sequence[str], meant: Sequence[str] = 
         ...
     fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
     """
-    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices, meant)}")
+    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices)}")
 
 
 @contextmanager

@@ -36,6 +36,15 @@ def synonyms(word: str, allowed: Sequence[str]) -> list[str]:
     return [name for name in names_by_synonym().get(folded(word), ()) if name.partition(":")[0] in allowed]
 
 
+def meant(word: str, names: Sequence[str]) -> list[str]:
+    """Return the names that a word means: itself in another spelling, and its synonyms.
+
+    >>> meant("Weight-Decay", ["lr", "weight_decay"]), meant("learning_rate", ["lr"])
+    (['weight_decay'], ['lr'])
+    """
+    return [*(name for name in names if folded(name) == folded(word)), *synonyms(word, names)]
+
+
 def nearest(word: str, allowed: Sequence[str]) -> str:
     """Return the tail of an error line, as `fedtide.core.errors.nearest`, for a key or a choice.
 

@@ -190,7 +190,6 @@ def test_what_will_not_do_is_one_line(more, said):
      "shift.what.function: found tensor(... allowed: a tensor with some of the client's own rows, such as ["),
     ({"shift__what": "python:mine:broken"}, "shift.what: <lambda>() failed with IndexError: invalid index"),
     ({"shift__who": "python:mine:few"}, "shift.who.function: <lambda>() too many positional arguments"),
-    ({"shift__who": "mine:weekends"}, "allowed: always, ... did you mean 'python:mine:weekends'?"),
     ({"shift__who": "python:mine:weekend"}, "has no attribute 'weekend'); did you mean 'mine:weekends'?"),
     ({"shift__who": "python:mine.py:weekends"}, "found 'mine.py:weekends', allowed: 'mine:weekends', as"),
     ({"method": [{"algorithm": "mine"}]}, "found 'mine', allowed: 'mine:FUNCTION', a function of mine.py"),
