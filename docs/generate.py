@@ -35,8 +35,9 @@ import fedtide.core.base
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
 from fedtide.cohorts import Cohort
-from fedtide.config.keys import code, docstring, is_preset, options, safe_form, source, spelled
+from fedtide.config.keys import code, is_preset, options, safe_form, source, spelled
 from fedtide.core.base import Algorithm
+from fedtide.core.docstrings import docstring
 from fedtide.core.memory import MemoryStore
 from fedtide.fields.shapes import bare, is_choice, is_table, tags
 from fedtide.fields.types import changed
@@ -369,7 +370,7 @@ def reference(things: Mapping[str, Any]) -> str:
 
 def described(name: str, thing: Any) -> Iterator[str]:
     """The entry of a class or a function: signature, docstring, what arguments mean, methods and properties."""
-    doc = docstring(thing.__doc__, tuple(getattr(thing, "__dataclass_fields__", ())))
+    doc = docstring(thing.__doc__)
     yield f"## `{name}`"
     if not (hasattr(thing, "model_fields") or getattr(thing, "_is_protocol", False) or is_typeddict(thing)):
         yield fenced("python", signature(thing.__name__, thing))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from fedtide.config import Experiment
-from fedtide.config.keys import Doc, allowed, code, documented, ingredients, spelled, table_fields, within_list
+from fedtide.config.keys import allowed, code, documented, ingredients, spelled, table_fields, within_list
+from fedtide.core.docstrings import Doc
 from fedtide.fields.shapes import bare, described, is_choice, is_table, tags
 
 UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}

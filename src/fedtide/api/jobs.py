@@ -16,8 +16,9 @@ from torch import nn
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.config.overrides import flatten, seed_list
+from fedtide.config.reading import named
 from fedtide.config.settings import check_installed
-from fedtide.config.writing import as_toml, named
+from fedtide.config.writing import as_toml
 from fedtide.core.errors import FedtideError, refused, within
 from fedtide.data.sources.files import strip_endings
 from fedtide.data.sources.guesses import Roles, join_columns
@@ -261,8 +262,12 @@ def _summary(root: Path) -> dict[str, Any]:
 class FinishedTuning:
     """A finished tuning: its folder, the experiment file that it wrote, and its report.
 
-    stages: for each stage the result of each of its methods (`fedtide.tuning.tune.Tuned`). score: the measure of
-    trials, accuracy or skill.
+    Args:
+        folder: of the tuning.
+        tuned: the experiment file.
+        report: the page.
+        stages: for each stage the result of each of its methods (`fedtide.tuning.tune.Tuned`).
+        score: the measure of trials, accuracy or skill.
     """
 
     folder: Path
@@ -304,8 +309,12 @@ class FinishedTuning:
 class Recommendation:
     """A finished tournament: its folder, the study with the survivors for a proper run, and its page.
 
-    made: the record of the tournament (`fedtide.tuning.tournament.Tournament`). Its scores are those by which methods
-    were chosen, and flatter them: a run of the study tells a method's accuracy.
+    Args:
+        folder: of the tournament.
+        study: the file with the survivors.
+        report: the page.
+        made: the record of the tournament (`fedtide.tuning.tournament.Tournament`). Its scores are those by which
+            methods were chosen, and flatter them: a run of the study tells a method's accuracy.
     """
 
     folder: Path

@@ -22,6 +22,7 @@ from fedtide import api
 from fedtide._version import installed
 from fedtide.cli import inspecting, listings, reports, running
 from fedtide.cli.running import NoRoom, is_full
+from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.report.terminal import Screen
 from fedtide.site import site_commands as deployment
@@ -80,20 +81,11 @@ COMMANDS = {
 
 def described(command: Callable[..., int], function: Callable[..., Any]) -> None:
     """Give a command the description of a function and of the arguments that both have, before its own words."""
-    description, arguments = _docstring(function)
-    more, options = _docstring(command)
-    texts = {name: text.partition(" In Python")[0] for name, text in arguments.items()} | options
+    theirs, ours = docstring(function.__doc__), docstring(command.__doc__)
+    texts = {name: text.partition(" In Python")[0] for name, text in theirs.args.items()} | ours.args
     lines = [f"    {name}: {texts[name]}" for name in inspect.signature(command).parameters if name in texts]
-    more = more.partition("`.")[2]  # behind "Command of `fedtide.run`."
-    command.__doc__ = "\n".join([description + more, "", "Args:", *lines])
-
-
-def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the first paragraph of a docstring, and the text of each argument."""
-    text = inspect.getdoc(function) or ""
-    arguments = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
-    pairs = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", arguments[1] if arguments else "", re.MULTILINE | re.DOTALL)
-    return text.partition("\n\n")[0], {name: " ".join(meaning.split()) for name, meaning in pairs}
+    more = ours.prose.partition("`.")[2]  # behind "Command of `fedtide.run`."
+    command.__doc__ = "\n".join([theirs.prose.partition("\n\n")[0] + more, "", "Args:", *lines])
 
 
 for module, names in COMMANDS.items():

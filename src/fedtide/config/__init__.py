@@ -5,11 +5,11 @@
 2
 """
 
-from fedtide.config.reading import brief, from_dict, read
+from fedtide.config.reading import from_dict, read
 from fedtide.config.schema import Claim, Data, Experiment, Forgetting, Method, StopAt, is_own, maker, options_model
 from fedtide.config.settings import Auto, FleetSettings, Local, Range, Ray, Stacked, Tune, TuneStage, Workers
 from fedtide.config.sweep import Point, axes, matching, points
-from fedtide.config.writing import resolved, to_toml
+from fedtide.config.writing import brief, resolved, to_toml
 from fedtide.draw.prose import slug
 
 __all__ = [

@@ -6,9 +6,8 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
-from textwrap import dedent
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from fedtide.algorithms import REGISTRY
 from fedtide.config.schema import SHARED, Experiment, Method, maker, options_model
 from fedtide.config.writing import as_toml
+from fedtide.core.docstrings import Doc, docstring
 from fedtide.core.errors import FedtideError, folded
 from fedtide.fields.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
 from fedtide.fields.types import changed
@@ -90,54 +90,6 @@ def _as_file(value: Any) -> Any:
     return {key: _as_file(child) for key, child in value.items()} if isinstance(value, dict) else value
 
 
-# -- docstrings --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Doc:
-    """A docstring: its prose as Markdown, and the description of each name in its Args section."""
-
-    prose: str
-    args: dict[str, str]
-
-
-def docstring(text: str | None, names: Sequence[str] = ()) -> Doc:
-    """Read a docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
-    prose: list[str] = []
-    args: dict[str, str] = {}
-    for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
-        first = block.splitlines()[0] if block else ""
-        if first == "Args:":
-            args |= _arguments(block)
-        elif first in ("Returns:", "Raises:") or first.startswith(">>>"):
-            continue
-        elif inline := _inline_arguments(block, names):
-            args |= inline
-        else:
-            prose.append(block)
-    return Doc("\n\n".join(prose), args)
-
-
-def _arguments(block: str) -> dict[str, str]:
-    """Return the description of each name in an `Args:` section.
-
-    >>> _arguments("Args:\\n    rate: of learning,\\n        above 0.\\n    batch: rows.")
-    {'rate': 'of learning, above 0.', 'batch': 'rows.'}
-    """
-    lines = re.split(r"\n(?! )", dedent("\n".join(block.splitlines()[1:])))
-    pairs = (line.partition(":") for line in lines if line)
-    return {name: " ".join(text.split()) for name, _, text in pairs}
-
-
-def _inline_arguments(block: str, names: Sequence[str]) -> dict[str, str]:
-    """Read a paragraph `name: ... name: ...` about some of `names`; nothing if it is no such paragraph."""
-    pattern = "|".join(names)
-    if not names or not re.match(rf"({pattern}): ", block):
-        return {}
-    parts = re.split(rf"(?:^|(?<=[.;] ))({pattern}): ", " ".join(block.split()))
-    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 HIDDEN = {("Method", "options")}
@@ -172,11 +124,10 @@ def options(name: str) -> dict[str, tuple[Any, Any]]:
 
 def documented(kind: Any) -> Doc:
     """Return the docstring of a type, with descriptions of keys from its bases."""
-    names = tuple(table_fields(kind))
     bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
-    args = {name: text for base in bases for name, text in docstring(base.__doc__, names).args.items()}
-    doc = docstring(kind.__doc__, names)
-    return dataclasses.replace(doc, args=args | doc.args)
+    args = {name: text for base in bases for name, text in docstring(base.__doc__).args.items()}
+    doc = docstring(kind.__doc__)
+    return Doc(doc.prose, args | doc.args)
 
 
 def within_list(kind: Any) -> Any:

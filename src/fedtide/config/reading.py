@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Safe, with_safe
@@ -18,15 +18,16 @@ from fedtide.config.keys import place, places
 from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
-from fedtide.config.writing import as_toml, key_as_toml, resolved
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
+from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.draw.prose import slug
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.fields.explain import explained
-from fedtide.fields.shapes import fields_of
+from fedtide.fields.shapes import marks_of
 from fedtide.fields.types import OfShift, by_kind
+from fedtide.fields.user_code import name_of
 from fedtide.fields.vocabulary import nearest
 from fedtide.learn.losses import SAFE_BLEND
 from fedtide.learn.target import CLASSES
@@ -36,6 +37,8 @@ SCALES = ("nano", "cpu", "paper")
 SHIFT = TypeAdapter(Shift)
 
 ALGORITHM = "a registered name, or module:function, called with the task and keywords that have types"
+PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
+"""Keys of parts that may be of kind "python"."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift", "track")
 """Names in a run folder that no method may have."""
 
@@ -58,8 +61,9 @@ def read(
         FedtideError: with one line naming the file, the key, what was found and what is allowed.
     """
     raw = read_toml(path)
+    where = f"{path} with {' '.join(sets)}" if sets else str(path)
     try:
-        experiment = _with_sets(raw, str(path), sets, scale=scale, timed=timed, imports=imports)
+        experiment = from_dict(raw, where=where, scale=scale, sets=sets, timed=timed, imports=imports)
         scales = raw.get("scale", {})
         for other in scales if isinstance(scales, dict) else ():  # a scale that is not played now is checked, too
             if other != (scale or "cpu") or sets:
@@ -90,17 +94,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise FedtideError(f"{path}: nested too deeply") from None
 
 
-def _with_sets(raw: Mapping[str, Any], path: str, sets: Sequence[str], **how: Any) -> Experiment:
-    """Read a file's values with overrides; errors name the overrides if the file is right without them."""
-    try:
-        return from_dict(raw, where=path, sets=sets, **how)
-    except FedtideError:
-        with suppress(FedtideError):
-            from_dict(raw, where=path, **how)
-            path = f"{path} with {' '.join(sets)}"
-    return from_dict(raw, where=path, sets=sets, **how)
-
-
 def from_dict(
     raw: Mapping[str, Any],
     *,
@@ -111,7 +104,9 @@ def from_dict(
     imports: bool = True,
 ) -> Experiment:
     """Return the experiment of nested dicts, as `read` gets them from a file."""
-    values = at_scale(copy_tables(dict(raw)), where, scale)
+    values = copy_tables(dict(raw))
+    names = _names(values)
+    values = at_scale(values, where, scale)
     for assignment in sets:
         path, value = parse_assignment(assignment)
         assign(values, path, value)
@@ -124,7 +119,7 @@ def from_dict(
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
-    experiment = _labeled(experiment)
+    experiment = _labeled(experiment, names)
     _check(experiment, where)
     claims = tuple(claim.about(experiment.score) for claim in experiment.claim)
     experiment = experiment.model_copy(update={"claim": claims})
@@ -167,27 +162,14 @@ def at_scale(values: dict[str, Any], where: str, scale: str | None) -> dict[str,
         scale = "cpu" if "cpu" in scales else None
     elif scale not in scales:
         raise refused(f"{where}: scale", scale, ", ".join(scales) or "none: it has no [scale] tables")
-    before = _names(values)
     for path, value in flatten(scales[scale]) if scale else ():
         assign(values, path, value)
-    return _with_renamed(values, dict(zip(before, _names(values), strict=False)))
-
-
-def _names(values: Mapping[str, Any]) -> list[str | None]:
-    methods = values.get("method")
-    tables = [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
-    return [name if isinstance(name := method.get("name"), str) else None for method in tables]
-
-
-def _with_renamed(values: dict[str, Any], new: Mapping[str | None, str | None]) -> dict[str, Any]:
-    """Let the baseline and claims follow methods that a scale gives another name."""
-    claims = values.get("claim")
-    tables = [values, *(claims if isinstance(claims, list) else ())]
-    for table in tables:
-        for key in ("baseline",) if table is values else ("method", "versus"):
-            if isinstance(table, dict) and isinstance(table.get(key), str):
-                table[key] = new.get(table[key], table[key])
     return values
+
+
+def _names(values: Mapping[str, Any]) -> list[Any]:
+    methods = values.get("method")
+    return [method.get("name") for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
@@ -312,15 +294,19 @@ def _in_safe_form(entry: dict[str, Any], options: dict[str, Any], dumped: Mappin
     return {**with_safe(entry["algorithm"], safe, written), **{key: options[key] for key in dumped if key in options}}
 
 
-def _labeled(experiment: Experiment) -> Experiment:
-    """Append its form to the name of each method, in claims and as the baseline, too."""
+def _labeled(experiment: Experiment, names_before: Sequence[Any]) -> Experiment:
+    """Append its form to the name of each method, in claims and as the baseline, too.
+
+    Claims and the baseline may call a method as it was called before a scale gave it another name.
+    """
     methods = [
         method if method.name.endswith(method.form) else method.model_copy(update={"name": method.name + method.form})
         for method in experiment.method
     ]
     names = {name for method in methods for name in _all_names(method)}
     written = [method.bare for method in methods]
-    full = {method.bare: method.name for method in methods if written.count(method.bare) == 1}
+    full = {name: method.name for name, method in zip(names_before, methods, strict=False) if isinstance(name, str)}
+    full |= {method.bare: method.name for method in methods if written.count(method.bare) == 1}
     full |= {f"{method.bare}, {other}": method.named(other).name for method in methods for other in method.others}
 
     def full_name(name: Any) -> Any:
@@ -356,10 +342,12 @@ def _timed(model: type[BaseModel], written: Mapping[str, Any], rhythm: Rhythm) -
     """Return a method's options, with missing values that are marked `OfShift` taken from a rhythm."""
     options = model.model_validate(written)
     values = options.model_dump()
-    missing = [(table, key, what) for table, key, what in _of_shift(options, values) if table[key] is None]
-    for table, key, what in missing:
-        table[key] = rhythm.get(what)
-    return model.model_validate(values).model_dump() if missing and rhythm else values
+    tables: list[tuple[Any, Any]] = [(values, model), *((values[key], type(value)) for key, value in options)]
+    for table, kind in tables:
+        for key, mark in marks_of(kind, OfShift).items():
+            if table[key] is None:
+                table[key] = rhythm.get(mark.what)
+    return model.model_validate(values).model_dump()
 
 
 def _rhythm(shift: dict[str, Any], rounds: Any, models: Any) -> Rhythm:
@@ -371,27 +359,6 @@ def _rhythm(shift: dict[str, Any], rounds: Any, models: Any) -> Rhythm:
         return SHIFT.validate_python(shift).rhythm(rounds, turns)
     except ValidationError:
         return {}
-
-
-def _of_shift(options: BaseModel, values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yield the values that are marked `OfShift`: the table, the key, and what is taken from the shift."""
-    tables: list[tuple[Any, type]] = [(values, type(options))]
-    tables += [(values.get(key), type(value)) for key, value in options]
-    for table, kind in tables:
-        for key, what in _marks(kind).items():
-            if isinstance(table, dict) and key in table:
-                yield table, key, what
-
-
-@cache
-def _marks(kind: Any) -> dict[str, str]:
-    """Return the keys of a table that are marked `OfShift`, with what they take from the shift."""
-    return {
-        key: extra.what
-        for key, hint in fields_of(kind).items()
-        for extra in getattr(hint, "__metadata__", ())
-        if isinstance(extra, OfShift)
-    }
 
 
 # -- checks of the whole -----------------------------------------------------------------------------------------------
@@ -427,85 +394,65 @@ def _check(experiment: Experiment, where: str) -> None:
             raise refused(f"{where}: forgetting.rounds", number, f"0 to {last}")
 
 
-# -- studies in short --------------------------------------------------------------------------------------------------
-
-ALWAYS = ("rounds", "seeds", "kind", "name", "algorithm")
-"""Keys that a study in short has also if their values are the defaults."""
+# -- from Python -------------------------------------------------------------------------------------------------------
 
 
-def brief(experiment: Experiment) -> str:
-    """Return the experiment as TOML that a person would write: without values that are the defaults.
+def named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an experiment with a name in place of all code and rows of a Python session.
 
-    >>> print(brief(from_dict({"model": {"kind": "mlp", "hidden": [8]}, "method": [{"algorithm": "fedavg"}]})))
-    rounds = 100
-    seeds = [0]
-    model = { kind = "mlp", hidden = [8] }
-    <BLANKLINE>
-    [[method]]
-    name = "fedavg"
-    algorithm = "fedavg"
+    A function is an algorithm, a loss or a metric, or makes one of the other parts; any other object is that part.
+
+    >>> from collections import Counter
+    >>> named({"method": [{"algorithm": Counter}], "model": Counter})["method"]
+    [{'name': 'Counter', 'algorithm': 'collections:Counter'}]
     """
-    whole, changed = resolved(experiment), experiment.model_dump(mode="json", exclude_defaults=True)
-    for claim in changed.get("claim", ()):
-        if claim.get("measure") == experiment.score:
-            del claim["measure"]
-    methods = zip(experiment.method, whole["method"], strict=True)
-    changed["method"] = [_changed_in(method, table, experiment, whole["shift"]) for method, table in methods]
-    return "\n\n".join("\n".join(part) for part in _parts(_pruned(whole, changed)) if part)
+    return {key: _named(key.rpartition(".")[2], value) for key, value in values.items()}
 
 
-def _changed_in(
-    method: Method, whole: dict[str, Any], experiment: Experiment, shared: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a method's values that are not the defaults, without values that it takes from the shift again."""
-    changed = method.model_dump(mode="json", exclude_defaults=True)
-    for key, table in whole.get("shift", {}).items():  # merged into the shift of the experiment
-        if table == shared.get(key):
-            changed["shift"].pop(key, None)
-        else:
-            replaces = isinstance(table, dict) and table["kind"] != shared[key]["kind"]
-            changed["shift"][key] = changed["shift"].get(key, {}) if replaces else table
-    if not experiment.imports and is_own(method.algorithm):
-        return changed | changed.get("options", {})
-    model = options_model(method.algorithm)
-    options = model.model_validate(method.options)
-    values, written = options.model_dump(), options.model_dump(exclude_defaults=True)
-    turns = written.get("branches", written.get("components", 2))
-    rhythm = {} if experiment.sweep else experiment.shift_of(method).rhythm(experiment.rounds, turns)
-    for table, key, what in _of_shift(options, values):
-        if table[key] == rhythm.get(what):
-            table[key] = None
-    values = model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
-    # Tables that change defaults of a preset or of the safe form.
-    entry = REGISTRY.get(method.algorithm)
-    usual = entry.safe.usual if entry is not None and entry.safe is not None and method.safe else {}
-    for key in (*getattr(maker(method.algorithm), "changed", ()), *usual):
-        if key in usual or (key in values and "kind" not in whole[key]):
-            values[key] = whole[key]
-    return changed | values
+def _named(key: str, value: Any) -> Any:
+    if key == "source" and _is_rows(value):
+        return _of_kind_python(lambda: value, "rows")
+    if isinstance(value, Mapping):
+        algorithm: Any = value.get("algorithm")
+        name = {"name": algorithm.__name__} if _is_code(algorithm) else {}
+        return name | named(value)
+    if isinstance(value, list | tuple):
+        return [_named(key, child) for child in value]
+    if _is_code(value):
+        if key == "algorithm":
+            registered = (name for name, entry in REGISTRY.items() if entry.make is inspect.unwrap(value))
+            return next(registered, None) or name_of(value, key)
+        if key == "metrics":
+            return {"function": name_of(value, key), "name": value.__name__}
+        if key == "function":
+            return name_of(value, key)
+    return _part(key, value) if key in PARTS and not _is_plain(value) else value
 
 
-def _pruned(whole: Any, changed: Any) -> Any:
-    """Return nested values without those that are not among the changed ones."""
-    if isinstance(whole, list):
-        return [_pruned(child, other) for child, other in zip(whole, changed, strict=True)]
-    if not isinstance(whole, dict):
-        return whole
-    keys = [key for key in whole if key in changed or key in ALWAYS or (key == "by" and not changed)]
-    keys.sort(key=lambda key: key != "kind")
-    pruned = {key: _pruned(whole[key], changed.get(key, whole[key])) for key in keys}
-    return pruned[keys[0]] if keys in (["kind"], ["by"]) else pruned
+def _part(key: str, value: Any) -> Any:
+    """Return a part of an experiment that is a person's own code."""
+    if key == "model" and isinstance(value, nn.Module):
+        allowed = "a function that makes a fresh module, such as lambda: nn.Linear(3, 2)"
+        raise refused(key, type(value).__name__, allowed)
+    if inspect.isclass(value) or (_is_code(value) and key != "loss"):
+        return _of_kind_python(value, key)
+    return _of_kind_python(lambda: value, getattr(value, "__name__", type(value).__name__))
 
 
-def _parts(values: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the lines of a file in parts: values outside of tables, the data, and each table of a list."""
+def _of_kind_python(function: Any, name: str) -> dict[str, Any]:
+    return {"kind": "python", "function": name_of(function, name)}
 
-    def lines(table: Mapping[str, Any]) -> list[str]:
-        return [f"{key_as_toml(key)} = {as_toml(value)}" for key, value in table.items()]
 
-    lists = {key for key, value in values.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
-    tables = {*lists, "data"}
-    yield lines({key: value for key, value in values.items() if key not in tables})
-    for key in (key for key in values if key in tables):
-        for table in values[key] if key in lists else [values[key]]:
-            yield [f"[[{key}]]" if key in lists else f"[{key}]", *lines(table)]
+def _is_code(value: Any) -> bool:
+    return inspect.isroutine(value) or inspect.isclass(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value can stand in a file, or is an ingredient of one."""
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return plain or (not inspect.isclass(value) and hasattr(type(value), "__pydantic_validator__"))
+
+
+def _is_rows(value: Any) -> bool:
+    pair = isinstance(value, tuple) and len(value) == 2
+    return isinstance(value, Rows) or pair or (isinstance(value, Mapping) and {"x", "y"} <= value.keys())

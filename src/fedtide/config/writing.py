@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
@@ -10,21 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
-from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config.schema import Experiment
-from fedtide.core.errors import refused
-from fedtide.data.rows import Rows
-from fedtide.fields.user_code import name_of
 
-PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
-"""Keys of parts that may be of kind "python"."""
+ALWAYS = ("rounds", "seeds", "method")
+"""Tables and values that a study in short has also if they are the defaults."""
 
 
 def to_toml(experiment: Experiment) -> str:
     """Return the whole experiment, every default written out, as TOML that `read` takes."""
     return tomli_w.dumps(resolved(experiment))
+
+
+def brief(experiment: Experiment) -> str:
+    """Return the experiment as TOML without the tables and values at the top of the file that are the defaults."""
+    values, usual = resolved(experiment), resolved(experiment.model_construct(method=()))
+    return tomli_w.dumps({key: value for key, value in values.items() if key in ALWAYS or value != usual.get(key)})
 
 
 def resolved(experiment: Experiment) -> dict[str, Any]:
@@ -69,67 +70,3 @@ def key_as_toml(key: object) -> str:
     lr "FedAvg, lr 1"
     """
     return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else as_toml(str(key))
-
-
-# -- from Python -------------------------------------------------------------------------------------------------------
-
-
-def named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an experiment with a name in place of all code and rows of a Python session.
-
-    A function is an algorithm, a loss or a metric, or makes one of the other parts; any other object is that part.
-
-    >>> from collections import Counter
-    >>> named({"method": [{"algorithm": Counter}], "model": Counter})["method"]
-    [{'name': 'Counter', 'algorithm': 'collections:Counter'}]
-    """
-    return {key: _named(key.rpartition(".")[2], value) for key, value in values.items()}
-
-
-def _named(key: str, value: Any) -> Any:
-    if key == "source" and _is_rows(value):
-        return _of_kind_python(lambda: value, "rows")
-    if isinstance(value, Mapping):
-        algorithm: Any = value.get("algorithm")
-        name = {"name": algorithm.__name__} if _is_code(algorithm) else {}
-        return name | named(value)
-    if isinstance(value, list | tuple):
-        return [_named(key, child) for child in value]
-    if _is_code(value):
-        if key == "algorithm":
-            registered = (name for name, entry in REGISTRY.items() if entry.make is inspect.unwrap(value))
-            return next(registered, None) or name_of(value, key)
-        if key == "metrics":
-            return {"function": name_of(value, key), "name": value.__name__}
-        if key == "function":
-            return name_of(value, key)
-    return _part(key, value) if key in PARTS and not _is_plain(value) else value
-
-
-def _part(key: str, value: Any) -> Any:
-    """Return a part of an experiment that is a person's own code."""
-    if key == "model" and isinstance(value, nn.Module):
-        allowed = "a function that makes a fresh module, such as lambda: nn.Linear(3, 2)"
-        raise refused(key, type(value).__name__, allowed)
-    if inspect.isclass(value) or (_is_code(value) and key != "loss"):
-        return _of_kind_python(value, key)
-    return _of_kind_python(lambda: value, getattr(value, "__name__", type(value).__name__))
-
-
-def _of_kind_python(function: Any, name: str) -> dict[str, Any]:
-    return {"kind": "python", "function": name_of(function, name)}
-
-
-def _is_code(value: Any) -> bool:
-    return inspect.isroutine(value) or inspect.isclass(value)
-
-
-def _is_plain(value: Any) -> bool:
-    """Tell whether a value can stand in a file, or is an ingredient of one."""
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return plain or (not inspect.isclass(value) and hasattr(type(value), "__pydantic_validator__"))
-
-
-def _is_rows(value: Any) -> bool:
-    pair = isinstance(value, tuple) and len(value) == 2
-    return isinstance(value, Rows) or pair or (isinstance(value, Mapping) and {"x", "y"} <= value.keys())

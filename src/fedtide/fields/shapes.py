@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import types
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+T = TypeVar("T")
 
 
 def bare(kind: Any) -> Any:
@@ -23,6 +25,13 @@ def bare(kind: Any) -> Any:
 def ranges(kind: Any) -> list[Any]:
     """The ranges that stand in a type's annotations."""
     return _stripped(kind)[1]
+
+
+@cache
+def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
+    """Return the keys of a table whose types have a mark of this class, with the first one."""
+    marks = {name: [each for each in ranges(hint) if isinstance(each, mark)] for name, hint in fields_of(kind).items()}
+    return {name: found[0] for name, found in marks.items() if found}
 
 
 def described(kind: Any) -> str:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from fedtide.data.targets import TARGET_WORDS
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
-from fedtide.fields.shapes import fields_of, ranges
+from fedtide.fields.shapes import fields_of, marks_of
 from fedtide.fields.types import WEIGHTS, IsFile
 from fedtide.fields.user_code import build_part, call, called_itself, imported
 from fedtide.fleets.devices import Clock
@@ -75,29 +75,21 @@ def located(part: Any, directory: str | None, key: str, places: list[str] | None
     """
     if isinstance(part, tuple):
         return tuple(located(item, directory, f"{key}[{n}]", places) for n, item in enumerate(part))
-    values: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     kind: Any = type(part)
-    for name, mark in _marks(kind).items():
-        value, inside = getattr(part, name), f"{key}.{name}"
-        values[name] = value
-        if mark is None:
-            values[name] = located(value, directory, inside, places)
+    marks = marks_of(kind, IsFile)
+    for name in fields_of(kind):
+        found = value = getattr(part, name)
+        inside = f"{key}.{name}"
+        if name not in marks:
+            found = located(value, directory, inside, places)
         elif value is not None:
-            values[name] = place(value, directory, inside, mark)
+            found = place(value, directory, inside, marks[name])
             if places is not None:
-                places.append(values[name])
-    changed = {name: value for name, value in values.items() if value is not getattr(part, name)}
+                places.append(found)
+        if found is not value:
+            changed[name] = found
     return replace(part, **changed) if changed else part
-
-
-@cache
-def _marks(kind: type) -> dict[str, IsFile | None]:
-    """Return the keys of a table with the mark of those that name files; none for any other type."""
-    marks = {name: ranges(hint) for name, hint in fields_of(kind).items()}
-    return {
-        name: next((mark for mark in marks_of_key if isinstance(mark, IsFile)), None)
-        for name, marks_of_key in marks.items()
-    }
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}

@@ -130,12 +130,14 @@ class SimulationOptions(Strict):
 class Result(Generic[S]):
     """Result of a simulation.
 
-    state: the last state. lines: the record of each round. rounds: how many rounds were done at each
-    evaluation. accuracy: the accuracy then, of held-out clients if there are any, else on the clients' own test
-    rows.
-    forgetting: lines of `forgetting.jsonl`, one per round in which it was measured.
-    trained: the trained models (`model(client=7)`, `predict(x)`); None if the algorithm has no task, for example one
-    that ends in `with_cohort` does.
+    Args:
+        state: the last state.
+        lines: the record of each round.
+        rounds: how many rounds were done at each evaluation.
+        accuracy: the accuracy then, of held-out clients if there are any, else on the clients' own test rows.
+        forgetting: lines of `forgetting.jsonl`, one per round in which it was measured.
+        trained: the trained models (`model(client=7)`, `predict(x)`); None if the algorithm has no task, for example
+            one that ends in `with_cohort` does.
     """
 
     state: S

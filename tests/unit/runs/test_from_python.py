@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import fedtide as ft
 from fedtide.config import from_dict, resolved
-from fedtide.config.writing import named
+from fedtide.config.reading import named
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift import AwakeBy
 from fedtide.fields.user_code import imported

@@ -59,7 +59,6 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert made.reached[0].seeds == (2, 3)  # none of the study's
     assert made.ended
     ready = read(root / "study.toml")
-    assert len((root / "study.toml").read_text().splitlines()) < 40
     assert ready.seeds == (0, 1)
     assert {*made.survivors, "A"} == {method.name for method in ready.method}
     assert ready.baseline == "A"
@@ -131,7 +130,7 @@ def test_verify_looks_at_the_runs_that_were_played(tmp_path, plan, capsys):
 def test_a_tune_folder_has_no_runs_to_verify(tmp_path):
     (tmp_path / "config.toml").touch()
     (tmp_path / "trials.jsonl").touch()
-    with pytest.raises(FedtideError, match=r"a tune folder keeps no runs; allowed: a run folder"):
+    with pytest.raises(FedtideError, match=r"but it is a tune folder; allowed: a run folder"):
         ft.verify(tmp_path)
 
 
