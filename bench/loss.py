@@ -23,7 +23,7 @@ from fedtide.fleets.local_engine import threads
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
-from fedtide.models.image_networks import CNN
+from fedtide.models.networks import CNN
 from machine import RESULTS, append, machine, now
 
 ROWS, BATCH, CLASSES, HELD = 128, 32, 62, 5

@@ -20,8 +20,8 @@ from PIL import Image
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
-from fedtide.data.shift.availability import read_timetable
-from fedtide.data.shift.what.change_points import read_concepts
+from fedtide.data.shift.change_points import read_concepts
+from fedtide.data.shift.who import read_timetable
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, NPZ, GasSensors, Images, Manifest, Series, Text
 from fedtide.fleets.devices import latencies, speeds
 from helpers.image_files import idx_bytes

@@ -10,12 +10,11 @@ import torch
 
 import fedtide as ft
 from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Weighted, to_everyone
-from fedtide.data.groups import Split
-from fedtide.data.partition import Natural
+from fedtide.data.partition import Natural, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.data.shift.what import Calendar
+from fedtide.data.shift import Calendar
 
 NAMES = ("ann", "bob")
 

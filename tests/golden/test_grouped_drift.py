@@ -24,8 +24,7 @@ from fedtide.core.base import Moment
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import ClusterDrift
+from fedtide.data.shift import ClusterDrift, Shift
 
 
 def population(what: ClusterDrift, seed: int) -> Population:

@@ -28,8 +28,7 @@ from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import ClusterDrift
+from fedtide.data.shift import ClusterDrift, Shift
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task

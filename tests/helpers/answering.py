@@ -14,7 +14,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.learn.task import Task
 from fedtide.mixtures.step_size import Certainty, Overwrite, Share, Update
-from fedtide.models.image_networks import MLP
+from fedtide.models.networks import MLP
 
 DIMS, CLASSES, WIDTH = 4, 3, 5
 

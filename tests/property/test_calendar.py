@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
-from fedtide.data.groups import HeldOutClients, Split
-from fedtide.data.partition import Natural, Resample
+from fedtide.data.partition import HeldOutClients, Natural, Resample, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Calendar
+from fedtide.data.shift import Calendar, Shift
 from fedtide.data.shift.who import Always, Data
 from fedtide.fields.types import seconds_of
 from helpers.examples import examples

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.partition import (
+    CIFAR_100,
     IID,
     Dirichlet,
     DirichletClass,
@@ -20,9 +21,9 @@ from fedtide.data.partition import (
     Pachinko,
     Resample,
     Rotation,
+    allocate,
     follow,
 )
-from fedtide.data.partition.skewed import CIFAR_100, allocate
 from fedtide.data.ragged import Ragged
 from helpers.examples import examples
 

@@ -11,17 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
+    ByDomain,
+    ByLabels,
     Dirichlet,
     DirichletClass,
+    HeldOutClients,
     LabelShards,
     Majority,
     Natural,
+    OneGroup,
     Pachinko,
     Resample,
     Rotation,
+    Split,
 )
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build, divide

@@ -9,17 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
-from fedtide.data.groups import ByLabels, HeldOutClients, Split
-from fedtide.data.partition import IID, Natural
+from fedtide.data.partition import IID, ByLabels, HeldOutClients, Natural, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
-from fedtide.data.shift import Shift
-from fedtide.data.shift.availability import Availability
+from fedtide.data.shift import ChangePoints, ClusterDrift, DomainMixture, Shift, Static, Stream
 from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream
-from fedtide.data.shift.who import Always, BlockCyclic, Periodic, Replay
+from fedtide.data.shift.who import Always, Availability, BlockCyclic, Periodic, Replay
 from fedtide.data.sources import Generated
 from helpers.examples import examples
 

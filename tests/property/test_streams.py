@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.data.groups import ByDomain, HeldOutClients, Split
-from fedtide.data.partition import IID, Dirichlet, Resample
+from fedtide.data.partition import IID, ByDomain, Dirichlet, HeldOutClients, Resample, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.data.shift import Shift
+from fedtide.data.shift import ChangePoints, ClusterDrift, DomainMixture, Shift, Stream
+from fedtide.data.shift.cluster_drift import ClusterDriftPlan, cut_across
 from fedtide.data.shift.how import LabelSwaps, Permutation, Reading
-from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
-from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan, cut_across
-from fedtide.data.shift.what.stream import StreamPlan
+from fedtide.data.shift.stream import StreamPlan
 from fedtide.data.shift.who import Periodic
 from helpers.examples import examples
 from helpers.toys import PARTS

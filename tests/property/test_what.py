@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.data.groups import ByLabels, Split
-from fedtide.data.partition import IID
+from fedtide.data.partition import IID, ByLabels, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.data.shift import Shift
+from fedtide.data.shift import DomainMixture, Shift
 from fedtide.data.shift.how import Rotation
-from fedtide.data.shift.what import DomainMixture
 from helpers.examples import examples
 
 law = examples(40)

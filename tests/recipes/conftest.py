@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from fedtide.data.partition.skewed import CIFAR_100
+from fedtide.data.partition import CIFAR_100
 from helpers.image_files import write_idx
 
 

@@ -21,7 +21,7 @@ from fedtide.config.settings import check_installed
 from fedtide.config.writing import as_toml
 from fedtide.core.errors import FedtideError, refused, within
 from fedtide.data.sources.files import strip_endings
-from fedtide.data.sources.guesses import Roles, join_columns
+from fedtide.data.sources.frames import Roles, join_columns
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import Library, frame
 from fedtide.evaluate.judge import views

@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.algorithms.entry import as_cohort
 from fedtide.config.schema import Method, as_stop_at, form_of, is_own, options_model
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.groups import by_what
+from fedtide.data.partition import by_what
 from fedtide.fields.types import by_kind
 from fedtide.fields.vocabulary import nearest
 

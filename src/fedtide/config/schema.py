@@ -19,10 +19,8 @@ from fedtide.clusters.representation import Embedding
 from fedtide.config.settings import Deploy, FleetSettings, Local, Track, Tune, WireSettings
 from fedtide.core.base import Algorithm, EvalSplit, Grouping
 from fedtide.core.errors import refused, unknown
-from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import Partition
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Calendar
+from fedtide.data.partition import Groups, HeldOutClients, OneGroup, Partition, Split
+from fedtide.data.shift import Calendar, Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.targets import TARGET_WORDS, Setting
 from fedtide.data.transforms import Step

@@ -7,20 +7,25 @@
 5
 """
 
-from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
+    ByDomain,
     ByGroup,
+    ByLabels,
     DealtBy,
     Dirichlet,
     DirichletClass,
+    Groups,
+    HeldOutClients,
     LabelShards,
     Majority,
     Natural,
+    OneGroup,
     Pachinko,
     Partition,
     Resample,
     Rotation,
+    Split,
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows

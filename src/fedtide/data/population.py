@@ -1,7 +1,5 @@
 """The population: all clients, their rows, and the changes of both over time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,10 +15,9 @@ from fedtide.core.rng import Rng
 from fedtide.data.ragged import Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.availability import AvailabilityPlan
 from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Dated, Holding, Plan, PopulationView, Window
-from fedtide.data.shift.who import Arriving
+from fedtide.data.shift.who import Arriving, AvailabilityPlan
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.draw.tables import html_table
 from fedtide.fields.user_code import build_part

@@ -1,7 +1,5 @@
 """Construction of a population from rows and settings: groups, partition, parts, held-out clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +14,20 @@ from torch import Tensor
 from fedtide.core.base import PARTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import IID, ByGroup, Natural, Partition, Rotation, follow, with_limit
+from fedtide.data.partition import (
+    IID,
+    ByGroup,
+    ByLabels,
+    Groups,
+    HeldOutClients,
+    Natural,
+    OneGroup,
+    Partition,
+    Rotation,
+    Split,
+    follow,
+    with_limit,
+)
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged, Spans, count_pairs, part_sizes
 from fedtide.data.rows import GeneratedRows, Rows

@@ -1,7 +1,5 @@
 """Ragged index lists: the rows of each client in two arrays, for up to a million clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ class Ragged:
     rows: Tensor
 
     @staticmethod
-    def of(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
+    def of(lists: Sequence[Sequence[int] | np.ndarray]) -> "Ragged":
         """Build the lists from one sequence per client."""
         counts = np.array([len(rows) for rows in lists], dtype=np.int64)
         owner = np.repeat(np.arange(len(lists)), counts)
@@ -35,13 +33,13 @@ class Ragged:
         return Ragged.from_pairs(owner, flat, len(lists))
 
     @staticmethod
-    def from_owner(owner: np.ndarray, clients: int) -> Ragged:
+    def from_owner(owner: np.ndarray, clients: int) -> "Ragged":
         """Build the lists from the owner of each row; a negative owner means no client."""
         rows = np.flatnonzero(owner >= 0)
         return Ragged.from_pairs(owner[rows], rows, clients)
 
     @staticmethod
-    def from_pairs(owner: np.ndarray, rows: np.ndarray, clients: int) -> Ragged:
+    def from_pairs(owner: np.ndarray, rows: np.ndarray, clients: int) -> "Ragged":
         """Build the lists from (client, row) pairs in any order."""
         order = np.lexsort((rows, owner))
         start = np.zeros(clients + 1, dtype=np.int64)
@@ -49,14 +47,14 @@ class Ragged:
         return Ragged(torch.from_numpy(start), torch.from_numpy(rows[order].astype(np.int64)))
 
     @staticmethod
-    def equal(table: np.ndarray) -> Ragged:
+    def equal(table: np.ndarray) -> "Ragged":
         """Build lists of equal length from a table (clients, rows each), which is sorted in place and kept."""
         clients, size = table.shape
         table.sort(axis=1)
         return Ragged(torch.arange(clients + 1) * size, torch.from_numpy(table.reshape(-1)))
 
     @staticmethod
-    def empty(clients: int) -> Ragged:
+    def empty(clients: int) -> "Ragged":
         """Build an empty list for each client."""
         return Ragged(torch.zeros(clients + 1, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 
@@ -85,17 +83,17 @@ class Ragged:
         """Client of each entry of `rows` (total,)."""
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
 
-    def translated(self, rows: Tensor) -> Ragged:
+    def translated(self, rows: Tensor) -> "Ragged":
         """Replace every entry `i` by `rows[i]`, for lists made on a subset; `rows` ascends."""
         return Ragged(self.start, torch.index_select(rows.to(self.rows.dtype), 0, self.rows))
 
-    def only(self, mask: Tensor) -> Ragged:
+    def only(self, mask: Tensor) -> "Ragged":
         """Leave out the entries `i` of which `mask[i]` is false."""
         entries = mask[self.rows.long()]
         counts = torch.bincount(self.owner[entries], minlength=len(self))
         return Ragged(torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), self.rows[entries])
 
-    def joined(self, other: Ragged) -> Ragged:
+    def joined(self, other: "Ragged") -> "Ragged":
         """Append the lists of `other` to these."""
         # Torch would widen the rows of a million clients just to append an empty tensor.
         rows = [part.rows for part in (self, other) if len(part.rows)] or [self.rows]

@@ -1,7 +1,5 @@
 """Rows: the result of every source, checked once."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable
@@ -230,14 +228,14 @@ class Rows:
         scored = ~torch.isin(y, torch.tensor(self.unscored))
         return scored if mask is None else scored & mask
 
-    def pick(self, where: Tensor) -> Rows:
+    def pick(self, where: Tensor) -> "Rows":
         """Return some of the rows, by mask or by position."""
         columns = {name: getattr(self, name) for name in ("x", *COLUMNS)}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
         fit = None if self._fit is None else Fit(self._fit.make, picked["x"], self._fit.of[where])
         return replace(self, **picked, fit=fit)
 
-    def fitted(self, positions: Tensor) -> Rows:
+    def fitted(self, positions: Tensor) -> "Rows":
         """Return rows whose scales, means and categories are those of the known ones alone, if rows have no time.
 
         Args:

@@ -1,7 +1,5 @@
 """A population saved with its run, as plain arrays of the clients' rows and arrivals, for exact replay."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal

@@ -5,8 +5,6 @@ source (`fedtide.data.rows.find_known_rows`). Bins may deal rows. Once rows are 
 standardized by the training rows (`recenter`).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 They are applied last, after the scaling of bytes to 0..1 and after the shift. The stored rows do not change.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedtide.core.errors import refused
-from fedtide.data.sources.when import YEAR_1973
+from fedtide.data.sources.cells import YEAR_1973
 from fedtide.draw.prose import listed
 from fedtide.inspection.questions import (
     CYCLES,

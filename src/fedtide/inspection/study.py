@@ -14,7 +14,7 @@ import tomli_w
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Trait
 from fedtide.core.errors import FedtideError
-from fedtide.data.shift.what import Calendar
+from fedtide.data.shift import Calendar
 from fedtide.fields.types import LONGEST, seconds_of
 from fedtide.inspection.answers import QUESTIONS, SIMULATED, Answers
 from fedtide.inspection.table import Table

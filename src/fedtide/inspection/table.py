@@ -18,9 +18,9 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.cells import Column, columns_of, read_columns, read_names
+from fedtide.data.sources.cells import Column, columns_of, describe_span, read_columns, read_names
 from fedtide.data.sources.files import find
-from fedtide.data.sources.guesses import (
+from fedtide.data.sources.frames import (
     ASKED,
     CALENDAR,
     GUESSED,
@@ -34,7 +34,6 @@ from fedtide.data.sources.guesses import (
     words_of,
 )
 from fedtide.data.sources.series import Series
-from fedtide.data.sources.when import describe_span
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, seconds_of
 from fedtide.runs.build import cohort_size, population_of

@@ -5,8 +5,6 @@
 Linear(in_features=3, out_features=2, bias=True)
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Annotated
 
@@ -17,8 +15,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.fields import user_code
 from fedtide.fields.types import ingredient
 from fedtide.models.branched import branched
-from fedtide.models.image_networks import (
+from fedtide.models.networks import (
     CNN,
+    LSTM,
     MLP,
     CifarCNN,
     LeafCNN,
@@ -31,7 +30,6 @@ from fedtide.models.image_networks import (
     SmallCNN,
     ViT,
 )
-from fedtide.models.text_networks import LSTM
 
 
 @ingredient

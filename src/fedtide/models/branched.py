@@ -1,7 +1,5 @@
 """Multi-branch networks: one layer of a model repeated K times, with all other layers shared."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Annotated, Literal, get_args
@@ -30,7 +28,7 @@ COPY = re.compile(r"(?:^|\.)copies\.(\d+)\.")
 
 def branched(
     model: nn.Module, layer: str, count: int, feature: Feature = "shared", key: str = "branch_layer"
-) -> Branched:
+) -> "Branched":
     """Repeat the layer named `layer` K times and share all layers before and after it.
 
     The first branch is the original layer, the others are copies with fresh initial weights.
@@ -48,12 +46,12 @@ def branched(
     Returns:
         A module that returns logits (K, rows, classes) and features (rows, d).
 
-    >>> from fedtide.models.image_networks import SmallCNN
+    >>> from fedtide.models.networks import SmallCNN
     >>> net = branched(SmallCNN().build((1, 28, 28), 10), "head", 2)
     >>> logits, features = net(torch.zeros(5, 1, 28, 28))
     >>> logits.shape, features.shape, sum(p.numel() for p in net.parameters())
     (torch.Size([2, 5, 10]), torch.Size([5, 64]), 28212)
-    >>> from fedtide.models.text_networks import LSTM
+    >>> from fedtide.models.networks import LSTM
     >>> net = branched(LSTM(embedding=16, hidden=64).build((20,), 1_000), "projection", 2)
     >>> logits, features = net(torch.ones(5, 20, dtype=torch.int64))
     >>> logits.shape, features.shape
@@ -134,7 +132,7 @@ def unbranched(weights: Weights) -> list[Weights]:
 class Averaged(nn.Module):
     """A branched model used as a single model, with the mean of its branches' logits (rows, classes)."""
 
-    def __init__(self, model: Branched) -> None:
+    def __init__(self, model: "Branched") -> None:
         super().__init__()
         self.model = model
 

@@ -22,7 +22,7 @@ from fedtide.learn.losses import CrossEntropy, Loss
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
-from fedtide.models.init import initialize
+from fedtide.models.networks import initialize
 
 
 def train_early_stopping(

@@ -22,8 +22,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
-from fedtide.data.groups import Split
-from fedtide.data.partition import IID
+from fedtide.data.partition import IID, Split
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.fleets.ask import Ask, BlockResult

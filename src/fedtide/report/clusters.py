@@ -13,8 +13,8 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.data.shift.what import ChangePoints
-from fedtide.data.shift.what.change_points import Domains
+from fedtide.data.shift import ChangePoints
+from fedtide.data.shift.change_points import Domains
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import mean_of_known

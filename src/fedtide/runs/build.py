@@ -42,7 +42,7 @@ from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
-from fedtide.models.init import initialize
+from fedtide.models.networks import initialize
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
 from fedtide.wire.pipeline import FLOATING, Wire, check_wire

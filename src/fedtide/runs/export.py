@@ -28,11 +28,10 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
 from fedtide.data.rows import Rows, find_known_rows
 from fedtide.data.sources.arrays import standardize
-from fedtide.data.sources.cells import read_cells, read_names
+from fedtide.data.sources.cells import format_times, read_cells, read_names
 from fedtide.data.sources.files import reading
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.tabular import CSV
-from fedtide.data.sources.when import format_times
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
 from fedtide.learn.target import CLASSES, DEVIATION, Target

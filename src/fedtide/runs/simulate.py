@@ -14,8 +14,7 @@ from fedtide.config.schema import as_stop_at
 from fedtide.core.base import Algorithm, S
 from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
-from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import Partition
+from fedtide.data.partition import Groups, HeldOutClients, OneGroup, Partition, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target

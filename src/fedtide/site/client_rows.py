@@ -23,7 +23,7 @@ from fedtide.config import Experiment
 from fedtide.core.base import PARTS, Algorithm, Moment, Shard
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.data.groups import Split
+from fedtide.data.partition import Split
 from fedtide.data.population import Population, features
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows

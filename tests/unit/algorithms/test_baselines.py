@@ -24,7 +24,7 @@ from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.mixtures.branches import branch_losses, certainty
 from fedtide.models.branched import Averaged, branched
-from fedtide.models.image_networks import MLP
+from fedtide.models.networks import MLP
 from fedtide.runs.build import host_of
 from helpers.answering import DIMS, Answering, begun, identity, task
 from helpers.branchnet import Noted

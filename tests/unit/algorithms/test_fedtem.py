@@ -22,7 +22,7 @@ from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.mixtures.feature_gaussians import floor_variances, posteriors
 from fedtide.mixtures.priors import Linear, Soft
-from fedtide.models.image_networks import MLP
+from fedtide.models.networks import MLP
 from fedtide.runs.build import host_of
 from helpers.answering import DIMS, WIDTH, begun, task
 from helpers.toys import played, toy

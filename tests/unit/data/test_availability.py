@@ -14,12 +14,11 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.data.groups import ByDomain
-from fedtide.data.partition import IID, Natural
+from fedtide.data.partition import IID, ByDomain, Natural
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.availability import Availability, AvailabilityPlan, Timetable, read_timetable
+from fedtide.data.shift.who import Availability, AvailabilityPlan, Timetable, read_timetable
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from helpers.examples import examples

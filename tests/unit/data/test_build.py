@@ -14,27 +14,31 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.config import from_dict, read, to_toml
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
+    ByDomain,
     ByGroup,
+    ByLabels,
     Dirichlet,
     DirichletClass,
+    Groups,
+    HeldOutClients,
     LabelShards,
     Majority,
     Natural,
+    OneGroup,
     Pachinko,
     Partition,
     Resample,
     Rotation,
     Saved,
+    Split,
 )
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Calendar
+from fedtide.data.shift import Calendar, Shift
 from fedtide.data.transforms import CenterCrop, Normalize
 from fedtide.runs.preflight import preflight
 from helpers.examples import examples

@@ -10,13 +10,11 @@ import torch
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import Split
-from fedtide.data.partition import IID
+from fedtide.data.partition import IID, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_learned
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Calendar, Stream
+from fedtide.data.shift import Calendar, Shift, Stream
 from fedtide.data.shift.who import Data
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.preflight import preflight

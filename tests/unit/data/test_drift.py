@@ -19,18 +19,16 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite
-from fedtide.data.groups import ByDomain, HeldOutClients, Split
-from fedtide.data.partition import IID, Natural
+from fedtide.data.partition import IID, ByDomain, HeldOutClients, Natural, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
-from fedtide.data.shift import Shift
-from fedtide.data.shift.chain import KEPT, MOST, Chain, check_events
+from fedtide.data.shift import ChangePoints, ClusterDrift, Shift, Stream, What
+from fedtide.data.shift.cluster_drift import ClusterDriftPlan
 from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
-from fedtide.data.shift.what.cluster_drift import ClusterDriftPlan
+from fedtide.data.shift.what import KEPT, MOST, Chain, check_events
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.build import host_of, task_of

@@ -18,8 +18,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data import stack, table
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, cells
-from fedtide.data.sources.cells import numbers_of
-from fedtide.data.sources.when import all_seconds
+from fedtide.data.sources.cells import all_seconds, numbers_of
 from helpers.same_rows import same
 
 NUMBERS = ["1", "-2.5", " 3 ", "+4", ".5", "5.", "1e-3", "0.1234567890123456789", "-0", "1e-400", "16777217", "9e15"]

@@ -13,16 +13,25 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import IID, Dirichlet, Natural, Resample, Rotation
+from fedtide.data.partition import (
+    IID,
+    ByDomain,
+    ByLabels,
+    Dirichlet,
+    HeldOutClients,
+    Natural,
+    OneGroup,
+    Resample,
+    Rotation,
+    Split,
+)
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
-from fedtide.data.shift import Shift, Who, how
+from fedtide.data.shift import DomainMixture, Shift, Stream, What, Who, how
 from fedtide.data.shift.how import How
-from fedtide.data.shift.what import DomainMixture, Stream, What
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import Generated
 from helpers.toys import PARTS

@@ -13,11 +13,9 @@ import pytest
 import torch
 
 from fedtide.core.base import Moment
-from fedtide.data.groups import ByDomain
-from fedtide.data.partition import IID, Natural
+from fedtide.data.partition import IID, ByDomain, Natural
 from fedtide.data.population_builder import build
-from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Stream
+from fedtide.data.shift import Shift, Stream
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, GasSensors, Images, Series, Text
 from fedtide.data.sources.published import PUBLISHED, check_published, read_idx
 

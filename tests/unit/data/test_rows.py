@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import ByLabels, OneGroup
-from fedtide.data.partition import IID, Dirichlet, DirichletClass, LabelShards, Majority, Pachinko, Rotation
+from fedtide.data.partition import (
+    IID,
+    ByLabels,
+    Dirichlet,
+    DirichletClass,
+    LabelShards,
+    Majority,
+    OneGroup,
+    Pachinko,
+    Rotation,
+)
 from fedtide.data.population_builder import build
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows, check_classes

@@ -15,7 +15,7 @@ import torch
 from fedtide import data
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import CSV, NPZ, GasSensors
-from fedtide.data.sources.guesses import Roles
+from fedtide.data.sources.frames import Roles
 from fedtide.inspection.table import read
 
 # -- NPZ --------------------------------------------------------------------------------------------------------------

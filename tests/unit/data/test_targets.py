@@ -18,8 +18,7 @@ import fedtide as ft
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.data.groups import HeldOutClients, Split
-from fedtide.data.partition import IID, Dirichlet, Partition
+from fedtide.data.partition import IID, Dirichlet, HeldOutClients, Partition, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target

@@ -13,8 +13,7 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import ByDomain, Split
-from fedtide.data.partition import Natural
+from fedtide.data.partition import ByDomain, Natural, Split
 from fedtide.data.population_builder import build
 from fedtide.data.sources import PlayRoles, Text
 from fedtide.data.sources.text import sentences

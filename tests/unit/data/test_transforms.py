@@ -12,8 +12,7 @@ from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.data.groups import HeldOutClients, OneGroup, Split
-from fedtide.data.partition import IID, Rotation
+from fedtide.data.partition import IID, HeldOutClients, OneGroup, Rotation, Split
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, apply_transforms, shape_after

@@ -18,7 +18,7 @@ from fedtide.config import Experiment
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources.guesses import GUESSED
+from fedtide.data.sources.frames import GUESSED
 from fedtide.inspection.findings import PAGE, STUDY, inspect_table
 from fedtide.inspection.study import CANDIDATES, helps, methods
 from fedtide.inspection.table import Roles, read

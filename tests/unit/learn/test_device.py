@@ -38,7 +38,7 @@ from fedtide.learn.losses import WSM, Blended, CrossEntropy
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import BranchLoss, predict_by_certainty
-from fedtide.models.text_networks import LSTM
+from fedtide.models.networks import LSTM
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
 from helpers.toys import played, toy

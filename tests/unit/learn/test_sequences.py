@@ -17,8 +17,7 @@ from fedtide.core.base import Moment, Prediction, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.data.groups import Split
-from fedtide.data.partition import Natural
+from fedtide.data.partition import Natural, Split
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.fleets.local_engine import Host, LocalEngine
@@ -30,7 +29,7 @@ from fedtide.learn.losses import CrossEntropy, label_count
 from fedtide.learn.target import row_losses
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import blend_branches, losses_of, most_certain, predict_chosen
-from fedtide.models.text_networks import LSTM
+from fedtide.models.networks import LSTM
 from fedtide.runs.simulate import simulate
 from helpers.texts import Network, tiny
 

@@ -20,7 +20,7 @@ from fedtide.mixtures.branches import (
     most_certain,
     step_trained,
 )
-from fedtide.models.image_networks import MLP
+from fedtide.models.networks import MLP
 
 CLASSES, ROWS, DIMS = 3, 6, 4
 SERVERS = [SGD(0.5), SGD(0.5, momentum=0.9), Adam(), KerasAdam(), Adagrad(), Yogi()]

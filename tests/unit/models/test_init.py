@@ -16,7 +16,7 @@ from fedtide.core.trees import same
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.task import Task
 from fedtide.models import CNN, LSTM, MLP, Python, SmallCNN
-from fedtide.models.init import initialize
+from fedtide.models.networks import initialize
 from fedtide.runs.build import rows_of, task_of
 from helpers.studies import A, raw
 

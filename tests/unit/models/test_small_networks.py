@@ -11,7 +11,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.task import Task
 from fedtide.models import CNN, LSTM, MLP, CifarCNN, LeafCNN, LeNet5, Linear, Python, ResNet18, SmallCNN, branched
-from fedtide.models.image_networks import sequence
+from fedtide.models.networks import sequence
 from helpers.networks import COLOUR, GREY, parameters
 
 # -- parameter counts --------------------------------------------------------------------------------------------------

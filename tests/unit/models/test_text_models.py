@@ -14,7 +14,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import LSTM, branched
 from fedtide.models.branched import mean_over_steps
-from fedtide.models.init import OneBiasLSTM
+from fedtide.models.networks import OneBiasLSTM
 from helpers.networks import parameters
 
 WORDS, STEPS = 11, 6

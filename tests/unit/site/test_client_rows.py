@@ -12,7 +12,7 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.groups import Split
+from fedtide.data.partition import Split
 from fedtide.data.transforms import Standardize
 from fedtide.site.client_rows import FileRows, divide_rows, read_rows
 from fedtide.site.tickets import RowsAbout

@@ -7,8 +7,6 @@ The three parts are independent, compose freely, and each is a pure function of 
 8.0
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -16,15 +14,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedtide.core.base import Moment
-from fedtide.data.shift.availability import Availability
-from fedtide.data.shift.from_functions import AwakeBy, HeldBy, ReadBy
-from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
-from fedtide.data.shift.what import Calendar, ChangePoints, ClusterDrift, DomainMixture, Rhythm, Static, Stream, What
-from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
-from fedtide.data.shift.what.cluster_drift import MassEvents
-from fedtide.data.shift.what.holding import Python
-from fedtide.data.shift.what.stream import Labels, Order, Time
-from fedtide.data.shift.who import Always, BlockCyclic, Data, Periodic, Replay
+from fedtide.data.shift.calendar import Calendar
+from fedtide.data.shift.change_points import ChangePoints, Domains, Drawn, File, LabelShares
+from fedtide.data.shift.cluster_drift import ClusterDrift, MassEvents
+from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, ReadBy, Rotation
+from fedtide.data.shift.mixture import DomainMixture, Static
+from fedtide.data.shift.stream import Labels, Order, Stream, Time
+from fedtide.data.shift.what import HeldBy, Python, Rhythm
+from fedtide.data.shift.who import Always, Availability, AwakeBy, BlockCyclic, Data, Periodic, Replay
 from fedtide.fields.types import Spelled, ingredient
 
 __all__ = [
@@ -34,6 +31,9 @@ __all__ = [
     "Stream", "Time", "What", "Who",
 ]  # fmt: skip
 
+What = Annotated[
+    Static | DomainMixture | Stream | Calendar | ClusterDrift | ChangePoints | Python, Field(discriminator="kind")
+]
 Who = Annotated[Always | Data | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
 
 

@@ -1,10 +1,8 @@
 """Meaning of rows: a transform of (x, y) that depends on the client, its group and the moment."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol
@@ -16,10 +14,10 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.holding import PopulationView, Python
+from fedtide.data.shift.what import Chain, PopulationView, Python, check_events
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Flag, Fraction, Positive, Whole, ingredient
+from fedtide.fields.user_code import call
 
 
 class Reading(Protocol):
@@ -34,7 +32,7 @@ class Reading(Protocol):
         """Raise if the settings do not fit the groups or the rows; `classes` is None for sequences."""
         return
 
-    def plan(self, view: PopulationView) -> RowTransform:
+    def plan(self, view: PopulationView) -> "RowTransform":
         """Build the transform of a population's rows: `apply` with the group of each row's client, at all times."""
         return ByGroup(self, view)
 
@@ -376,6 +374,24 @@ class Shared(Swapped):
         return (now != then)[: self.view.registered].nonzero()[:, 0]
 
 
-How = Annotated[Identity | Rotation | Permutation | LabelSwaps | Python, Field(discriminator="kind")]
+@dataclass(frozen=True)
+class ReadBy(Reading):
+    """A `how` by a function from rows, their clients' groups and the time to the meaning of the rows.
 
-__all__ = ["How", "Identity", "LabelSwaps", "Permutation", "Reading", "Rotation", "RowTransform"]
+    Args:
+        read: (x, y, (rows,) the group of each row's client, the time) -> x and y with their meaning at that time.
+    """
+
+    read: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+    def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
+        """Return the rows with their meaning at `time`."""
+        key = "shift.how.function"
+        result = call(self.read, key, x, y, group, time)
+        pair = result if isinstance(result, tuple) else ()
+        if [getattr(tensor, "shape", None) for tensor in pair] != [x.shape, y.shape]:
+            raise refused(key, result, f"a pair (x, y) of tensors of shapes {tuple(x.shape)} and {tuple(y.shape)}")
+        return result
+
+
+How = Annotated[Identity | Rotation | Permutation | LabelSwaps | Python, Field(discriminator="kind")]

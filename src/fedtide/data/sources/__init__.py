@@ -1,41 +1,133 @@
 """Sources of Rows: frozen dataclasses with `load(directory, seed)`."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from fedtide.data.sources.arrays import NPZ, Python, from_arrays
-from fedtide.data.sources.bundled import DayNightCharacters, PlayRoles
-from fedtide.data.sources.domains import Domains
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import NPZ, Python
+from fedtide.data.sources.files import Loading
 from fedtide.data.sources.images import Images, Manifest
-from fedtide.data.sources.published import CIFAR, IDX, LEAF, GasSensors
+from fedtide.data.sources.published import CIFAR, IDX, LEAF, DayNightCharacters, GasSensors
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.synthetic import Gaussians, Generated
 from fedtide.data.sources.tabular import CSV
-from fedtide.data.sources.text import Text
+from fedtide.data.sources.text import PlayRoles, Text
+from fedtide.fields.types import Spelled, explained, ingredient
+
+OneSource = DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Python | Gaussians
+"""Sources of which several may stand side by side."""
+
+LABELS = explained("'disjoint', 'shared', or a list of a word for each source")
+
+
+@ingredient
+class Domains(Loading):
+    """Several sources, each of which becomes a domain.
+
+    Args:
+        names: names of the domains, in order.
+        sources: one source per domain.
+        labels: "disjoint" numbers the labels of each source after those of the previous ones; "shared" keeps them. A
+            list has a word for each source. Sources with the same word share their labels, and each new word starts
+            after the labels of the previous words.
+
+    >>> Domains(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes
+    4
+    """
+
+    names: tuple[str, ...]
+    sources: tuple[Annotated[OneSource, Field(discriminator="kind"), Spelled], ...]
+    labels: Annotated[Literal["disjoint", "shared"] | tuple[str, ...], LABELS] = "disjoint"
+    kind: Literal["domains"] = "domains"
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"found names {list(self.names)}, allowed: a name of its own for each domain")
+        if len(self.names) != len(self.sources) or len(self.names) < 2:
+            raise ValueError(f"{len(self.names)} names for {len(self.sources)} sources; give two or more of each")
+        if isinstance(self.labels, tuple) and len(self.labels) != len(self.sources):
+            raise ValueError(
+                f"found {len(self.labels)} labels for {len(self.sources)} sources; allowed: a word for each source"
+            )
+
+    @property
+    def drawn(self) -> bool:
+        """Tell whether the rows depend on the seed."""
+        return any(source.drawn for source in self.sources)
+
+    def uncached(self) -> Any:
+        """Return the source with all of its sources uncached."""
+        return replace(self, sources=tuple(source.uncached() for source in self.sources))
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read all sources, each with its own seed."""
+        key = Rng(seed).at("pools")
+        parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
+        for name, part in zip(self.names, parts, strict=True):
+            if part.steps is not None or part.unscored:
+                but = "it gives sequences, whose labels differ from source to source"
+                raise refused("data.source.sources", name, "one source that names the domains itself", but)
+        shapes = {part.shape for part in parts}
+        if len(shapes) > 1:
+            raise refused("data.source.sources: shapes of rows", sorted(shapes), "a single one")
+        first, classes = self._numbered([part.classes for part in parts])
+        held_out = [torch.zeros(len(p), dtype=torch.bool) if p.held_out is None else p.held_out for p in parts]
+        client, client_names = _clients(parts, self.names)
+        times = [part.time for part in parts if part.time is not None]
+        return Rows(
+            " + ".join(self.names),
+            _features(parts),
+            torch.cat([part.y + number for part, number in zip(parts, first, strict=True)]),
+            classes,
+            torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts])),
+            self.names,
+            client,
+            client_names,
+            torch.cat(times) if len(times) == len(parts) else None,
+            torch.cat(held_out) if any(part.held_out is not None for part in parts) else None,
+        )
+
+    def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
+        """Return the first label of each source, given the number of classes of each, and the number of labels."""
+        words: Sequence[Any] = self.labels
+        if isinstance(self.labels, str):
+            words = range(len(classes)) if self.labels == "disjoint" else [self.labels] * len(classes)
+        sizes: dict[Any, int] = {}
+        for word, count in zip(words, classes, strict=True):
+            sizes[word] = max(sizes.get(word, 0), count)
+        first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        return [first[word] for word in words], sum(sizes.values())
+
+
+def _features(parts: list[Rows]) -> Tensor:
+    """Concatenate the features; images beside other numbers are scaled to 0..1."""
+    if len({part.x.dtype for part in parts}) == 1:
+        return torch.cat([part.x for part in parts])
+    return torch.cat([part.x / 255 if part.x.dtype == torch.uint8 else part.x.float() for part in parts])
+
+
+def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Return the natural clients of all domains, all distinct, if every domain names its clients."""
+    columns = [part.client for part in parts if part.client is not None]
+    if len(columns) < len(parts):
+        return None, ()
+    offset, shifted = 0, []
+    for column in columns:
+        shifted.append(column + offset)
+        offset += int(column.max()) + 1
+    spelled = tuple(f"{name}/{client}" for name, part in zip(names, parts, strict=True) for client in part.client_names)
+    return torch.cat(shifted), spelled
+
 
 Source = Annotated[
-    DayNightCharacters
-    | PlayRoles
-    | IDX
-    | CIFAR
-    | Images
-    | Manifest
-    | LEAF
-    | NPZ
-    | CSV
-    | Series
-    | GasSensors
-    | Text
-    | Python
-    | Gaussians
-    | Generated
-    | Domains,
-    Field(discriminator="kind"),
-]  # fmt: skip
-
-
-__all__ = [
-    "CIFAR", "CSV", "IDX", "LEAF", "NPZ", "DayNightCharacters", "Domains", "GasSensors", "Gaussians", "Generated",
-    "Images", "Manifest", "PlayRoles", "Python", "Series", "Source", "Text", "from_arrays",
-]  # fmt: skip
+    OneSource | PlayRoles | Series | GasSensors | Text | Generated | Domains, Field(discriminator="kind")
+]

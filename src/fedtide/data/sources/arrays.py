@@ -1,7 +1,5 @@
 """Arrays from a file or from the user's own Python: NPZ and `module:function`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
@@ -14,8 +12,8 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.rows import Fit, Rows, find_known_rows, with_learned
+from fedtide.data.sources.cells import seconds_of
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
-from fedtide.data.sources.when import seconds_of
 from fedtide.fields import user_code
 from fedtide.fields.types import Flag, ingredient
 

@@ -1,7 +1,5 @@
 """Search for data files, unpacking, and the error of a damaged one."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

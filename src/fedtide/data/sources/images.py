@@ -1,7 +1,5 @@
 """Image files (JPEG, PNG and all other formats of Pillow): in a folder for each class, or listed by a table."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile
@@ -18,11 +16,10 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.cells import read_cells, read_names
+from fedtide.data.sources.cells import all_seconds, read_cells, read_names
 from fedtide.data.sources.files import Loading, check_unpacked, find, opened, reading
 from fedtide.data.sources.published import read_idx
 from fedtide.data.sources.tabular import Where, labels_of, names_of
-from fedtide.data.sources.when import all_seconds
 from fedtide.fields.types import Count, ingredient
 
 Arrays = Mapping[str, np.ndarray]

@@ -1,7 +1,5 @@
 """Files of data sets as they were published: IDX, CIFAR, LEAF, gas sensors."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -10,6 +8,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -428,3 +427,47 @@ def _sample(where: str, line: str) -> tuple[int, list[str]]:
     if len(cells) != FEATURES:
         raise refused(f"{where}: number of features", len(cells), f"{FEATURES}")
     return label, cells
+
+
+@ingredient
+class DayNightCharacters(Loading):
+    """18,480 images of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
+
+    Args:
+        labels: "shared" gives letters A to J the labels 0-9 of the digits, so that one label has two meanings; there
+            are 7,000 images of each domain. "disjoint" gives digits the labels 0-9 and letters A to Z 10-35.
+        domain: "day" or "night" gives only the rows of that domain, with letters labeled from 0, for use with other
+            sources in "domains". The rows are equal to those in "both".
+    """
+
+    labels: Literal["shared", "disjoint"] = "shared"
+    domain: Literal["both", "day", "night"] = "both"
+    kind: Literal["day-night-characters"] = "day-night-characters"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the images."""
+        both, number = self._both(), {"day": 0, "night": 1}.get(self.domain)
+        if number is None or both.domain is None:
+            return both
+        one = both.pick(both.domain == number)
+        y = one.y - one.y.min()
+        return Rows(self.kind, one.x, y, int(y.max()) + 1, held_out=one.held_out)
+
+    def _both(self) -> Rows:
+        with files("fedtide.data").joinpath("bundled/characters.npz").open("rb") as file, np.load(file) as arrays:
+            x, label, held_out = (torch.from_numpy(arrays[name]) for name in ("images", "labels", "test"))
+        label = label.long()
+        domain = (label >= 10).long()
+        rows = Rows(self.kind, x.unsqueeze(1), label, 36, domain, ("day", "night"), held_out=held_out)
+        if self.labels == "shared":
+            shared = rows.pick(label < 20)
+            return Rows(
+                self.kind, shared.x, shared.y % 10, 10, shared.domain, ("day", "night"), held_out=shared.held_out
+            )
+        # As many of each letter: the rarest have 240 training and 40 test rows.
+        place = torch.zeros_like(label)
+        for value in label.unique():
+            for part in (True, False):
+                mine = (label == value) & (held_out == part)
+                place[mine] = torch.arange(int(mine.sum()))
+        return rows.pick((domain == 0) | (place < torch.where(held_out, 40, 240)))

@@ -1,7 +1,5 @@
 """Series of numbers over time: a row is a value, and its features are values before it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +14,8 @@ from pydantic import Field
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import center_and_spread, from_arrays
-from fedtide.data.sources.cells import find_places, read_cells, read_names
+from fedtide.data.sources.cells import all_seconds, find_places, read_cells, read_names
 from fedtide.data.sources.files import Loading, find
-from fedtide.data.sources.when import all_seconds
 from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
 
 CLOCKS: Mapping[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
@@ -104,7 +101,7 @@ class Series(Loading):
         rows = from_arrays(name, features, label, client, measured=True)
         return replace(rows, time=torch.from_numpy(at), said=tuple(lines))
 
-    def ahead(self, path: Path, directory: Path | None) -> list[Ahead]:
+    def ahead(self, path: Path, directory: Path | None) -> list["Ahead"]:
         """Return the possible forecasts of the series in a file: at its times, and after its end as far as lags go.
 
         With `own_scale` a series that this source has, too, keeps the scale from there. Another series has the scale of
@@ -134,7 +131,7 @@ class Series(Loading):
         clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[clock] for clock in self.clock)]
         return np.concatenate([before, *clocks], 1).astype(np.float32)
 
-    def _read(self, path: Path) -> Iterator[_Series]:
+    def _read(self, path: Path) -> Iterator["_Series"]:
         header = read_names(path)
         find_places(path, header, [self.time])
         names = [column for column in header if column != self.time]
@@ -190,7 +187,7 @@ class _Series:
         center, spread = center_and_spread(earliest)
         return float(center[0]), float(spread[0])
 
-    def on(self, center: float, spread: float) -> _Series:
+    def on(self, center: float, spread: float) -> "_Series":
         """Return the series on another scale."""
         return replace(self, values=(self.values - center) / spread)
 

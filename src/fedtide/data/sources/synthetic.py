@@ -1,7 +1,5 @@
 """Synthetic Gaussians: stored, or generated for each client on request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal

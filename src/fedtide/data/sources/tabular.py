@@ -1,7 +1,5 @@
 """Tables with a row per sample and columns for label, client, domain and time, in one or several files."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +20,9 @@ from fedtide.data.sources.cells import (
     DECIMAL_COMMA,
     Cells,
     NotANumber,
+    all_seconds,
+    dates,
+    describe_span,
     find_places,
     is_missing,
     is_number,
@@ -31,7 +32,6 @@ from fedtide.data.sources.cells import (
     read_names,
 )
 from fedtide.data.sources.files import Loading, find
-from fedtide.data.sources.when import all_seconds, dates, describe_span
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
 MOST_CATEGORIES = 100
@@ -62,7 +62,7 @@ class Encoder:
         rows: np.ndarray,
         *,
         scaled: bool,
-    ) -> Encoder:
+    ) -> "Encoder":
         """Find means and categories in the rows at some positions, and the center and spread of numbers if `scaled`.
 
         Raises:

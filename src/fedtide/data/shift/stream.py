@@ -4,8 +4,6 @@
 the one that agrees with the paper's description of all four data sets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,7 +17,7 @@ from torch import Tensor
 from fedtide.core.base import PARTS, Moment
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.what.holding import Holding, Plan, PopulationView
+from fedtide.data.shift.what import Holding, Plan, PopulationView
 from fedtide.fields.types import Count, Positive, Spelled, ingredient
 
 CELLS = 20_000_000

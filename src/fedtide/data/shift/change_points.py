@@ -3,8 +3,6 @@
 A concept is a domain of the source, or a distribution of labels by which a client draws rows.
 """
 
-from __future__ import annotations
-
 import csv
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -22,9 +20,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown, unknown
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
-from fedtide.data.shift.what.holding import Holding, Plan, PopulationView
+from fedtide.data.shift.what import Amounts, Chain, Holding, Plan, Pools, PopulationView, check_apart, check_events
 from fedtide.data.sources.cells import number, read_cells, read_names
 from fedtide.data.sources.files import find
 from fedtide.draw.prose import share_of
@@ -161,7 +157,7 @@ class ChangePointsPlan(Plan):
         return self.changes.when
 
     @cached_property
-    def _shares(self) -> Concepts | None:
+    def _shares(self) -> "Concepts | None":
         """Label distributions of the file; None if concepts are domains."""
         concepts = self.changes.concepts
         if not isinstance(concepts, LabelShares):

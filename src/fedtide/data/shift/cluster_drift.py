@@ -4,8 +4,6 @@ It follows the drifts in *Fielding: Clustered Federated Learning with Data Drift
 distributions change, clients change group, and mass events break up the old groups.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +20,18 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.change_points import COLUMNS, write_rows
-from fedtide.data.shift.what.drawn import Amounts, Domain, Pools, check_apart
-from fedtide.data.shift.what.holding import Holding, Plan, PopulationView
+from fedtide.data.shift.change_points import COLUMNS, write_rows
+from fedtide.data.shift.what import (
+    Amounts,
+    Chain,
+    Domain,
+    Holding,
+    Plan,
+    Pools,
+    PopulationView,
+    check_apart,
+    check_events,
+)
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
 
@@ -50,7 +56,7 @@ class State:
 class ClusterDriftPlan(Plan):
     """Group and rows of each client after each event."""
 
-    drift: ClusterDrift
+    drift: "ClusterDrift"
     view: PopulationView
 
     @property

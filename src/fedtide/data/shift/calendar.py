@@ -3,8 +3,6 @@
 Test, then train: Gama, Sebastião, Rodrigues: *On evaluating stream learning algorithms*, Machine Learning 90, 2013.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +16,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown
 from fedtide.data.ragged import Ragged
-from fedtide.data.shift.what.holding import Dated, Holding, PopulationView, Window
+from fedtide.data.shift.what import Dated, Holding, PopulationView, Window
 from fedtide.fields.types import Duration, Zone, explained, ingredient, kept_if, seconds_of, zone_of
 
 COME = "come"
@@ -159,7 +157,7 @@ class Calendar(Holding):
             f"model is tested on the rows of the next window before it is trained on them.{late} "
         )
 
-    def plan(self, view: PopulationView) -> CalendarPlan:
+    def plan(self, view: PopulationView) -> "CalendarPlan":
         """Build the plan of the rows that each client holds over time."""
         return CalendarPlan(view, self)
 

@@ -1,18 +1,295 @@
-"""Partitions by labels: sorted shards, majority classes, Dirichlet draws, super-classes."""
+"""Groups of rows and clients, the division of a client's rows into parts, and held-out clients."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Annotated, Literal
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+import torch
+from pydantic import BeforeValidator, Field
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.dealing import Dealing, check_enough
 from fedtide.data.ragged import Ragged
-from fedtide.fields.types import Count, Fraction, Positive, Whole, explained, ingredient
+from fedtide.data.rows import GeneratedRows, Rows
+from fedtide.data.saved import Saved
+from fedtide.fields.types import Count, Fraction, OpenFraction, Positive, Spelled, Whole, explained, ingredient
+from fedtide.fields.user_code import Python, call
+
+
+@ingredient
+class OneGroup:
+    """A single group with all clients."""
+
+    by: Literal["none"] = "none"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return the group of each row and the names of the groups."""
+        return np.zeros(len(rows), dtype=np.int64), ("all",)
+
+
+@ingredient
+class ByDomain:
+    """A group per domain of the source, such as day and night."""
+
+    by: Literal["domain"] = "domain"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return the group of each row and the names of the groups."""
+        if rows.domain is None or len(rows.domain_names) < 2:
+            raise refused("data.groups.by", "domain", "none, labels", f"{rows.name} has one domain")
+        return rows.domain.numpy(), rows.domain_names
+
+
+@ingredient
+class ByLabels:
+    """A group per set of labels.
+
+    Args:
+        labels: the labels of each group; rows with other labels are left out.
+        names: names of the groups; by default group 0, group 1, ...
+    """
+
+    labels: Annotated[tuple[tuple[Whole, ...], ...], Field(min_length=1)]
+    names: tuple[str, ...] = ()
+    by: Literal["labels"] = "labels"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return the group of each row and the names of the groups."""
+        table = np.full(rows.classes, -1)
+        for k, labels in enumerate(self.labels):
+            for label in labels:
+                if label >= rows.classes or table[label] >= 0:
+                    raise refused("data.groups.labels", label, f"each from 0 to {rows.classes - 1} at most once")
+                table[label] = k
+        names = self.names or tuple(f"group {k}" for k in range(len(self.labels)))
+        if len(names) != len(self.labels):
+            raise refused("data.groups.names", list(names), f"{len(self.labels)}, one for each group")
+        return table[rows.y.numpy()], names
+
+
+def by_what(value: Any) -> Any:
+    """Read `"domain"` as `{by = "domain"}`."""
+    return {"by": value} if isinstance(value, str) else value
+
+
+Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by"), BeforeValidator(by_what)]
+
+
+@ingredient
+class Split:
+    """Division of a client's own rows into train, validation and test.
+
+    Args:
+        val: share of the training rows kept for validation; at least one row if there are ten.
+        test: share of all rows kept for testing; None means 0.2, or 0 if the source has a test set of its own.
+        by: "random" or "time". With "time" the latest rows of all clients are for testing and the latest before these
+            for validation. So no row for training is later than a row for validation or testing. Shares then differ
+            between clients and may be 0. Held-out clients are judged on the latest rows, too.
+    """
+
+    val: OpenFraction = 0.1
+    test: OpenFraction | None = None
+    by: Literal["random", "time"] = "random"
+
+    def in_time(self, rows: Rows | GeneratedRows) -> tuple[float, float]:
+        """Return from when on rows are for validation, and for testing.
+
+        >>> import torch
+        >>> rows = Rows("log", torch.zeros(10, 1), torch.arange(10) % 2, 2, time=torch.arange(10).double())
+        >>> Split(val=0.25, test=0.2, by="time").in_time(rows)
+        (6.0, 8.0)
+        """
+        but = f"rows of {rows.name} have no time"
+        if rows.time is None:
+            raise refused("data.split.by", "time", "'random', or a source with a column of time", but)
+        if rows.held_out is not None and bool(rows.held_out.any()):
+            raise refused("data.split.by", "time", "'random'", f"{rows.name} has a test set of its own")
+        time, borders = rows.time.sort().values, [math.inf]
+        for name, share in (("test", 0.2 if self.test is None else self.test), ("val", self.val)):
+            left = int(torch.searchsorted(time, borders[-1]))
+            if share:
+                borders.append(float(time[min(left - max(round(share * left), 1), left - 1)]))
+                if borders[-1] == time[0]:
+                    raise refused(f"data.split.{name}", share, "less, or split by 'random'", "no row is earlier")
+            else:
+                borders.append(borders[-1])
+        return borders[2], borders[1]
+
+
+@ingredient
+class HeldOutClients:
+    """Clients that never take part in training, dealt from the source's own test set if it has one.
+
+    With a skewed partition and `samples`, the labels of all held-out clients are skewed, too. Accuracy then swings with
+    the classes in their rows. Without `samples` all rows are dealt, so that all labels are as even as in the source.
+
+    Args:
+        clients: number over all groups; 0 deals the source's test set to the registered clients instead.
+        samples: number of rows of each; None divides all rows.
+        labeled: share of these rows on which a held-out client may adapt before its evaluation on the others.
+            Algorithms use it if clients choose, weigh or personalize models. `data.split.val` of this share is for
+            validation.
+    """
+
+    clients: Whole = 0
+    samples: Count | None = None
+    labeled: OpenFraction = 0.0
+
+
+class Dealing:
+    """A rule that deals rows to `clients` by `deal(labels, number of classes, number of clients, key)`."""
+
+    by_labels: ClassVar[bool] = True
+    """Tell whether rows are dealt by their labels, so that sequences cannot be dealt."""
+    shares_rows: ClassVar[bool] = False
+    """Tell whether clients may hold the same row, so that tests need rows of their own."""
+
+
+def check_enough(rows: int, wanted: int, clients: int) -> None:
+    """Raise if there are fewer rows than clients need."""
+    if rows < wanted:
+        but = f"they need {wanted} rows and there are {rows}"
+        raise refused("data.partition.clients", clients, "fewer clients, or fewer rows each", but)
+
+
+@ingredient
+class IID(Dealing):
+    """Shuffle rows and cut them into equal parts; the remainder goes to the first clients.
+
+    Args:
+        clients: number of clients over all groups.
+        samples: maximum number of rows of each client; remaining rows stay unused.
+
+    >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0)).counts.tolist()
+    [3, 2, 2]
+    """
+
+    clients: Count = 100
+    samples: Count | None = None
+    kind: Literal["iid"] = "iid"
+    by_labels: ClassVar[bool] = False
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal rows with labels `y` to clients."""
+        check_enough(len(y), clients * (self.samples or 1), clients)
+        order = rng.at("rows").numpy().permutation(len(y))
+        if self.samples is not None:
+            return Ragged.equal(order[: clients * self.samples].reshape(clients, self.samples))
+        owner = np.empty(len(y), dtype=np.int64)
+        sizes = np.full(clients, len(y) // clients) + (np.arange(clients) < len(y) % clients)
+        owner[order] = np.repeat(np.arange(clients), sizes)
+        return Ragged.from_owner(owner, clients)
+
+
+@ingredient
+class Resample(Dealing):
+    """Draw `samples` different rows for every client; clients may share rows, which suits huge populations.
+
+    Args:
+        clients: number of clients over all groups.
+        samples: number of rows of each client.
+    """
+
+    clients: Count = 100
+    samples: Count = 50
+    kind: Literal["resample"] = "resample"
+    by_labels: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = True
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal rows with labels `y` to clients.
+
+        Raises:
+            FedtideError: the rows of all clients do not fit into memory.
+        """
+        check_enough(len(y), self.samples, 1)
+        draw = rng.at("rows").numpy()
+        try:
+            if 2 * self.samples > len(y):
+                return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
+            table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
+        except (MemoryError, ValueError) as error:  # a ValueError beyond the largest possible array
+            but = f"their {self.samples} rows each do not fit into memory ({error})"
+            raise refused("data.partition.clients", clients, "fewer clients or rows", but) from None
+        table.sort(axis=1)
+        while (twice := table[:, 1:] == table[:, :-1]).any():
+            at = np.nonzero(twice)
+            table[at[0], at[1]] = draw.integers(0, len(y), len(at[0]), dtype=np.int32)
+            changed = np.unique(at[0])
+            table[changed] = np.sort(table[changed], axis=1)
+        return Ragged.equal(table)
+
+
+@ingredient
+class Natural(Dealing):
+    """The source's own clients (writer, user, station) with at least `min_samples` rows.
+
+    Args:
+        min_samples: smallest number of rows of a client.
+        clients: number of clients to draw at random; None keeps all.
+    """
+
+    min_samples: Count = 1
+    clients: Count | None = None
+    kind: Literal["natural"] = "natural"
+    by_labels: ClassVar[bool] = False
+
+
+@ingredient
+class Rotation(Dealing):
+    """Groups of clients that each hold a full copy of the data, dealt equally, with images rotated by an angle.
+
+    The group is the ground truth of clustering; the rotation itself is `shift.how`, which follows from the angles.
+    Groups share the copies, so that the partition is disjoint within a group only.
+
+    Args:
+        clients: number of clients over all groups.
+        angles: rotation of each group in degrees, multiples of 90.
+        samples: maximum number of rows of each client.
+    """
+
+    clients: Count = 100
+    angles: Annotated[tuple[Literal[0, 90, 180, 270], ...], Field(min_length=1)] = (0, 180)
+    samples: Count | None = None
+    kind: Literal["rotation"] = "rotation"
+    by_labels: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = True
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal one copy."""
+        return IID(clients, self.samples).deal(y, classes, clients, rng)
+
+
+@dataclass(frozen=True)
+class DealtBy:
+    """A partition by a function from the rows' labels to the client of each row.
+
+    Args:
+        owner: (labels of the rows, number of classes, number of clients, a key) -> (rows,) the client of each row, -1
+            for an unused row.
+        clients: number of clients over all groups.
+        by_labels: the function needs labels, so that it cannot deal sequences.
+    """
+
+    owner: Callable[[np.ndarray, int, int, Rng], Any]
+    clients: int = 100
+    by_labels: bool = True
+    shares_rows: bool = False
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal rows with labels `y` to clients.
+
+        Raises:
+            FedtideError: the function does not return a client's number for each row.
+        """
+        owners = np.asarray(call(self.owner, "data.partition.function", y, classes, clients, rng))
+        if owners.shape != y.shape or owners.dtype.kind not in "iu":
+            raise refused("data.partition.function", owners, f"a client's number for each of {len(y)} rows")
+        if len(owners) and not -1 <= owners.min() <= owners.max() < clients:
+            raise refused("data.partition.function", int(owners.max()), f"clients from 0 to {clients - 1}, -1 for none")
+        return Ragged.from_owner(owners.astype(np.int64), clients)
 
 
 def draw_counts(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
@@ -238,7 +515,7 @@ CIFAR_100 = (
 )  # fmt: skip
 """Five labels of each of the 20 published super-classes, in their published order."""
 
-Groups = Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)]
+SuperClasses = Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)]
 
 
 @ingredient
@@ -266,7 +543,7 @@ class Pachinko(Dealing):
     alpha: Positive = 0.1
     beta: Positive = 10.0
     samples: Count | None = None
-    groups: Annotated[Literal["cifar-100"] | Groups, explained("'cifar-100', or lists of labels")] = "cifar-100"
+    groups: Annotated[Literal["cifar-100"] | SuperClasses, explained("'cifar-100', or lists of labels")] = "cifar-100"
     kind: Literal["pachinko"] = "pachinko"
 
     def __post_init__(self) -> None:
@@ -276,7 +553,7 @@ class Pachinko(Dealing):
             raise ValueError(f"label {twice} stands twice in groups; a label belongs to one super-class")
 
     @property
-    def super_classes(self) -> Groups:
+    def super_classes(self) -> SuperClasses:
         """Labels of each super-class."""
         return CIFAR_100 if isinstance(self.groups, str) else self.groups
 
@@ -336,3 +613,78 @@ def allocate(
             counts[client, labels] = draw_counts(shares[client][None], number, inside, draw)[0]
             left[labels] = inside
     return counts
+
+
+OnePartition = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
+"""Partitions that deal each row of a group to one client."""
+
+
+@ingredient
+class ByGroup(Dealing):
+    """A separate partition for each group of clients, so that groups may differ in their number of clients.
+
+    Held-out clients are still divided equally between the groups; each is dealt by its group's partition.
+
+    Args:
+        of: a partition for each group name: "iid", "dirichlet", "dirichlet-class", "pachinko", "label-shards" or
+            "majority"; its `clients` is the number of clients of the group.
+
+    >>> partition = ByGroup(of={"day": IID(clients=3), "night": Dirichlet(clients=5, alpha=0.1)})
+    >>> partition.clients, [part.clients for part in partition.within(("night", "day"))]
+    (8, [5, 3])
+    """
+
+    of: dict[str, Annotated[OnePartition, Field(discriminator="kind"), Spelled]]
+    kind: Literal["by-group"] = "by-group"
+
+    @property
+    def clients(self) -> int:
+        """Number of clients over all groups."""
+        return sum(part.clients for part in self.of.values())
+
+    @property
+    def min_samples(self) -> int:
+        """Smallest number of rows that a client of any group may have."""
+        return min(getattr(part, "min_samples", 1) for part in self.of.values())
+
+    def within(self, names: tuple[str, ...]) -> list[OnePartition]:
+        """Return the partition of each group.
+
+        Raises:
+            FedtideError: a group has no partition, or a partition has no group.
+        """
+        if set(self.of) != set(names):
+            raise refused("data.partition.of", list(self.of), f"one for each group, {', '.join(names)} (data.groups)")
+        return [self.of[name] for name in names]
+
+
+Partition = Annotated[
+    IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority | Resample | Natural | Rotation | ByGroup
+    | Saved | Python,
+    Field(discriminator="kind"),
+]  # fmt: skip
+
+
+def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
+    """Deal other rows so that each client's share of every class is that in `profile`.
+
+    Args:
+        y: labels of the rows to deal.
+        profile: (clients, classes) number of rows of each class that each client already holds.
+        rng: the key of the shuffle.
+    """
+    draw = rng.numpy()
+    owner = np.full(len(y), -1, dtype=np.int64)
+    for c in np.flatnonzero(profile.sum(0)):
+        rows = draw.permutation(np.flatnonzero(y == c))
+        cuts = (profile[:, c].cumsum() * (len(rows) / profile[:, c].sum())).round().astype(np.int64)
+        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    return Ragged.from_owner(owner, len(profile))
+
+
+def with_limit(partition: Any, rows: int | None) -> Any:
+    """Return the partition with at most `rows` rows per client; None if it has no such limit."""
+    if rows is None and isinstance(partition, Resample):
+        return None  # it shares rows and so cannot divide them
+    names = {field.name for field in fields(partition)} if is_dataclass(partition) else set()
+    return replace(partition, samples=rows) if "samples" in names else None

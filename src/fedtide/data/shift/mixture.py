@@ -1,7 +1,5 @@
 """All rows of a client, or a mixture of its domains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.what.holding import Holding, OwnRows, Plan, PopulationView, Rhythm
+from fedtide.data.shift.what import Holding, OwnRows, Plan, PopulationView, Rhythm
 from fedtide.draw.prose import listed
 from fedtide.fields.types import Count, Positive, Whole, ingredient
 
