@@ -121,7 +121,7 @@ KINDS: dict[str, tuple[Any, Files]] = {
         "a.csv": table(), "b.csv": table()
     }),
     "series": (
-        lambda folder: Series(str(folder / "s.csv"), lags=("60s",), own_scale=True).load_values(None, 0),
+        lambda folder: Series(str(folder / "s.csv"), lags=("60s",), own_scale=True).load(None, 0, measured=True),
         {"s.csv": HOURS.encode()},
     ),
     "npz": (NPZ("a.npz"), {"a.npz": npz()}),

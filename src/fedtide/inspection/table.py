@@ -18,7 +18,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.cells import Column, columns_of, describe_span, read_columns, read_names
+from fedtide.data.sources.cells import Cells, Column, cells_of, describe_span, read_cells, read_names
 from fedtide.data.sources.files import find
 from fedtide.data.sources.frames import (
     ASKED,
@@ -30,7 +30,6 @@ from fedtide.data.sources.frames import (
     assign,
     guess_time,
     local,
-    when_of,
     words_of,
 )
 from fedtide.data.sources.series import Series
@@ -115,29 +114,26 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
             return replace(of_rows(NPZ(str(files[0])).load(None, 0), roles), name=name, source=files)
         if (series := series_in(files, roles)) is not None:
             return of_series(name, series, files, roles.zone)
-        return of_columns(name, read_columns(files), roles, files)
-    return of_columns("table", columns_of(data, asked), roles)
+        return of_columns(name, read_cells(files), roles, files)
+    return of_columns("table", cells_of(data, asked), roles)
 
 
-def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: tuple[Path, ...] = ()) -> Table:
+def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] = ()) -> Table:
     """Guess the roles of columns, and read them; rows in which something is missing are left out."""
-    rows = len(next(iter(columns.values())).values)
+    rows, columns = len(cells), cells.columns
     if not rows:
         raise FedtideError(f"{name}: no rows")
-    begin = 2 * bool(source)  # the header of a file is its first row
-    guess = assign(name, columns, roles, first=begin)
+    guess = assign(name, cells, roles)
     names = (*guess.features, *guess.time, *([guess.client] if guess.client else []), guess.label)
     seen = [columns[column] for column in names]
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():
         raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
-    places = np.flatnonzero(whole) + begin
     for column in (*guess.features, guess.label):
         if (worst := columns[column].largest) > LARGEST:
             raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
-    times = {column: columns[column].values[whole] for column in guess.time}
     numbered = [numbers for feature in guess.features if (numbers := columns[feature].numbers) is not None]
-    when, unit = when_of(name, places, times, roles.zone) if times else (None, "")
+    when, unit = cells.take(np.flatnonzero(whole)).times(guess.time) if guess.time else (None, "")
     categories = categories_of(columns, guess.left)
     gaps = not whole.all() or any(columns[column].missing.any() for column in categories)
     table = Table(
@@ -145,11 +141,11 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
         _label(columns[guess.label], whole),
         np.stack([numbers[whole] for numbers in numbered], 1) if numbered else None,
         columns[guess.client].texts[whole] if guess.client else None,
-        when,
+        None if when is None else local(when, roles.zone),
         columns={"label": guess.label, "client": guess.client, "time": guess.time, "features": guess.features,
                  "missing": int(rows - whole.sum()), "gaps": gaps, "categories": categories},
         source=() if any(column.odd for column in seen) else source,
-        calendar=tuple(at for at, feature in enumerate(guess.features) if times and set(words_of(feature)) & CALENDAR),
+        calendar=tuple(at for at, name in enumerate(guess.features) if guess.time and set(words_of(name)) & CALENDAR),
         zone=roles.zone,
     )  # fmt: skip
     return _described(table, rows, guess.left, unit, guessed=guess.guessed)
@@ -231,7 +227,7 @@ def of_study(experiment: Experiment, where: str) -> Table:
 
 def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | None) -> Table:
     """Return the table of the rows that a source makes of files of series, which are what a study forecasts."""
-    rows = source.load_values(None, 0)
+    rows = source.load(None, 0, measured=True)
     assert rows.time is not None
     assert rows.client is not None
     assert rows.value is not None
@@ -261,21 +257,20 @@ def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
         return None
     if any(path.suffix == ".npz" or path.is_dir() or len(read_names(path)) != 2 for path in paths):
         return None
-    files = [read_columns([path]) for path in paths]
-    times = {guess_time(columns) if roles.time is None else (roles.time,) for columns in files}
+    files = [read_cells([path]) for path in paths]
+    times = {guess_time(cells.columns) if roles.time is None else (roles.time,) for cells in files}
     first = times.pop()
-    if times or len(first) != 1 or not all(_is_series(columns, first[0]) for columns in files):
+    if times or len(first) != 1 or not all(_is_series(cells, first[0]) for cells in files):
         return None
     return Series(tuple(map(str, paths)), first[0], LAGS, CLOCK, own_scale=True)
 
 
-def _is_series(columns: Mapping[str, Column], time: str) -> bool:
+def _is_series(cells: Cells, time: str) -> bool:
     """Tell whether one column has numbers, and the other times a day or less apart."""
-    others = [column for name, column in columns.items() if name != time]
-    if time not in columns or others[0].numbers is None or columns[time].missing.any():
+    others = [column for name, column in cells.columns.items() if name != time]
+    if time not in cells.columns or others[0].numbers is None or cells.columns[time].missing.any():
         return False
-    values = columns[time].values
-    at = np.unique(when_of(time, np.arange(len(values)) + 2, {time: values}, None)[0])
+    at = np.unique(cells.times([time])[0])
     return len(at) > 1 and bool(np.median(np.diff(at)) <= seconds_of(LAGS[0]))
 
 

@@ -110,10 +110,14 @@ def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
     """Load the samples that a source, as JSON, and a seed name; a process keeps the last ones."""
     parsed = Data.model_validate(json.loads(data))
     directory = Path(parsed.directory) if parsed.directory else None
+    source: Any = parsed.source
     if isinstance(parsed.target, Classes):
-        rows = parsed.source.load(directory, seed)
+        rows = source.load(directory, seed)
+    elif source.measures:
+        rows = with_target(source.load(directory, seed, measured=True), parsed.target)
     else:
-        rows = with_target(parsed.source.load_values(directory, seed), parsed.target)
+        but = f"rows of source '{source.kind}' have no other labels"
+        raise refused("data.target", "one without classes", "'classes'", but)
     if isinstance(rows, Rows):
         check_classes(rows)
     return rows

@@ -157,7 +157,8 @@ def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Ten
     named = columns or [column for column in read_names(path) if column != LABEL]
     if len(named) != math.prod(shape):
         raise refused(f"{path}: columns of features", len(named), f"{math.prod(shape)}, as in the run")
-    return torch.from_numpy(read_cells(path, named, []).numbers).reshape(-1, *shape)
+    cells = read_cells(path, named)
+    return torch.from_numpy(np.stack([cells.numbers(name) for name in named], 1)).reshape(-1, *shape)
 
 
 def _features(trained: Trained) -> tuple[str, ...]:
@@ -165,7 +166,7 @@ def _features(trained: Trained) -> tuple[str, ...]:
     data = trained.run.experiment.data
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
-    return source.feature_names(directory) if isinstance(source, CSV) else ()
+    return source.layout(directory).features if isinstance(source, CSV) else ()
 
 
 def as_seen(trained: Trained, x: Tensor) -> Tensor:
@@ -178,8 +179,7 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     if first.dtype != torch.uint8 and getattr(source, "scaled", False):
         directory = experiment.data.directory
         unscaled = replace(source, scaled=False)
-        load = unscaled.load if rows.value is None else unscaled.load_values
-        plain: Rows = load(Path(directory) if directory else None, 0)
+        plain: Rows = unscaled.load(Path(directory) if directory else None, 0, measured=rows.value is not None)
         fitted_rows = find_known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
         reference = plain.fitted(fitted_rows).x[fitted_rows].numpy().astype(np.float64)
         x = torch.from_numpy(standardize(x.numpy(), reference))

@@ -75,8 +75,8 @@ def _first_row(path: Path, about: RowsAbout, label: str) -> str:
     if not isinstance(source, CSV):
         return ""
     column = str(source.label)
-    cells = read_cells(path, [], [column])
-    where = cells.where(cells.texts[column].index(label))
+    cells = read_cells(path, [column])
+    where = cells.where(cells.texts(column).index(label))
     return where.removeprefix(f"{path}: ") + ": "
 
 
@@ -86,7 +86,7 @@ def describe_columns(path: Path, about: RowsAbout) -> str | None:
     if not isinstance(source, CSV):
         return None
     header = read_names(path)
-    columns = source.named(header)
+    columns = source.layout(None).columns
     others = [column for column in header if column not in columns]
     return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}"
 

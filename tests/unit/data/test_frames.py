@@ -17,8 +17,8 @@ import fedtide as ft
 from fedtide.core.errors import FedtideError
 from fedtide.data import stack, table
 from fedtide.data.rows import Rows
-from fedtide.data.sources import CSV, cells
-from fedtide.data.sources.cells import all_seconds, numbers_of
+from fedtide.data.sources import CSV
+from fedtide.data.sources.cells import numbers_of, seconds_of
 from helpers.same_rows import same
 
 NUMBERS = ["1", "-2.5", " 3 ", "+4", ".5", "5.", "1e-3", "0.1234567890123456789", "-0", "1e-400", "16777217", "9e15"]
@@ -39,43 +39,6 @@ def outcome(source: CSV) -> Rows | str:
         return source.load(None, 0)
     except FedtideError as error:
         return str(error)
-
-
-WRONG = [
-    "1_0,2,a,0,b,c", "1,inf,a,0,b,c", "1,2,a,soon,b,c", "1,2,a", "1,2,,0,b,c", "٣,1,a,0,b,c", "", "1,NA,a,0,,c"
-]  # fmt: skip
-
-
-def drawn(path: Path, draw: random.Random, missing: str) -> CSV:
-    """A table of a few rows with every kind of cell; half of them have a line that is wrong."""
-    end = draw.choice(["\n", "\r\n"])
-    times = draw.choice([DAYS[:1], DAYS[:2], DAYS])
-    lines = ["x , y,who,when,kind,label"]
-    for _ in range(draw.randint(1, 9)):
-        x, y = draw.choice(NUMBERS), draw.choice(NUMBERS + GAPS * (missing != "error"))
-        lines.append(",".join([x, y, draw.choice(WORDS), draw.choice(times), draw.choice(WORDS), draw.choice(WORDS)]))
-    if draw.random() < 0.5:
-        lines.insert(draw.randint(1, len(lines)), draw.choice(WRONG))
-    path.write_text(draw.choice(["", "\ufeff"]) + end.join(lines) + end, encoding="utf-8")
-    return CSV(str(path), client="who", time="when", categories=("kind",), missing=missing)
-
-
-@pytest.mark.parametrize("missing", ["error", "drop", "mean"])
-def test_both_readers_agree_to_the_bit_and_in_errors(tmp_path, monkeypatch, missing):
-    """A file that arrow does not read is read row by row; an ARFF file always is."""
-    draw, sound = random.Random(missing), 0
-    for number in range(30):
-        source = drawn(tmp_path / f"{number}.csv", draw, missing)
-        by_arrow = outcome(source)
-        with monkeypatch.context() as patch:
-            patch.setattr(cells, "_by_arrow", lambda *_: None)
-            by_rows = outcome(source)
-        if isinstance(by_rows, str) or isinstance(by_arrow, str):
-            assert by_rows == by_arrow
-        else:
-            assert same(by_rows, by_arrow)
-            sound += 1
-    assert 8 < sound < 30
 
 
 def test_blank_rows_count_in_the_number_of_a_row(tmp_path):
@@ -108,12 +71,12 @@ def test_times_that_are_written_alike_are_read_as_each_by_itself():
     for timespec in ("minutes", "seconds", "milliseconds", "microseconds"):
         texts = [stamp.isoformat(draw.choice("T "), timespec) for stamp in stamps]
         want = [datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() for text in texts]
-        assert all_seconds(texts, str)[0].tolist() == want
+        assert seconds_of(texts, str)[0].tolist() == want
 
 
 def outcome_of(texts: list[str]) -> list[float] | str:
     try:
-        return all_seconds(texts, "row {}".format)[0].tolist()
+        return seconds_of(texts, "row {}".format)[0].tolist()
     except FedtideError as error:
         return str(error)
 
@@ -147,7 +110,7 @@ def test_categories_and_means_are_those_of_the_rows_that_are_known(tmp_path):
 
 
 @pytest.mark.parametrize(("lines", "settings", "said"), [
-    (("a,w,label", "1,x,0", "2,,1"), {}, "row 3: w: found '', allowed: a category; data.source.missing = 'drop'"),
+    (("a,w,label", "1,x,0", "2,,1"), {}, "row 3: w: found '', allowed: a value; data.source.missing = 'drop'"),
     (("a,w,label", "NA,x,0", "NA,y,1"), {"missing": "mean"}, "a: no number in the 2 rows known when training begins"),
     (("a,w,label", "1,,0", "2,,1"), {"missing": "mean"}, "w: no category in the 2 rows known when training begins"),
     (("a,w,label", *(f"1,{row},{row % 2}" for row in range(101))), {}, "w: found '101 categories', allowed: 100"),
@@ -247,7 +210,9 @@ def test_dates_of_any_kind_are_seconds(library, times):
 def test_gaps_are_an_error_or_left_out_or_filled(library):
     columns = {"a": [1.0, None, 3.0, 4.0], "w": ["x", "x", None, "y"], "label": ["u", "v", "u", None]}
     frame = frame_of(library, columns)
-    with pytest.raises(FedtideError, match=r"table: row 3: label: found (None|nan), allowed: a value; missing='drop'"):
+    with pytest.raises(
+        FedtideError, match=r"table: row 3: label: found (None|nan), allowed: a value; missing = 'drop'"
+    ):
         table(frame, features=("a", "w"), label="label")
     assert table(frame, features=("a", "w"), label="label", missing="drop", quiet=True).x.tolist() == [[1.0, 1.0]]
     filled = table(frame, features=("a", "w"), label="label", missing="mean", quiet=True)

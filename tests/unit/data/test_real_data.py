@@ -228,7 +228,7 @@ def test_a_series_is_what_a_dictionary_of_its_hours_says():
     value_at = {at: sum(values) / len(values) for at, values in told.items()}
     lags = (86_400, 604_800)
     wanted = [at for at in sorted(value_at) if all(at - lag in value_at for lag in lags)]
-    rows = Series("pjm-load/EKPC_hourly.csv.gz", "Datetime", clock=("hour",)).load_values(folder, 0)
+    rows = Series("pjm-load/EKPC_hourly.csv.gz", "Datetime", clock=("hour",)).load(folder, 0, measured=True)
     assert rows.client_names == ("EKPC_MW",)
     assert len(told) < len(lines)
     assert rows.time.tolist() == wanted

@@ -32,18 +32,18 @@ def two(tmp_path):
 
 def test_features_are_the_values_before_and_clients_are_columns(two):
     """One and two hours before: north has both at hour 2 alone, as hour 3 is missing; one alone at 1, 2 and 5."""
-    rows = Series(two, "when", lags=("1h", "2h")).load_values(None, 0)
+    rows = Series(two, "when", lags=("1h", "2h")).load(None, 0, measured=True)
     assert rows.x.tolist() == [[11, 10], [120, 100]]
     assert rows.value.tolist() == [12, 120]
     assert rows.time.tolist() == [MONDAY + 2 * HOUR] * 2
     assert [rows.client_names[k] for k in rows.client.tolist()] == ["north", "south"]
-    rows = Series(two, "when", lags=("1h",)).load_values(None, 0)
+    rows = Series(two, "when", lags=("1h",)).load(None, 0, measured=True)
     assert rows.x.flatten().tolist() == [10, 11, 14, 100, 120]
     assert rows.value.tolist() == [11, 12, 15, 120, 120]  # 120 is the mean of what south has at hour 1
 
 
 def test_a_clock_has_a_feature_for_each_place(two):
-    rows = Series(two, "when", lags=("1h",), clock=("hour", "weekday")).load_values(None, 0)
+    rows = Series(two, "when", lags=("1h",), clock=("hour", "weekday")).load(None, 0, measured=True)
     assert rows.x.shape == (5, 1 + 24 + 7)
     assert rows.x[:, 1:25].argmax(1).tolist() == [1, 2, 5, 1, 2]
     assert rows.x[:, 25:].argmax(1).tolist() == [0] * 5  # Monday
@@ -55,7 +55,7 @@ def test_an_own_scale_is_that_of_the_earliest_tenth_of_each_series(tmp_path):
     values = [1.0, 3.0, *np.arange(18) ** 2.0]
     lines = [f"{k * 3600},{value},{10 * value}" for k, value in enumerate(values)]
     path = table(tmp_path / "s.csv", "time,small,large", *lines)
-    rows = Series(path, lags=("1h",), own_scale=True).load_values(None, 0)
+    rows = Series(path, lags=("1h",), own_scale=True).load(None, 0, measured=True)
     small, large = rows.value.reshape(2, -1)
     torch.testing.assert_close(small, torch.tensor(values[1:]).float() - 2)
     torch.testing.assert_close(large, small)
@@ -88,7 +88,7 @@ def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):
     """Every value is the one of a day ago and 1 more."""
     lines = [f"{3600 * k},{k // 24},{10 + k // 24}" for k in range(24 * 10)]
     path = table(tmp_path / "s.csv", "time,a,b", *lines)
-    rows = Series(path).load_values(None, 0)
+    rows = Series(path).load(None, 0, measured=True)
     assert len(rows) == 2 * 24 * 3
     before = rows.earlier["yesterday"]
     assert (before >= 0).sum() == 2 * 24 * 2
@@ -111,7 +111,7 @@ def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):
 )
 def test_a_mistake_is_one_line(tmp_path, lines, options, said):
     with pytest.raises(FedtideError) as error:
-        Series(table(tmp_path / "s.csv", *lines), **options).load_values(None, 0)
+        Series(table(tmp_path / "s.csv", *lines), **options).load(None, 0, measured=True)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -132,7 +132,7 @@ def test_times_may_be_off_by_a_tenth_of_the_step(tmp_path):
     for minutes, before in ((5, [*range(9)]), (7, [0, 1, 2, 5, 8])):
         off = {4: 60 * minutes, 7: -60 * minutes}
         lines = [f"{3600 * k + off.get(k, 0)},{k}" for k in range(10)]
-        rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1h",)).load_values(None, 0)
+        rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1h",)).load(None, 0, measured=True)
         assert rows.x.flatten().tolist() == before
     assert rows.said == ("s.csv: 1 series", "5 of 10 values lack one 1h before it and are no rows")
 
@@ -140,7 +140,7 @@ def test_times_may_be_off_by_a_tenth_of_the_step(tmp_path):
 def test_no_value_is_its_own_past(tmp_path):
     """A lag of a minute in a series of hours: the nearest value is the row itself."""
     lines = [f"{3600 * k},{k}" for k in range(10)] + ["3660,7"]
-    rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1m",)).load_values(None, 0)
+    rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1m",)).load(None, 0, measured=True)
     assert (rows.x.flatten().tolist(), rows.value.tolist()) == ([1], [7])
 
 
@@ -161,8 +161,8 @@ def test_a_setting_that_makes_no_sense_is_refused(two, source, said):
 
 def test_several_files_are_series_side_by_side(tmp_path, two):
     other = table(tmp_path / "other.csv", "when,west", "1970-01-05 00:00:00,1", "1970-01-05 01:00:00,2")
-    rows = Series((two, other), "when", lags=("1h",)).load_values(None, 0)
+    rows = Series((two, other), "when", lags=("1h",)).load(None, 0, measured=True)
     assert rows.client_names == ("north", "south", "west")
     assert (rows.name, len(rows)) == ("2 files", 6)
     with pytest.raises(FedtideError, match=r"data.source.path: column: found 'west', but two files have it; allowed"):
-        Series((two, other, other), "when", lags=("1h",)).load_values(None, 0)
+        Series((two, other, other), "when", lags=("1h",)).load(None, 0, measured=True)

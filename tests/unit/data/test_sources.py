@@ -30,8 +30,8 @@ from fedtide.data.sources import (
     Source,
     Text,
     files,
-    from_arrays,
 )
+from fedtide.data.sources.arrays import from_arrays
 
 # -- files ------------------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ def test_csv_times_are_seconds_or_iso_8601(tmp_path):
     text = "t,a,label\n" + "".join(f"{stamp},1,0\n" for stamp in stamps)
     assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0, 12.5]
     with pytest.raises(
-        FedtideError, match=r"row 2: time: found '1970-01-01T00:01:00', but a time zone is named in 2 and not in 1"
+        FedtideError, match=r"row 2: t: time: found '1970-01-01T00:01:00', but a time zone is named in 2 and not in 1"
     ):
         table(tmp_path, text.replace("Z", ""), time="t").load(None, 0)
 
@@ -175,7 +175,7 @@ def test_times_at_equal_distances_are_never_taken_for_other_units(tmp_path):
 WRONG = {
     "short-line": ("a,b,label\n1,2,0\n1,2\n", {}, "row 3: number of cells: found 2, allowed: 3, as in the header"),
     "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a finite number"),
-    "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a finite number"),
+    "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a value"),
     "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a finite number"),
     "misspelt": ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; allowed: a, b, labels; did you mean 'labels'\?"),
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
@@ -184,7 +184,11 @@ WRONG = {
     "empty": ("", {}, "is empty, allowed: a header, and rows below it"),
     "semicolons": ("a;b;label\n1;2;0\n", {}, "header: found 'a;b;label', allowed: names divided by commas"),
     "negative-label": ("a,b,label\n1,2,0\n1,2,-1\n", {}, "row 3: label: found '-1'"),
-    "no-time": ("t,a,label\nmonday,1,0\n", {"time": "t"}, "row 2: time: found 'monday', allowed: seconds or ISO 8601"),
+    "no-time": (
+        "t,a,label\nmonday,1,0\n",
+        {"time": "t"},
+        "row 2: t: time: found 'monday', allowed: seconds or ISO 8601",
+    ),
     "empty-label": ("a,label\n1,0\n2,\n3,1\n", {}, "row 3"),
     "one-word": ("a,label\n1,0\n2,1\n3,cat\n", {}, "row 4: label: found 'cat', but 2 of 3 labels are numbers"),
     "underscored-number": ("a,label\n1_0,0\n", {}, "row 2: a: found '1_0', allowed: a finite number"),
@@ -254,16 +258,19 @@ def test_classes_that_no_row_reaches_are_there(tmp_path):
 
 def test_labels_that_are_names_in_one_file_are_names_in_all(tmp_path):
     a = table(tmp_path, "x,label\n1,2\n2,0\n", "a.csv").path
-    b = table(tmp_path, "x,label\n3,two\n", "b.csv").path
-    assert CSV(path=(a, b)).load(None, 0).y.tolist() == [1, 0, 2]
+    b = table(tmp_path, "x,label\n3,two\n4,two\n", "b.csv").path
+    assert CSV(path=(a, b)).load(None, 0).y.tolist() == [1, 0, 2, 2]
     assert CSV(path=(a, a)).load(None, 0).y.tolist() == [2, 0, 2, 0]
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"missing": "error"}, r"north\.csv: row 3: dust: found 'NA', allowed: a finite number"),
-        ({"time": ("year", "month", "dust"), "label": "warm"}, r"row 4: time: found '2013 3 80', allowed: year"),
+        ({"missing": "error"}, r"north\.csv: row 3: dust: found 'NA', allowed: a value"),
+        (
+            {"time": ("year", "month", "dust"), "label": "warm"},
+            r"row 4: year, month, dust: time: found '2013 3 80', allowed: year",
+        ),
         ({"time": ("year", "month", "date")}, r"no column 'date'"),
         ({"features": None, "client": None}, r"north\.csv: row 2: station: found 'N', allowed: a finite number"),
     ],
@@ -385,14 +392,14 @@ def test_an_arff_file_is_read_as_a_table(tmp_path):
     assert rows.x.tolist() == [[0.5, 2.0], [1.5, 3.0], [2.5, 4.0]]
     assert (rows.label_names, rows.y.tolist()) == (("Standing still", "Walking"), [1, 0, 1])
     assert (rows.client_names, rows.client.tolist()) == (("20", "33"), [1, 0, 0])
-    assert source.feature_names(None) == ("a mean", "B")
-    with pytest.raises(FedtideError, match=r"walks.arff: row 12: B: found '', allowed: a finite number"):
+    assert source.layout(None).features == ("a mean", "B")
+    with pytest.raises(FedtideError, match=r"walks.arff: row 12: B: found '', allowed: a value"):
         replace(source, missing="error").load(None, 0)
 
     other = "%\n \n" + ARFF.replace("@relation ", "@RELATION\t").replace("@attribute ", "@Attribute\t")
     (tmp_path / "walks.arff").write_text(other.replace("' numeric", "'\tnumeric").replace("user {", "user\t{"))
     assert torch.equal(source.load(None, 0).x, rows.x)
-    assert source.feature_names(None) == ("a mean", "B")
+    assert source.layout(None).features == ("a mean", "B")
 
 
 @pytest.mark.parametrize("header", ["% fat", "%"])
@@ -400,7 +407,7 @@ def test_a_csv_file_may_begin_with_a_percent_sign(tmp_path, header):
     (tmp_path / "milk.csv").write_text(f"{header},label\n1.5,a\n3.5,b\n")
     source = CSV(str(tmp_path / "milk.csv"), label="label")
     assert source.load(None, 0).x.tolist() == [[1.5], [3.5]]
-    assert source.feature_names(None) == (header,)
+    assert source.layout(None).features == (header,)
 
 
 @pytest.mark.parametrize(("text", "line"), [

@@ -50,7 +50,7 @@ def hours(days: int, value: Any) -> Rows:
 
 def test_a_column_of_numbers_is_a_target_where_it_is_said(tmp_path):
     path = written(tmp_path, "a,load\n1,10.5\n2,20.5\n3,30.5\n4,40.5\n")
-    rows = with_target(CSV(path, label="load").load_values(None, 0), Number())
+    rows = with_target(CSV(path, label="load").load(None, 0, measured=True), Number())
     assert rows.value is not None
     assert rows.value.tolist() == [10.5, 20.5, 30.5, 40.5]
     assert rows.target.center == 25.5
@@ -62,20 +62,20 @@ def test_a_column_of_numbers_is_a_target_where_it_is_said(tmp_path):
 
 def test_several_labels_are_several_columns(tmp_path):
     path = written(tmp_path, "a,wind,rain\n1,0,1\n2,1,1\n3,0,0\n")
-    rows = with_target(CSV(path, label=("wind", "rain")).load_values(None, 0), Labels())
+    rows = with_target(CSV(path, label=("wind", "rain")).load(None, 0, measured=True), Labels())
     assert rows.value is not None
     assert rows.value.tolist() == [[0, 1], [1, 1], [0, 0]]
     assert (rows.y.tolist(), rows.classes, rows.shape) == ([1, 0, 2], 3, (1,))
     with pytest.raises(FedtideError, match=r"data.source.label: found \['wind', 'rain'\], allowed: one column"):
         CSV(path, label=("wind", "rain")).load(None, 0)
     with pytest.raises(FedtideError, match=r"shape of y: found .*allowed: .*rows,.* with target 'number'"):
-        with_target(CSV(path, label=("wind", "rain")).load_values(None, 0), Number())
+        with_target(CSV(path, label=("wind", "rain")).load(None, 0, measured=True), Number())
 
 
 def test_values_come_from_npz_and_from_tables_too(tmp_path):
     x, y = np.arange(12.0).reshape(6, 2), np.linspace(0, 1, 6)
     np.savez(tmp_path / "rows.npz", x=x, y=y)
-    rows = NPZ(str(tmp_path / "rows.npz")).load_values(None, 0)
+    rows = NPZ(str(tmp_path / "rows.npz")).load(None, 0, measured=True)
     assert rows.value is not None
     np.testing.assert_allclose(rows.value.numpy(), y)
     table = ft.data.table({"a": x[:, 0], "load": y}, label="load", quiet=True)
@@ -162,7 +162,7 @@ def test_a_row_a_week_apart_is_not_its_own_yesterday():
 
 
 def test_domains_at_the_same_time_are_series_of_their_own():
-    rows = with_target(Gaussians(samples=60, dims=2, every=43_200.0).load_values(None, 0), Counts())
+    rows = with_target(Gaussians(samples=60, dims=2, every=43_200.0).load(None, 0, measured=True), Counts())
     assert rows.earlier["yesterday"][:4].tolist() == [-1, -1, 0, 1]
     assert rows.earlier["yesterday"][60:64].tolist() == [-1, -1, 60, 61]
 

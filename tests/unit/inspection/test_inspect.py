@@ -120,7 +120,7 @@ def test_columns_that_cannot_be_read_are_refused(columns, roles, said):
 def test_a_wrong_option_is_one_line(tmp_path, options, said):
     with pytest.raises(ft.FedtideError) as raised:
         ft.inspect(table(tmp_path / "shop.csv"), **options)
-    assert str(raised.value).startswith(said)
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -339,24 +339,22 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     for name in columns:
         if name not in label_names:
             raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
-    cells = read_cells(path, [], [*dict.fromkeys(["concept", *label_names, *header])])
-    shares: dict[str, list[float]] = {}
-    groups: list[str] = []
-    for row, name in enumerate(cells.texts["concept"]):
+    cells = read_cells(path, [*dict.fromkeys(["concept", *label_names, *header])])
+    names, shares = cells.texts("concept"), zip(*map(cells.texts, label_names), strict=True)
+    table = np.empty((len(names), classes))
+    for row, (name, texts) in enumerate(zip(names, shares, strict=True)):
         where = cells.where(row)
-        if not name or name in shares:
+        if not name or name in names[:row]:
             raise refused(f"{where}: concept", name, "a name that is not there yet")
-        shares[name] = [number(where, label, cells.texts[label][row], 0) for label in label_names]
-        total = sum(shares[name])
-        if abs(total - 1) > CLOSE:
-            raise refused(f"{where}: sum of the shares of '{name}'", total, f"1, within {CLOSE:g}")
-        groups.append(cells.texts["group"][row] if "group" in header else name)
-    if len(shares) < 2:
-        raise refused(f"{path}: number of concepts", len(shares), "two or more")
+        table[row] = [number(where, label, text, 0) for label, text in zip(label_names, texts, strict=True)]
+        if abs(table[row].sum() - 1) > CLOSE:
+            raise refused(f"{where}: sum of the shares of '{name}'", float(table[row].sum()), f"1, within {CLOSE:g}")
+    if len(names) < 2:
+        raise refused(f"{path}: number of concepts", len(names), "two or more")
+    groups = cells.texts("group") if "group" in header else names
     order = list(dict.fromkeys(groups))
-    table = np.array(list(shares.values()))
     # Shares that do not sum to 1 exactly would make a draw fail.
-    return Concepts(tuple(shares), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
+    return Concepts(tuple(names), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -371,11 +369,11 @@ def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    cells = read_cells(path, [], COLUMNS)
+    cells = read_cells(path, COLUMNS)
     ids = list(view.names) or [str(client) for client in range(len(view.group))]
     clients, concepts = ({name: k for k, name in enumerate(names_in_order)} for names_in_order in (ids, names))
     changes: dict[tuple[int, float], int] = {}
-    for row, (client, time, concept) in enumerate(zip(*cells.texts.values(), strict=True)):
+    for row, (client, time, concept) in enumerate(zip(*map(cells.texts, COLUMNS), strict=True)):
         where = cells.where(row)
         if client not in clients:
             allowed = f"the source's names, such as {shown(ids[0])}" if view.names else f"0 to {len(ids) - 1}"

@@ -474,8 +474,8 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
     if path.suffix == ".json":
         spans, own_periods = _of_json(path)
     else:
-        cells, own_periods = read_cells(path, [], COLUMNS), {}
-        rows = enumerate(zip(*cells.texts.values(), strict=True))
+        cells, own_periods = read_cells(path, COLUMNS), {}
+        rows = enumerate(zip(*map(cells.texts, COLUMNS), strict=True))
         spans = [_span(cells.where(row), *span) for row, span in rows]
     if not spans:
         raise FedtideError(f"shift.who.path: {path}: no client is ever awake; allowed: one interval or more")

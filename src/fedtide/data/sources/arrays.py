@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -41,16 +41,10 @@ class NPZ(Loading):
     names: dict[Column, str] = field(default_factory=dict)
     scaled: Flag = False
     kind: Literal["npz"] = "npz"
+    measures: ClassVar[bool] = True
 
-    def load(self, directory: Path | None, seed: int) -> Rows:
+    def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
         """Read the file; raise for pickled objects in it."""
-        return self._read(directory)
-
-    def load_values(self, directory: Path | None, seed: int) -> Rows:
-        """Read the file, with `y` that are no classes."""
-        return self._read(directory, measured=True)
-
-    def _read(self, directory: Path | None, *, measured: bool = False) -> Rows:
         path = find(self.path, directory)
         called = {column: self.names.get(column, column) for column in COLUMNS}
         what = "an npz file without pickled objects"
@@ -72,15 +66,10 @@ class Python(user_code.Python, Loading):
     It returns Rows, or a mapping with `x`, `y` and optionally `client`, `domain`, `time`, `held_out`, or a pair (x, y).
     """
 
-    def load(self, directory: Path | None, seed: int) -> Rows:
+    measures: ClassVar[bool] = True
+
+    def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
         """Call the function."""
-        return self._called()
-
-    def load_values(self, directory: Path | None, seed: int) -> Rows:
-        """Call the function, whose `y` are no classes."""
-        return self._called(measured=True)
-
-    def _called(self, *, measured: bool = False) -> Rows:
         result = user_code.call(self.find("data.source"), "data.source.options", **self.options)
         if isinstance(result, Rows):
             if measured and result.value is None:

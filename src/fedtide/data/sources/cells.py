@@ -1,4 +1,7 @@
-"""Cells of CSV, ARFF and Parquet files, and columns of tables in memory."""
+"""Columns of CSV, ARFF and Parquet files and of tables in memory, and times of any kind as seconds since 1970.
+
+Times without a time zone are in UTC.
+"""
 
 import csv
 import io
@@ -7,27 +10,25 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as arrow
 from pyarrow import compute, parquet
-from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from fedtide.core.errors import FedtideError, nearest, refused
-from fedtide.data.sources.files import DAMAGED, check_unpacked, opened, reading
+from fedtide.data.sources.files import check_unpacked, opened, reading
 
-Missing = Literal["error", "drop", "mean"]
-Row = tuple[int, list[str]]
-"""Number of a row in the file, from 1, and its cells."""
+Where = Callable[[int], str]
+"""Gives the place of a row by its position, for messages."""
 
-BLOCK = 2**26
-"""Bytes that are read at a time, and most bytes of a row."""
+BLOCK = 2**16
+"""Rows that are read at a time."""
 HEAD = 2**10
 """Rows by which a column seems to hold names of digits."""
 NAME = re.compile(r"0[0-9]+|[0-9]{16,}")
@@ -47,12 +48,18 @@ MOSTLY = 0.9
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(path: Path) -> Generator[Row, None, None]:
-    """Yield the names of a CSV or ARFF file, packed or not, and then the rows; blank rows are left out."""
+def _rows(path: Path) -> Generator[tuple[int, list[str]], None, None]:
+    """Yield the names of a CSV or ARFF file, packed or not, and then the rows, numbered; blank rows are left out."""
     with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         rows = ((number, row) for number, row in enumerate(csv.reader(file), start=1) if row)
+        first = []
         try:
-            yield from _arff_rows(path, rows) if _is_arff(path) else rows
+            for number, row in rows:  # comments may come before the relation of an ARFF file
+                first.append((number, row))
+                if (text := row[0].strip()) and not text.startswith("%"):
+                    break
+            relation = bool(first) and first[-1][1][0].strip().lower().startswith("@relation")
+            yield from _arff_rows(path, rows) if relation else chain(first, rows)
         except UnicodeDecodeError as error:
             raise ValueError(f"{_undecoded(path)}: {error.reason}; save it as UTF-8") from None
 
@@ -68,15 +75,7 @@ def _undecoded(path: Path) -> str:
     return "its end"
 
 
-def _is_arff(path: Path) -> bool:
-    """Tell whether a file begins as those of Weka do: with a relation, below comments."""
-    with opened(path) as file:
-        lines = (line.removeprefix(b"\xef\xbb\xbf").strip().lower() for line in file)
-        first = next((line for line in lines if line and not line.startswith(b"%")), b"")
-    return first.startswith(b"@relation")
-
-
-def _arff_rows(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+def _arff_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
     """Yield the names of an ARFF file, and the rows; a missing value is a question mark.
 
     The reader of SciPy refuses attributes without a type, which the published file of WISDM has.
@@ -119,13 +118,13 @@ def read_names(path: Path) -> list[str]:
     if is_parquet(path):
         with _parquet_file(path) as file:
             return [name.strip() for name in file.schema_arrow.names]
-    return _header(path)[1]
-
-
-def _header(path: Path) -> Row:
-    """Return the row of the names."""
     with closing(_rows(path)) as rows:
-        number, names = next(rows, (0, list[str]()))
+        return _header(path, rows)
+
+
+def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
+    """Return the names of the first row."""
+    _, names = next(rows, (0, list[str]()))
     if not names:
         raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
     names = [name.strip() for name in names]
@@ -134,65 +133,30 @@ def _header(path: Path) -> Row:
         raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
     if len(names) == 1 and re.search(r"[;\t|]", names[0]):
         raise refused(f"{path}: header", names[0], "names divided by commas, like all cells")
-    return number, names
+    return names
 
 
-def _read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read some columns of a file: arrow arrays of texts, or the `Column`s of a Parquet file.
-
-    Raises:
-        FedtideError: the file is damaged, has no rows, or has no column of such a name.
-    """
+def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the numbers of the rows of a file, and some columns: arrow arrays of texts, or typed arrays of Parquet."""
     if is_parquet(path):
         find_places(path, read_names(path), names)
-        with _parquet_file(path) as file:
-            columns = columns_of(file.read(columns=[*dict.fromkeys(names)]), str(path))
-        if not len(next(iter(columns.values()))):
-            raise FedtideError(f"{path}: no rows")
-        return dict(columns)
-    number, header = _header(path)
-    wanted = dict(zip(names, find_places(path, header, names), strict=True))
-    table = _by_arrow(path, number, len(header), [*wanted.values()])
-    table = _by_rows(path, len(header)) if table is None else table
-    return {name: table[place] for name, place in wanted.items()}
-
-
-def _by_arrow(path: Path, header: int, width: int, wanted: Sequence[int]) -> Mapping[int, Any] | None:
-    """Read columns below the header of a CSV file; None if a row is ragged or damaged, or the file is no CSV file."""
-    keys = [str(place) for place in range(width)]
-    try:
-        if _is_arff(path):
-            return None
-        with opened(path) as file:
-            table = read_csv(
-                file,
-                ReadOptions(use_threads=False, block_size=BLOCK, column_names=keys, skip_rows_after_names=header),
-                ParseOptions(newlines_in_values=True),
-                ConvertOptions(
-                    column_types=dict.fromkeys(keys, arrow.string()),
-                    include_columns=[keys[place] for place in wanted],
-                    strings_can_be_null=False,
-                ),
-            )
-    except (*DAMAGED, arrow.ArrowException):
-        return None
-    if not len(table):
-        raise FedtideError(f"{path}: no rows below the header")
-    return {place: table[keys[place]] for place in wanted}
-
-
-def _by_rows(path: Path, width: int) -> Mapping[int, Any]:
-    """Read a file row by row, to name the wrong one; ARFF files, too."""
+        with _parquet_file(path) as parquet_file:
+            columns = _arrays_of(parquet_file.read(columns=[*dict.fromkeys(names)]), str(path))
+        return np.arange(len(next(iter(columns.values())))), columns
     with closing(_rows(path)) as rows:
-        next(rows)
-        lines = []
-        for number, row in rows:
-            if len(row) != width:
-                raise refused(f"{path}: row {number}: number of cells", len(row), f"{width}, as in the header")
-            lines.append(row)
-    if not lines:
-        raise FedtideError(f"{path}: no rows below the header")
-    return {place: arrow.chunked_array([cells]) for place, cells in enumerate(zip(*lines, strict=True))}
+        header = _header(path, rows)
+        places = dict(zip(names, find_places(path, header, names), strict=True))
+        numbers, chunks = [], {name: list[Any]() for name in places}
+        while block := [*islice(rows, BLOCK)]:
+            for number, row in block:
+                if len(row) != len(header):
+                    allowed = f"{len(header)}, as in the header"
+                    raise refused(f"{path}: row {number}: number of cells", len(row), allowed)
+                numbers.append(number)
+            for name, place in places.items():
+                chunks[name].append(arrow.array([row[place] for _, row in block], arrow.string()))
+    texts = {name: arrow.chunked_array(parts, arrow.string()) for name, parts in chunks.items()}
+    return np.array(numbers, np.int64), texts
 
 
 def find_places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
@@ -206,136 +170,90 @@ def find_places(path: object, header: Sequence[str], columns: Sequence[str]) -> 
 
 @dataclass(frozen=True)
 class Cells:
-    """Some columns of a file.
+    """Columns of equal length.
 
-    places: positions of the rows among all rows below the header. numbers: (rows, columns), NaN if one is missing.
-    texts: other columns by name, without the space around cells.
+    columns: columns by name. where: gives the place of a row, for messages. places: (rows,) positions of the rows in
+    their files.
     """
 
-    path: Path
+    columns: Mapping[str, "Column"]
+    where: Where
     places: np.ndarray
-    numbers: np.ndarray
-    texts: dict[str, list[str]]
 
-    def where(self, row: int) -> str:
-        """Return the place of a row, for messages; rows of Parquet files are counted from 0."""
-        place = int(self.places[row])
-        return f"{self.path}: row {place if is_parquet(self.path) else self._row_numbers[place]}"
+    def __len__(self) -> int:
+        return len(self.places)
 
-    @cached_property
-    def _row_numbers(self) -> list[int]:
-        """Numbers of all rows in the file, without that of the header."""
-        return [number for number, _ in _rows(self.path)][1:]
+    def texts(self, name: str) -> list[str]:
+        """Return a column of texts, without the space around cells."""
+        texts: list[str] = self.columns[name].texts.tolist()
+        return texts
 
+    def numbers(self, name: str, hint: str = "", *, gaps: bool = False) -> np.ndarray:
+        """Return a column of numbers; raise for a cell that is none. With `gaps` a missing number is NaN."""
+        column = self.columns[name]
+        values, wrong = column.parsed
+        for row in np.flatnonzero(wrong if gaps else np.isnan(values))[:1].tolist():
+            cell = column.cell(row)
+            point = bool(DECIMAL_COMMA.fullmatch(str(cell)))
+            allowed = "a finite number" + (" with a point, such as 1.5" if point else hint)
+            raise refused(f"{self.where(row)}: {name}", cell, allowed)
+        return values
 
-class NotANumber(FedtideError):
-    """A cell of a column of numbers is none."""
+    def times(self, names: Sequence[str]) -> tuple[np.ndarray, str]:
+        """Return seconds since 1970 of a column, of a date and an hour, or of the columns of a date, and the unit.
 
-    def __init__(self, line: str, column: str, cell: str) -> None:
-        super().__init__(line)
-        self.column, self.cell = column, cell
+        The unit is that of a column of numbers, "" for dates.
+        """
 
+        def where(row: int) -> str:
+            return f"{self.where(row)}: {', '.join(names)}"
 
-def read_cells(
-    path: Path, numbers: Sequence[str], texts: Sequence[str], missing: Missing = "error", needed: Sequence[str] = ()
-) -> Cells:
-    """Read columns of numbers, and columns of texts.
+        if len(names) > 2:
+            return _parse_each([*zip(*map(self.texts, names), strict=True)], where)
+        values, wrong = self.columns[names[0]].parsed
+        times, unit = seconds_of(self.columns[names[0]].cells, where) if wrong.any() else since_1970(values)
+        return (times, unit) if len(names) == 1 else (times + 3600 * self.numbers(names[1]), "")
 
-    Args:
-        path: the file.
-        numbers: names of the columns whose cells are finite numbers.
-        texts: names of others.
-        missing: treatment of a row in which a number is missing; with "mean" it is NaN.
-        needed: texts without which a row is dropped, unless `missing` is "error".
-
-    Raises:
-        FedtideError: the file is damaged, or a cell is wrong (`NotANumber`); the message names its row.
-    """
-    columns = _read_table(path, [*numbers, *texts] or read_names(path)[:1])
-    strings = {name: _texts_in(columns[name]) for name in texts}
-    parsed = [_numbers_in(columns[name]) for name in numbers]
-    rows = len(next(iter(columns.values())))
-    values, wrong = np.empty((rows, len(numbers))), np.empty((rows, len(numbers)), bool)
-    for place, pair in enumerate(parsed):
-        values[:, place], wrong[:, place] = pair
-    keep = np.ones(rows, bool)
-    if missing == "error":
-        wrong |= np.isnan(values)
-    else:
-        for name in needed:
-            marks = {*filter(is_missing, set(strings[name]))}
-            keep &= np.array([text not in marks for text in strings[name]])
-    if missing == "drop":
-        keep[(np.isnan(values) & ~wrong).any(1)] = False
-        wrong[~keep] = False  # the row is left out for another cell
-    cells = Cells(path, np.arange(rows), values, strings)
-    if wrong.any():
-        row, place = np.argwhere(wrong)[0].tolist()
-        raise _not_a_number(cells.where(row), numbers[place], columns[numbers[place]], row)
-    if keep.all():
-        return cells
-    strings = {name: [*compress(column, keep)] for name, column in strings.items()}
-    return replace(cells, places=np.flatnonzero(keep), numbers=values[keep], texts=strings)
+    def take(self, rows: np.ndarray) -> "Cells":
+        """Return some of the rows, by position."""
+        if len(rows) == len(self):
+            return self
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return Cells(columns, lambda row: self.where(int(rows[row])), self.places[rows])
 
 
-def read_columns(paths: Sequence[Path]) -> dict[str, "Column"]:
-    """Read the columns of files with the same header, one below the other; those of numbers as numbers.
+def read_cells(paths: Path | Sequence[Path], names: Sequence[str] | None = None) -> Cells:
+    """Read columns of files, one below the other; None reads all columns.
 
     Raises:
-        FedtideError: most of the names are numbers with a point, as if there were no header, or a file is damaged.
+        FedtideError: a file is damaged, has no rows, has no header, or has no column of such a name.
     """
-    header = read_names(paths[0])
-    if 2 * sum("." in name and is_number(name) for name in header) > len(header):
-        raise refused(f"{paths[0]}: first row", ",".join(header[:3]), "a header, the names of the columns")
-    tables = [_read_table(path, header) for path in paths]
-    columns = {}
-    for name in header:
-        parts = [table[name] for table in tables]
-        parsed = [_numbers_in(part) for part in parts]
-        if _is_name(parts[0]) or any(wrong.any() for _, wrong in parsed):
-            columns[name] = Column(np.array([text for part in parts for text in _texts_in(part)], dtype=object))
-        else:
-            columns[name] = Column(np.concatenate([values for values, _ in parsed]))
-    return columns
+    files = [paths] if isinstance(paths, Path) else [*paths]
+    if names is None:
+        names = read_names(files[0])
+        if 2 * sum("." in name and is_number(name) for name in names) > len(names):
+            raise refused(f"{files[0]}: first row", ",".join(names[:3]), "a header, the names of the columns")
+    parts = [_read(file, names) for file in files]
+    for file, (numbers, _) in zip(files, parts, strict=True):
+        if not len(numbers):
+            raise FedtideError(f"{file}: no rows below the header")
+    number = np.concatenate([numbers for numbers, _ in parts])
+    file_of = np.repeat(np.arange(len(files)), [len(numbers) for numbers, _ in parts])
+    columns = {name: Column(_joined([columns[name] for _, columns in parts]), MARKS) for name in names}
+    places = np.concatenate([np.arange(len(numbers)) for numbers, _ in parts])
+    return Cells(columns, lambda row: f"{files[file_of[row]]}: row {number[row]}", places)
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
+def _joined(parts: Sequence[Any]) -> Any:
+    if all(isinstance(part, arrow.ChunkedArray) for part in parts):
+        return arrow.chunked_array([chunk for part in parts for chunk in part.chunks], arrow.string())
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
-def _numbers_in(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of a column of a file, and the mask of wrong cells (see `numbers_of`)."""
-    if not isinstance(column, Column):
-        return numbers_of(column)
-    if column.numbers is None:
-        return np.full(len(column), np.nan), ~column.missing
-    return column.numbers, np.isinf(column.numbers)
+# -- cells ---
 
 
-def _texts_in(column: Any) -> list[str]:
-    """Return the texts of a column of a file."""
-    if not isinstance(column, Column):
-        return [*map(str.strip, column.to_pylist())]
-    texts: list[str] = np.where(column.missing, "", column.texts).tolist()
-    return texts
-
-
-def _is_name(column: Any) -> bool:
-    """Tell whether a column of texts begins with names of digits: 007, or more digits than a number holds."""
-    if isinstance(column, Column):
-        return False
-    return any(NAME.fullmatch(cell.strip()) for cell in column[:HEAD].to_pylist())
-
-
-def _not_a_number(where: str, name: str, column: Any, row: int) -> NotANumber:
-    """Return the error of a cell that should be a number."""
-    cell = column.cell(row) if isinstance(column, Column) else column[row].as_py()
-    hint = " with a point, such as 1.5" if DECIMAL_COMMA.fullmatch(str(cell)) else ""
-    line = refused(f"{where}: {name}", cell, f"a finite number{hint}")
-    lacking = isinstance(column, Column) and column.missing[row]
-    return NotANumber(str(line), name, "" if lacking else str(cell))
-
-
-def numbers_of(cells: Any) -> tuple[np.ndarray, np.ndarray]:
+def numbers_of(cells: Any, marks: frozenset[str] = MARKS) -> tuple[np.ndarray, np.ndarray]:
     """Return cells (a list or an arrow array of texts) as numbers, NaN if there is none, and the mask of wrong ones.
 
     A cell is wrong if nothing is missing in it and it is no finite number.
@@ -344,7 +262,7 @@ def numbers_of(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     (array([1.5, nan, nan]), array([False, False,  True]))
     """
     texts = compute.utf8_trim_whitespace(arrow.array(cells, arrow.string()) if isinstance(cells, list) else cells)
-    missing = compute.is_in(compute.utf8_lower(texts), arrow.array(sorted(MARKS)))
+    missing = compute.is_in(compute.utf8_lower(texts), arrow.array(sorted(marks)))
     try:
         values = compute.if_else(missing, None, texts).cast(arrow.float64()).to_numpy(zero_copy_only=False)
     except arrow.ArrowInvalid:  # arrow does not read all numbers that Python reads, such as +4
@@ -388,61 +306,96 @@ def _western(cell: Any) -> bool:
     return not isinstance(cell, str) or (cell.isascii() and "_" not in cell)
 
 
-# -- columns in memory -------------------------------------------------------------------------------------------------
+# -- columns -----------------------------------------------------------------------------------------------------------
 
 
 class Column:
-    """A column, as numbers and as texts, with the mask of missing cells."""
+    """A column, as numbers and as texts, with the mask of missing cells.
 
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-        self.odd = False
-        if values.dtype.kind in "biuf":
-            self.missing = ~np.isfinite(values)
-        elif values.dtype.kind == "M":
-            self.missing = np.isnat(values)
-        else:
-            cells = values.tolist()
-            marks = {cell: mark for cell in set(cells) if (mark := str(cell).strip().lower()) in MISSING}
-            self.odd = not MARKS.issuperset(marks.values())
-            self.missing = np.array([cell in marks for cell in cells], bool)
+    Args:
+        raw: an arrow array of texts of a file, or any array.
+        marks: cells in which something is missing, in lower case.
+    """
+
+    def __init__(self, raw: Any, marks: frozenset[str] = MISSING) -> None:
+        self.written = isinstance(raw, arrow.ChunkedArray)
+        dated = not self.written and raw.dtype.kind == "M"
+        self.raw, self.marks = raw.astype("datetime64[us]") if dated else raw, marks
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.raw)
 
     def cell(self, row: int) -> Any:
         """Return a cell, for messages."""
-        return self.values[row : row + 1].tolist()[0]
+        return self.raw[row].as_py() if self.written else self.raw[row : row + 1].tolist()[0]
+
+    def take(self, rows: np.ndarray) -> "Column":
+        """Return some of the rows, by position."""
+        return Column(self.raw.take(arrow.array(rows)) if self.written else self.raw[rows], self.marks)
+
+    @cached_property
+    def parsed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cells as numbers, NaN if one is missing or wrong, and the mask of wrong ones: texts and dates."""
+        if self.written:
+            return numbers_of(self.raw, self.marks)
+        values = np.full(len(self), np.nan)
+        if self.raw.dtype.kind != "M":
+            cells = self.raw[~self.missing]
+            try:
+                values[~self.missing] = np.fromiter(map(float, cells), np.float64, len(cells))
+            except (TypeError, ValueError):
+                values[~self.missing] = [_float(cell) for cell in cells]
+        wrong = ~self.missing & ~np.isfinite(values)
+        return np.where(wrong, np.nan, values), wrong
+
+    @cached_property
+    def missing(self) -> np.ndarray:
+        """Mask of the cells in which something is missing."""
+        if self.written:
+            values, wrong = self.parsed
+            return np.isnan(values) & ~wrong
+        if self.raw.dtype.kind in "biufM":
+            return ~np.isfinite(self.raw)
+        cells = self.raw.tolist()
+        marks = {cell for cell in set(cells) if cell is None or str(cell).strip().lower() in self.marks}
+        return np.array([cell in marks for cell in cells], bool)
+
+    @property
+    def odd(self) -> bool:
+        """True if something is missing by a mark that sources of a study do not know."""
+        return not MARKS.issuperset(
+            str(self.cell(row)).strip().lower() for row in np.flatnonzero(self.missing).tolist()
+        )
 
     @cached_property
     def numbers(self) -> np.ndarray | None:
-        """Cells as numbers, NaN or infinite if missing; None if one is a text or a date."""
-        if self.values.dtype.kind in "biuf":
-            return self.values.astype(np.float64)
-        cells = self.values[~self.missing]
-        if self.values.dtype.kind == "M" or not len(cells) or isinstance(cells[0], date):
-            return None
-        try:
-            parsed = np.fromiter(map(float, cells), np.float64, len(cells))
-        except (TypeError, ValueError):
-            return None
-        numbers = np.full(len(self.values), np.nan)
-        numbers[~self.missing] = parsed
-        return numbers if np.isfinite(parsed).all() else None
+        """Cells as numbers, NaN if one is missing; None if one is a text, a date, or a name of digits."""
+        values, wrong = self.parsed
+        named = self.written and any(NAME.fullmatch(cell.strip()) for cell in self.raw[:HEAD].to_pylist())
+        return None if named or wrong.any() else values
 
     @property
     def present(self) -> np.ndarray:
         """The numbers that are there; none of other columns."""
         return np.empty(0) if self.numbers is None else self.numbers[~self.missing]
 
+    @property
+    def cells(self) -> np.ndarray:
+        """The cells that are there: texts of a file, any values of other tables."""
+        return (self.texts if self.written else self.raw)[~self.missing]
+
     @cached_property
     def texts(self) -> np.ndarray:
-        """Cells as texts; whole numbers without a point."""
-        if self.values.dtype.kind == "f" and self.whole:
-            return np.where(self.missing, 0, self.values).astype(np.int64).astype(str)
-        if self.values.dtype.kind == "M":
-            return np.datetime_as_string(self.values.astype("datetime64[us]"))
-        return np.array([str(value).strip() for value in self.values.tolist()])
+        """Cells as texts, without the space around them; whole numbers without a point."""
+        if self.written:
+            return np.array([*map(str.strip, self.raw.to_pylist())])
+        if self.raw.dtype.kind == "f" and self.whole:
+            texts = np.where(self.missing, 0, self.raw).astype(np.int64).astype(str)
+        elif self.raw.dtype.kind == "M":
+            texts = np.datetime_as_string(self.raw)
+        else:
+            texts = np.array([str(value).strip() for value in self.raw.tolist()])
+        return np.where(self.missing, "", texts)
 
     @cached_property
     def whole(self) -> bool:
@@ -457,74 +410,72 @@ class Column:
     @cached_property
     def distinct(self) -> int:
         """Number of different cells."""
-        if self.numbers is not None:
-            return len(np.unique(self.present))
-        return len(set(self.texts[~self.missing].tolist()))
+        return len(set((self.texts[~self.missing] if self.numbers is None else self.present).tolist()))
 
     @cached_property
     def stray(self) -> tuple[int, int] | None:
         """Number of cells that are numbers, and the first row that is none, where hardly any is not; None elsewhere."""
-        if self.numbers is not None or self.values.dtype.kind == "M":
-            return None
-        rows = np.flatnonzero(~self.missing)
-        cells = self.values[rows].tolist()
-        if sum(map(_is_number, cells[:1000])) < MOSTLY * len(cells[:1000]):
-            return None
-        read = np.fromiter(map(_is_number, cells), bool, len(cells))
-        return (int(read.sum()), int(rows[~read][0])) if MOSTLY <= read.mean() < 1 else None
+        _, wrong = self.parsed
+        count = int((~self.missing).sum())
+        numbers = count - int(wrong.sum())
+        return (numbers, int(wrong.argmax())) if MOSTLY * count <= numbers < count else None
 
     @property
     def repeats(self) -> bool:
         """True if there are two different cells or more, and texts that come again."""
-        return self.distinct >= 2 and (self.numbers is not None or self.distinct <= len(self.values) / 2)
+        return self.distinct >= 2 and (self.numbers is not None or self.distinct <= len(self) / 2)
 
     @cached_property
     def dated(self) -> bool:
         """True for dates, or texts that are dates."""
-        if self.values.dtype.kind == "M":
-            return True
-        return self.numbers is None and not self.missing.all() and not self.undated
+        return self.numbers is None and len(self.cells) > 0 and not self.undated
 
     @property
     def undated(self) -> str:
         """The first cell that is no date, among the first 20; "" if all are."""
-        return next((str(value) for value in self.values[~self.missing][:20] if _date_of(value) is None), "")
+        return next((str(value) for value in self.cells[:20].tolist() if not _is_date(value)), "")
 
     @property
     def days(self) -> bool:
         """True for dates without a time of the day."""
-        cells = self.values[~self.missing]
-        if self.values.dtype.kind == "M":
-            return bool((cells == cells.astype("datetime64[D]")).all())
-        dates = map(_date_of, cells[:: max(len(cells) // 50, 1)])
-        return self.dated and all(at is not None and at.time() == time() for at in dates)
+        some = self.cells[:: max(len(self.cells) // 50, 1)].tolist()
+        return self.dated and all(_is_date(value) and _date_of(value).time() == time() for value in some)
 
 
-def _is_number(value: Any) -> bool:
+def _float(value: Any) -> float:
     try:
-        return math.isfinite(float(value))
+        return float(value)
     except (TypeError, ValueError):
+        return math.nan
+
+
+def _date_of(value: Any) -> datetime:
+    """Return a date, or a text that is one."""
+    if isinstance(value, datetime):
+        return value
+    return datetime.combine(value, time()) if isinstance(value, date) else datetime.fromisoformat(str(value).strip())
+
+
+def _is_date(value: Any) -> bool:
+    try:
+        return bool(_date_of(value))
+    except ValueError:
         return False
 
 
-def _date_of(value: Any) -> datetime | None:
-    """Return a date, or a text that is one; None for others."""
-    if isinstance(value, datetime):
-        return value
-    if isinstance(value, date):
-        return datetime.combine(value, time())
-    try:
-        return datetime.fromisoformat(str(value).strip())
-    except ValueError:
-        return None
-
-
-def columns_of(frame: Any, where: str) -> dict[str, Column]:
-    """Return the columns of a data frame (pandas, polars, pyarrow), or of a mapping of arrays.
+def cells_of(frame: Any, where: str) -> Cells:
+    """Return the cells of a data frame (pandas, polars, pyarrow), or of a mapping of arrays.
 
     Raises:
         FedtideError: it is none, or its columns differ in length; `where` begins the message.
     """
+    columns = _arrays_of(frame, where)
+    typed = {name: Column(column) for name, column in columns.items()}
+    return Cells(typed, lambda row: f"{where}: row {row}", np.arange(len(next(iter(columns.values())))))
+
+
+def _arrays_of(frame: Any, where: str) -> dict[str, np.ndarray]:
+    """Return the columns of a data frame as arrays of equal length."""
     frame = frame.collect() if hasattr(frame, "collect") and not hasattr(frame, "to_numpy") else frame  # a lazy one
     names = getattr(frame, "column_names", None) or (
         list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
@@ -541,7 +492,7 @@ def columns_of(frame: Any, where: str) -> dict[str, Column]:
     for (first, rows), (name, others) in pairwise(lengths.items()):
         if rows != others:
             raise refused(f"{where}: rows of column '{name}'", others, f"{rows}, as of '{first}'")
-    return {name: Column(column) for name, column in columns.items()}
+    return columns
 
 
 def _of_index(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -560,8 +511,6 @@ def _array(values: Any) -> np.ndarray:
 
 UNITS = ((1e17, 1e9, "nanoseconds"), (1e14, 1e6, "microseconds"), (1e11, 1e3, "milliseconds"))
 """Least size of a time that is a number, how many make a second, and the unit; smaller ones are seconds."""
-YEAR_1 = -62_135_596_800_000_000
-"""Microseconds from the first year that Python knows to 1970."""
 YEAR_1973 = 1e8
 """Seconds from which numbers are taken for a date."""
 YEAR_1990, YEAR_2100 = 631152000.0, 4102444800.0
@@ -620,52 +569,22 @@ def format_times(time: np.ndarray) -> list[str]:
     return texts
 
 
-def seconds(where: str, value: str) -> float:
-    """Return a time as seconds since 1970; `where` begins the error message.
-
-    >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5"), seconds("a.csv", "1700000000000")
-    (0.0, 12.5, 1700000000.0)
-    """
-    return float(_parse_each([value], lambda row: where)[0][0])
-
-
-def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
-    """Return times as seconds since 1970, and the unit of numbers, "" of dates.
-
-    `where` gives the place of a time by its position, for the error message.
-    """
-    try:
-        cells = arrow.array(texts, arrow.string())
-    except UnicodeEncodeError:  # half of a character of two
-        return _parse_each(texts, where)
-    numbers, _ = numbers_of(cells)
-    if not np.isnan(numbers).any():
-        return since_1970(numbers)
-    try:
-        dates = cells.cast(arrow.timestamp("us")).cast(arrow.int64()).to_numpy()
-    except arrow.ArrowInvalid:
-        return _parse_each(texts, where)
-    exact = dates.min() >= YEAR_1 and np.abs(dates).max() < 2**53
-    return (dates / 1e6, "") if exact else _parse_each(texts, where)
-
-
-def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, str]:
+def seconds_of(values: Any, where: Where) -> tuple[np.ndarray, str]:
     """Return texts, dates, or numbers as seconds since 1970, NaN if one is missing, and the unit of numbers.
 
-    >>> seconds_of(np.array(["1970-01-02"], "datetime64[D]"), str)
-    (array([86400.]), '')
+    `where` gives the place of a time by its position, for the error message.
+
+    >>> seconds_of(np.array(["1970-01-02"], "datetime64[D]"), str), seconds_of(["12.5"], str)
+    ((array([86400.]), ''), (array([12.5]), 'seconds'))
+    >>> seconds_of(["1970-01-01T01:00:00+01:00"], str)[0], seconds_of(["1700000000000"], str)[0]
+    (array([0.]), array([1.7e+09]))
     """
-    if values.dtype.kind == "M":
-        return np.where(np.isnat(values), np.nan, values.astype("datetime64[us]").astype(np.int64) / 1e6), ""
-    if values.dtype.kind in "biuf":
-        return since_1970(values.astype(np.float64))
-    cells = values.ravel().tolist()
-    return all_seconds(cells, where) if all(isinstance(cell, str) for cell in cells) else _parse_each(cells, where)
-
-
-def dates(columns: Sequence[Sequence[str]], where: Callable[[int], str]) -> np.ndarray:
-    """Return seconds since 1970 of dates in several columns: year, month, day, and optionally hour, minute, second."""
-    return _parse_each(list(zip(*columns, strict=True)), where)[0]
+    cells = np.asarray(values)
+    if cells.dtype.kind == "M":
+        return np.where(np.isnat(cells), np.nan, cells.astype("datetime64[us]").astype(np.int64) / 1e6), ""
+    if cells.dtype.kind in "biuf":
+        return since_1970(cells.astype(np.float64))
+    return _parse_each(cells.ravel().tolist(), where)
 
 
 def _parse_each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
@@ -694,14 +613,12 @@ def _parse(cell: Any) -> tuple[float, bool | None]:
     if cell is None or cell != cell:  # what pandas has for a missing time differs from itself
         return math.nan, None
     if isinstance(cell, tuple):
-        cell = datetime(*[int(text if text.isascii() and "_" not in text else "") for text in cell])  # type: ignore[arg-type]
-    elif isinstance(cell, str) and not is_number(cell):
-        cell = datetime.fromisoformat(cell)
-    elif isinstance(cell, date) and not isinstance(cell, datetime):
-        cell = datetime.combine(cell, time())
-    if isinstance(cell, datetime):
-        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp(), cell.tzinfo is not None
-    return float(cell), None
+        at = datetime(*[int(text if text.isascii() and "_" not in text else "") for text in cell])  # type: ignore[arg-type]
+    elif isinstance(cell, date) or (isinstance(cell, str) and not is_number(cell)):
+        at = _date_of(cell)
+    else:
+        return float(cell), None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), at.tzinfo is not None
 
 
 def _name_time(where: str) -> str:

@@ -10,11 +10,10 @@ import re
 import tarfile
 import zipfile
 import zlib
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar
 from xml.parsers import expat
 
 from fedtide.core.errors import FedtideError, refused
@@ -46,24 +45,18 @@ def strip_endings(name: str) -> str:
     return strip_endings(stem) if stem and f"{dot}{ending}".lower() in ENDINGS else name
 
 
-class Loading(Protocol):
-    """A source of rows."""
+class Loading:
+    """A source of rows: `load(directory, seed)` reads or draws them; files are searched first in the data directory.
+
+    If a source `measures`, `load(directory, seed, measured=True)` returns rows whose labels are values and no classes.
+    """
+
+    measures: ClassVar[bool] = False
 
     @property
     def drawn(self) -> bool:
         """Tell whether the rows depend on the seed."""
         return False
-
-    @abstractmethod
-    def load(self, directory: Path | None, seed: int) -> Any:
-        """Read or draw the rows; `directory` is the data directory, in which files are searched first."""
-
-    def load_values(self, directory: Path | None, seed: int) -> Any:
-        """Read rows whose labels are no classes; refused by sources that have none."""
-        kind = getattr(self, "kind", type(self).__name__)
-        raise refused(
-            "data.target", "one without classes", "'classes'", f"rows of source '{kind}' have no other labels"
-        )
 
     def uncached(self) -> Any:
         """Return the source without what changes no result."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from pydantic import Field
@@ -15,9 +15,9 @@ from pydantic import Field
 from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.cells import Column, columns_of, describe_span, is_epoch, read_columns, seconds_of
+from fedtide.data.sources.cells import Cells, Column, cells_of, is_epoch, read_cells
 from fedtide.data.sources.files import find
-from fedtide.data.sources.tabular import Columns
+from fedtide.data.sources.tabular import Layout, Missing
 from fedtide.data.targets import Number, Setting
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, Spelled, ingredient, zone_of
@@ -89,17 +89,14 @@ class Assigned:
     guessed: bool = False
 
 
-def assign(
-    name: str, columns: Mapping[str, Column], roles: Roles, *, categories: bool = False, first: int = 0
-) -> Assigned:
+def assign(name: str, cells: Cells, roles: Roles, *, categories: bool = False) -> Assigned:
     """Assign a role to each column.
 
     Args:
         name: name of the table, for messages.
-        columns: all columns.
+        cells: all columns.
         roles: the columns that a person names.
         categories: whether texts that repeat are features, too.
-        first: number of the first row, for messages.
 
     Raises:
         FedtideError: a named column does not exist or has two roles, or no column looks like a label.
@@ -108,6 +105,7 @@ def assign(
     def option(role: str) -> str:
         return f"{name}: {roles.option}{role}"
 
+    columns = cells.columns
     named = {role: _named(columns, text, option(role)) for role in ROLES if (text := getattr(roles, role)) is not None}
     if named.get("label") == ():
         raise refused(option("label"), roles.label, "the name of a column")
@@ -116,33 +114,30 @@ def assign(
         if both and (one, other) != ("time", "features"):  # an hour is both
             raise refused(option(other), both[0], "another column", f"{roles.option}{one} names it, too")
     without = named.pop("without", ())
-    columns = {column: cells for column, cells in columns.items() if column not in without}
+    cells = replace(cells, columns={name: column for name, column in columns.items() if name not in without})
+    columns = cells.columns
     chosen: dict[str, tuple[str, ...]] = {role: named.get(role, ()) for role in ROLES[:-1]}
 
-    def free(*assigned: str) -> dict[str, Column]:
+    def free(*assigned: str) -> Cells:
         taken = {column for role in assigned for column in chosen[role]}
-        return {column: cells for column, cells in columns.items() if column not in taken}
+        return replace(cells, columns={name: column for name, column in columns.items() if name not in taken})
 
-    if "time" not in named:
-        chosen["time"] = guess_time(free("client", "domain", "label"))
+    for role, guess in GUESSES.items():
+        if role not in named:  # an hour is part of a time and a feature
+            others = [other for other in chosen if other != role and (role, other) != ("time", "features")]
+            chosen[role] = guess(free(*others).columns)
     if roles.zone is not None and not chosen["time"]:
         allowed = f"with a column of the time ({roles.option}time)"
         raise refused(option("zone"), roles.zone, allowed, "no column looks like one")
-    if "client" not in named:
-        chosen["client"] = guess_client(free("time", "domain", "label", "features"))
-    if "domain" not in named:
-        chosen["domain"] = guess_domain(free("time", "client", "label", "features"))
-    if "label" not in named:
-        chosen["label"] = guess_label(free("time", "client", "domain", "features"))
-        constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
-        if constant:
-            raise refused(option("label"), constant[0], "a column with two different values or more", "this has one")
+    constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
+    if "label" not in named and constant:
+        raise refused(option("label"), constant[0], "a column with two different values or more", "this has one")
     if len(chosen["label"]) != 1:
         allowed = f"{roles.option}label with one of {', '.join(columns)}"
         raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
     time, label, left = chosen["time"], chosen["label"], dict[str, str]()
     if "features" not in named:
-        features, left = guess_features(free("time", "client", "domain", "label"), categories=categories, first=first)
+        features, left = guess_features(free("time", "client", "domain", "label"), categories=categories)
         # Hours and months of a time in several columns tell something of the label, too.
         hours = tuple(column for column in time[1:] if column.strip().lower() in (*HOURS.split(), "month"))
         chosen["features"] = features + hours
@@ -154,11 +149,8 @@ def assign(
     for feature in chosen["features"]:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
-            why = "" if columns[feature].stray is None else _explain_text(feature, columns[feature], first)
+            why = "" if columns[feature].stray is None else _explain_text(feature, cells)
             raise refused(option("features"), feature, f"columns of {kind}", why)
-    for part in time[1:] if len(time) == 2 else time if len(time) > 2 else ():
-        if columns[part].numbers is None:
-            raise refused(option("time"), part, "numbers for the parts of a date")
     guessed = "label" not in named and not match_names(label, LABELS)
     client, domain = (next(iter(chosen[role]), None) for role in ("client", "domain"))
     return Assigned(label[0], client, domain, time, chosen["features"], left, guessed)
@@ -220,7 +212,7 @@ def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the client: one with such a name, whose values come twice or more often on average."""
     for name in match_names(columns, CLIENTS):
         column = columns[name]
-        if 2 <= column.distinct <= len(column.values) / 2 and (column.numbers is None or column.whole):
+        if 2 <= column.distinct <= len(column) / 2 and (column.numbers is None or column.whole):
             return (name,)
     return ()
 
@@ -246,38 +238,41 @@ def counts_rows(name: str, column: Column) -> bool:
     return len(steps) > 0 and bool(steps[0] > 0) and bool((steps == steps[0]).mean() > 0.95)
 
 
-def guess_features(
-    columns: Mapping[str, Column], *, categories: bool = False, first: int = 0
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of features, and why others are left out."""
     left = {}
-    for name, column in columns.items():
+    for name, column in cells.columns.items():
         few = categories and column.repeats and column.distinct <= MOST_CLASSES
         if column.missing.mean() > MOST_MISSING:
             left[name] = f"{100 * column.missing.mean():.0f} % missing"
         elif column.distinct < 2:
             left[name] = "always the same"
         elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else _explain_text(name, column, first)
+            left[name] = "dates" if column.dated else _explain_text(name, cells)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
         elif column.whole and "id" in words_of(name):
             left[name] = "an identifier by its name"
         elif column.largest > LARGEST:
             left[name] = f"numbers beyond {LARGEST:.2g}, with which no model computes"
-    return tuple(name for name in columns if name not in left), left
+    return tuple(name for name in cells.columns if name not in left), left
 
 
-def _explain_text(name: str, column: Column, first: int) -> str:
+GUESSES = {"time": guess_time, "client": guess_client, "domain": guess_domain, "label": guess_label}
+"""Functions that guess the column of each role, in the order of asking."""
+
+
+def _explain_text(name: str, cells: Cells) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
+    column = cells.columns[name]
     if column.stray is None:
         cell = column.undated
         if match_names([name], TIMES) and any(map(str.isdigit, cell)):
             return f"text; named like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
         return "text"
     numbers, row = column.stray
-    cell, count = shown(str(column.cell(row))), int((~column.missing).sum())
-    return f"{numbers:,} of {count:,} are numbers, row {first + row} is {cell}: correct it or write NA"
+    cell, count, place = shown(str(column.cell(row))), len(column.cells), cells.where(row).rpartition(": ")[2]
+    return f"{numbers:,} of {count:,} are numbers, {place} is {cell}: correct it or write NA"
 
 
 def _named(columns: Iterable[str], text: str, option: str) -> tuple[str, ...]:
@@ -289,27 +284,6 @@ def _named(columns: Iterable[str], text: str, option: str) -> tuple[str, ...]:
     if option.endswith(("client", "label", "domain")) and len(names) > 1:
         raise refused(option, text, "one column")
     return tuple(dict.fromkeys(names))
-
-
-def when_of(name: str, rows: np.ndarray, columns: Mapping[str, np.ndarray], zone: str | None) -> tuple[np.ndarray, str]:
-    """Return seconds since 1970 of one column, or of the columns of a date, and the unit of a column of numbers.
-
-    `rows` are numbers for messages.
-    """
-    if len(columns) == 2:  # a date and an hour
-        date, hour = columns.items()
-        return when_of(name, rows, dict([date]), zone)[0] + 3600.0 * np.array([float(value) for value in hour[1]]), ""
-    if len(columns) > 2:
-        parts = [np.array([int(float(value)) for value in column]) for column in columns.values()]
-        year, month, day, *rest = parts
-        since = np.array(year - 1970, "datetime64[Y]").astype("datetime64[M]") + (month - 1)
-        times = (since.astype("datetime64[D]") + (day - 1)).astype("datetime64[s]").astype(np.float64)
-        return local(times + sum(part * unit for part, unit in zip(rest, (3600, 60, 1), strict=False)), zone), ""
-    column, values = next(iter(columns.items()))
-    if values.dtype.kind in "OU" and isinstance(values[0], str):
-        values = np.array([str(value).strip() for value in values.tolist()])
-    times, unit = seconds_of(values, lambda row: f"{name}: row {rows[row]}: {column}")
-    return local(times, zone), unit
 
 
 def local(utc: np.ndarray, zone: str | None) -> np.ndarray:
@@ -329,9 +303,6 @@ def local(utc: np.ndarray, zone: str | None) -> np.ndarray:
     return utc + np.array([shift.total_seconds() if shift else 0.0 for shift in shifts])[place]
 
 
-MISSING = ("error", "drop", "mean")
-
-
 def table(
     data: Any,
     *,
@@ -342,7 +313,7 @@ def table(
     features: Sequence[str] | None = None,
     target: Any = None,
     cuts: Sequence[float] = (),
-    missing: str = "error",
+    missing: Missing = "error",
     scaled: bool = False,
     quiet: bool = False,
 ) -> Rows:
@@ -374,72 +345,37 @@ def table(
     table: 40 rows
     label: label (2 classes); client: user (2 values); domain: none; time: none; features: x and wind (categories)
     """
-    if missing not in MISSING:
-        raise unknown("missing", missing, MISSING)
-    name, columns = _read(data)
-    rows = len(next(iter(columns.values())).values)
-    if not rows:
-        raise FedtideError(f"{name}: no rows")
+    if missing not in get_args(Missing):
+        raise unknown("missing", missing, get_args(Missing))
+    name, cells = _read(data)
+    columns = cells.columns
     label, client, time, features, domain = map(join_columns, (label, client, time, features, domain))
-    roles = Roles(label, client, time, features, domain=domain, option="")
-    assigned = assign(name, columns, roles, categories=True)
-    if not assigned.features:
-        raise FedtideError(f"{name}: no feature columns besides {assigned.label}")
-    keep = _keep(name, columns, assigned, missing)
-    taken = [column for column in (assigned.client, assigned.domain) if column]
-    texts = {column: columns[column].texts[keep].tolist() for column in taken}
-    times = {column: columns[column].values[keep] for column in assigned.time}
-    numbers = [column for column in assigned.features if columns[column].numbers is not None]
-    categories = [column for column in assigned.features if column not in numbers]
-    measures = [np.asarray(columns[column].numbers)[keep] for column in numbers]
-    measured = np.stack(measures, 1) if measures else np.empty((len(keep), 0))
-    when, unit = when_of(name, keep, times, None) if times else (None, "")
-    setting = _target(target, columns[assigned.label], len(keep), cuts)
-    result = Columns(
-        assigned.features,
-        np.where(np.isfinite(measured), measured, np.nan),
-        {column: np.where(columns[column].missing, "", columns[column].texts)[keep].tolist() for column in categories},
-        _label(name, assigned.label, columns[assigned.label], keep, cuts, measured=setting != CLASSES),
-        client=texts[assigned.client] if assigned.client else None,
-        domain=texts[assigned.domain] if assigned.domain else None,
-        time=when,
-    ).rows(name, scaled=scaled, measured=setting != CLASSES)
-    result = replace(result, classes=len(cuts) + 1) if cuts else with_target(result, setting)
-    result = replace(result, said=tuple(_describe(result, rows, assigned, categories, unit)))
+    roles = assign(name, cells, Roles(label, client, time, features, domain=domain, option=""), categories=True)
+    if not roles.features:
+        raise FedtideError(f"{name}: no feature columns besides {roles.label}")
+    categories = tuple(column for column in roles.features if columns[column].numbers is None)
+    setting = _target(name, target, roles.label, columns[roles.label], cuts)
+    layout = Layout(
+        roles.label, roles.client, roles.domain, roles.time, roles.features, categories, tuple(cuts), missing, scaled
+    )
+    rows = layout.rows(name, cells, measured=setting != CLASSES)
+    rows = rows if cuts else with_target(rows, setting)
+    rows = replace(rows, said=tuple(_describe(rows, len(cells), roles, categories)))
     if not quiet and None in (label, client, domain, time):
-        print(*result.said, sep="\n", file=sys.stderr)
-    return result
+        print(*rows.said, sep="\n", file=sys.stderr)
+    return rows
 
 
-def _read(data: Any) -> tuple[str, dict[str, Column]]:
+def _read(data: Any) -> tuple[str, Cells]:
     """Return a name for messages, and the columns."""
     paths = [data] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
         files = [find(str(path), None, "table", hint="name a CSV or Parquet file") for path in paths]
-        return files[0].name if len(files) == 1 else f"{len(files)} files", read_columns(files)
-    return "table", columns_of(data, "table")
-
-
-def _keep(name: str, columns: dict[str, Column], roles: Assigned, missing: str) -> np.ndarray:
-    """Return positions of the rows that are kept; raise if something is missing that must not be."""
-    needed = [
-        name_of_column for name_of_column in (roles.label, roles.client, roles.domain, *roles.time) if name_of_column
-    ]
-    seen = needed if missing == "mean" else [*needed, *roles.features]
-    keep = np.ones(len(columns[needed[0]].values), bool)
-    for column in seen:
-        gaps = columns[column].missing
-        if missing == "error" and gaps.any():
-            row = int(gaps.argmax())
-            raise refused(
-                f"{name}: row {row}: {column}",
-                columns[column].cell(row),
-                "a value; missing='drop' leaves such rows out, 'mean' fills features",
-            )
-        keep &= ~gaps
-    if not keep.any():
-        raise FedtideError(f"{name}: something is missing in every row of {', '.join(seen)}")
-    return np.flatnonzero(keep)
+        return files[0].name if len(files) == 1 else f"{len(files)} files", read_cells(files)
+    cells = cells_of(data, "table")
+    if not len(cells):
+        raise FedtideError("table: no rows")
+    return "table", cells
 
 
 @ingredient
@@ -449,45 +385,28 @@ class _Target:
     target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
 
 
-def _target(target: Any, column: Column, rows: int, cuts: Sequence[float]) -> Setting:
-    """Return the named target, or the one that fits the values of the label."""
-    if target is not None:
-        if cuts and target != "classes":
-            raise refused("table: cuts", list(cuts), "none with a target, because cuts make classes")
-        return _Target(target).target
-    return Number() if not cuts and column.numbers is not None and _is_measure(column, rows) else CLASSES
-
-
-def _is_measure(column: Column, rows: int) -> bool:
-    return not column.whole or column.distinct > max(MOST_CLASSES, rows // 2)
-
-
-def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequence[float], *, measured: bool) -> Any:
-    """Return the classes of the rows that are kept, or the values of a label that is measured."""
-    if measured:
-        if column.numbers is None:
-            raise refused(f"{name}: label", label, "a column of numbers, or target='classes'")
-        with np.errstate(over="ignore"):  # infinite labels are refused later
-            return column.numbers[keep].astype(np.float32)
-    if cuts:
-        if column.numbers is None:
-            raise refused(f"{name}: label", label, "a column of numbers, because cuts make classes of numbers")
-        return np.searchsorted(np.asarray(cuts, np.float64), column.numbers[keep], side="right")
-    if column.numbers is None:
-        return column.texts[keep].tolist()
-    if _is_measure(column, len(keep)):
+def _target(name: str, target: Any, label: str, column: Column, cuts: Sequence[float]) -> Setting:
+    """Return the named target, or the one that fits the values of the label; raise for a label that does not fit."""
+    if cuts and target not in (None, "classes"):
+        raise refused("table: cuts", list(cuts), "none with a target, because cuts make classes")
+    measure = column.numbers is not None and (not column.whole or column.distinct > max(MOST_CLASSES, len(column) // 2))
+    setting = (Number() if measure and not cuts else CLASSES) if target is None else _Target(target).target
+    if column.numbers is None and (cuts or setting != CLASSES):
+        allowed = "a column of numbers, because cuts make classes of numbers" if cuts else "a column of numbers"
+        raise refused(f"{name}: label", label, allowed)
+    if measure and not cuts and setting == CLASSES:
         many = f"a measure with {column.distinct:,} values"
         raise refused(f"{name}: label '{label}'", many, "classes; cuts=[...] makes classes of a measure")
-    return column.numbers[keep].astype(np.int64)
+    return setting
 
 
-def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str], unit: str) -> Iterator[str]:
+def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str]) -> Iterator[str]:
     """Say which column is what."""
     client = f"{roles.client} ({len(rows.client_names):,} values)" if roles.client else "none"
     domain = f"{roles.domain} ({len(rows.domain_names):,} values)" if roles.domain else "none"
     names = [f"{name} (categories)" if name in categories else name for name in roles.features]
     shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
-    time = "none" if rows.time is None else f"{', '.join(roles.time)} ({describe_span(rows.time.numpy(), unit)})"
+    time = rows.said[1].removeprefix("time: ") if rows.said else "none"
     lack = total - len(rows)
     yield f"{rows.name}: {total:,} rows" + (f", {lack:,} left out because something is missing" if lack else "")
     kind = rows.labeled

@@ -16,10 +16,10 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.cells import all_seconds, read_cells, read_names
+from fedtide.data.sources.cells import Cells, read_cells, read_names
 from fedtide.data.sources.files import Loading, check_unpacked, find, opened, reading
 from fedtide.data.sources.published import read_idx
-from fedtide.data.sources.tabular import Where, labels_of, names_of
+from fedtide.data.sources.tabular import labels_of, names_of
 from fedtide.fields.types import Count, ingredient
 
 Arrays = Mapping[str, np.ndarray]
@@ -242,15 +242,12 @@ class Manifest(Cached):
         for name in header:
             if name not in COLUMNS:
                 raise unknown(f"{path}: row 1", name, COLUMNS)
-        cells = read_cells(path, [], [*dict.fromkeys([*NEEDED, *header])])
-        columns, where = cells.texts, cells.where
-        labels = labels_of(columns["label"], where)
-        client, domain = (
-            names_of(name, columns[name], where) if name in columns else None for name in ("client", "domain")
-        )
-        time = all_seconds(columns["time"], where)[0] if "time" in columns else None
-        held_out = _held_out(path, columns["split"], where) if "split" in columns else None
-        files = _listed_files(path, columns["path"], where)
+        cells = read_cells(path, [*dict.fromkeys([*NEEDED, *header])])
+        labels = labels_of(cells, "label")
+        client, domain = (names_of(name, cells, name) if name in header else None for name in ("client", "domain"))
+        time = cells.times(["time"])[0] if "time" in header else None
+        held_out = _held_out(path, cells) if "split" in header else None
+        files = _listed_files(path, cells)
         key = lambda: f"{_hash_listed(path, files)} {self.channels} {self.size}"  # noqa: E731
         x = self.read_cached(key, ("x",), lambda: {"x": self._read(files)})["x"]
         return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
@@ -273,21 +270,22 @@ class Manifest(Cached):
         return x
 
 
-def _held_out(path: Path, column: list[str], where: Where) -> np.ndarray | None:
+def _held_out(path: Path, cells: Cells) -> np.ndarray | None:
     """Return the mask of the test rows; None if there are none."""
+    column = cells.texts("split")
     for row, cell in enumerate(column):
         if cell not in ("train", "test"):
-            raise refused(f"{where(row)}: split", cell, "train, test")
+            raise refused(f"{cells.where(row)}: split", cell, "train, test")
     held_out = np.array([cell == "test" for cell in column])
     if held_out.all():
         raise FedtideError(f"{path}: no pictures to train on: every split is 'test'")
     return held_out if held_out.any() else None
 
 
-def _listed_files(path: Path, column: list[str], where: Where) -> list[tuple[str, Path]]:
+def _listed_files(path: Path, cells: Cells) -> list[tuple[str, Path]]:
     """Return the image files, each with the beginning of its error message."""
-    names_of("path", column, where)
-    files = [(f"{where(row)}: {cell}", path.parent / cell) for row, cell in enumerate(column)]
+    column = names_of("path", cells, "path")
+    files = [(f"{cells.where(row)}: {cell}", path.parent / cell) for row, cell in enumerate(column)]
     for place, file in files:
         try:
             missing = not file.is_file()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pydantic import Field
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import center_and_spread, from_arrays
-from fedtide.data.sources.cells import all_seconds, find_places, read_cells, read_names
+from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.files import Loading, find
 from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
 
@@ -53,6 +53,7 @@ class Series(Loading):
     clock: Annotated[tuple[Literal["hour", "weekday"], ...], Different] = ()
     own_scale: Flag = False
     kind: Literal["series"] = "series"
+    measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -61,12 +62,10 @@ class Series(Loading):
         if twice := [name for name, lag in zip(self.lags, lags, strict=True) if lags.count(lag) > 1]:
             raise ValueError(f"found lags {' and '.join(twice)}, which are the same, allowed: each once")
 
-    def load(self, directory: Path | None, seed: int) -> Rows:
-        """Raise, as values are no classes."""
-        raise refused("data.target", "classes", "'number', 'counts' or 'quantiles', which a series is of")
-
-    def load_values(self, directory: Path | None, seed: int) -> Rows:
-        """Read the files."""
+    def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
+        """Read the files, whose values are no classes."""
+        if not measured:
+            raise refused("data.target", "classes", "'number', 'counts' or 'quantiles', which a series is of")
         paths = (self.path,) if isinstance(self.path, str) else self.path
         all_series = [series for path in paths for series in self._read(find(path, directory))]
         if twice := [name for name, count in Counter(series.name for series in all_series).items() if count > 1]:
@@ -133,13 +132,14 @@ class Series(Loading):
 
     def _read(self, path: Path) -> Iterator["_Series"]:
         header = read_names(path)
-        find_places(path, header, [self.time])
         names = [column for column in header if column != self.time]
+        cells = read_cells(path, [self.time, *names])
         if not names:
             raise FedtideError(f"{path}: no column besides {self.time}")
-        cells = read_cells(path, names, [self.time], "mean", [self.time])
-        time, _ = all_seconds(cells.texts[self.time], cells.where)
-        for name, values in zip(names, cells.numbers.T, strict=True):
+        cells = cells.take(np.flatnonzero(~cells.columns[self.time].missing))
+        time, _ = cells.times([self.time])
+        for name in names:
+            values = cells.numbers(name, gaps=True)
             present = ~np.isnan(values)
             if not present.any():
                 raise FedtideError(f"{path}: column '{name}': has no number, allowed: a series with values")

@@ -47,22 +47,10 @@ class Gaussians(Loading):
     noise: Positive = 1.0
     every: Positive | None = None
     kind: Literal["gaussians"] = "gaussians"
+    measures: ClassVar[bool] = True
     drawn: ClassVar[bool] = True
 
-    def load_values(self, directory: Path | None, seed: int) -> Rows:
-        """Draw the rows, with counts as values: of a Poisson distribution, of mean exp(1 + a linear function of x).
-
-        The function is another one in each domain, and differs by one standard deviation over rows.
-        """
-        rows = self.load(directory, seed)
-        draw = Rng(seed).at("gaussians", "values").numpy()
-        slopes = draw.normal(0, 1, (self.domains, self.dims))
-        domain = np.zeros(len(rows), np.int64) if rows.domain is None else rows.domain.numpy()
-        linear = (slopes[domain] * rows.x.numpy()).sum(1)
-        value = draw.poisson(np.exp(1 + np.clip(linear / linear.std(), -3, 3))).astype(np.float32)
-        return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, value=torch.from_numpy(value))
-
-    def load(self, directory: Path | None, seed: int) -> Rows:
+    def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
         """Draw the rows from the seed alone."""
         draw = Rng(seed).at("gaussians").numpy()
         offsets = draw.normal(0, self.offset, (self.domains, 1, self.dims))
@@ -73,7 +61,7 @@ class Gaussians(Loading):
         x = (centers[domain, y] + draw.normal(0, self.noise, (len(y), self.dims))).astype(np.float32)
         held_out = np.tile(np.arange(count) >= self.samples, self.domains)
         names = ("day", "night") if self.domains == 2 else tuple(f"domain {k}" for k in range(self.domains))
-        return Rows(
+        rows = Rows(
             self.kind,
             torch.from_numpy(x),
             torch.from_numpy(y),
@@ -83,6 +71,19 @@ class Gaussians(Loading):
             time=None if self.every is None else torch.arange(count).repeat(self.domains).double() * self.every,
             held_out=torch.from_numpy(held_out) if self.test_samples else None,
         )
+        return self._counted(rows, seed) if measured else rows
+
+    def _counted(self, rows: Rows, seed: int) -> Rows:
+        """Return the rows with counts as values: of a Poisson distribution, of mean exp(1 + a linear function of x).
+
+        The function is another one in each domain, and differs by one standard deviation over rows.
+        """
+        draw = Rng(seed).at("gaussians", "values").numpy()
+        slopes = draw.normal(0, 1, (self.domains, self.dims))
+        domain = np.zeros(len(rows), np.int64) if rows.domain is None else rows.domain.numpy()
+        linear = (slopes[domain] * rows.x.numpy()).sum(1)
+        value = draw.poisson(np.exp(1 + np.clip(linear / linear.std(), -3, 3))).astype(np.float32)
+        return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, value=torch.from_numpy(value))
 
 
 LARGEST = 10_000_000

@@ -1,121 +1,110 @@
 """Tables with a row per sample and columns for label, client, domain and time, in one or several files."""
 
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Fit, Rows, find_earliest, find_known_rows, with_learned
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
-from fedtide.data.sources.cells import (
-    DECIMAL_COMMA,
-    Cells,
-    NotANumber,
-    all_seconds,
-    dates,
-    describe_span,
-    find_places,
-    is_missing,
-    is_number,
-    number,
-    numbers_of,
-    read_cells,
-    read_names,
-)
+from fedtide.data.sources.cells import Cells, describe_span, read_cells, read_names
 from fedtide.data.sources.files import Loading, find
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
 MOST_CATEGORIES = 100
 """Categories that a column may have: each becomes a feature."""
 
+Missing = Literal["error", "drop", "mean"]
+
 
 @dataclass(frozen=True)
-class Encoder:
-    """Encoding of columns as features, found in the rows that are known when training begins.
+class Features:
+    """Columns of features, each with an entry for each row.
 
-    names: names of the columns, in the order of their features. means: means of the columns of numbers, for missing
-    cells. categories: categories of the columns of texts, in the order of their features. center, spread: constants by
-    which numbers are standardized; None if numbers are not standardized.
+    where: name of the table, for messages. names: names of the columns. numbers: (rows, columns) those that are
+    numbers, NaN if one is missing. texts: those that are categories, "" if one is missing. scaled: standardize numbers.
     """
 
+    where: str
     names: tuple[str, ...]
-    means: np.ndarray
-    categories: Mapping[str, tuple[str, ...]]
-    center: np.ndarray | None = None
-    spread: np.ndarray | None = None
+    numbers: np.ndarray
+    texts: Mapping[str, Sequence[str]]
+    scaled: bool = False
 
-    @staticmethod
-    def of(
-        name: str,
-        names: Sequence[str],
-        numbers: np.ndarray,
-        texts: Mapping[str, Sequence[str]],
-        rows: np.ndarray,
-        *,
-        scaled: bool,
-    ) -> "Encoder":
+    def encode(self, positions: Tensor) -> Tensor:
+        """Return features (rows, width) by the means, categories and scales of the rows at some positions."""
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused later
+            return torch.from_numpy(self.fit(positions.numpy())(self))
+
+    def fit(self, rows: np.ndarray) -> "Encoder":
         """Find means and categories in the rows at some positions, and the center and spread of numbers if `scaled`.
 
         Raises:
             FedtideError: a column has nothing there, or too many categories.
         """
-        means, categories = np.zeros(numbers.shape[1]), {}
-        measures = [column for column in names if column not in texts]
-        for place, column in enumerate(measures):
-            values = numbers[rows, place]
+        known = f"in the {len(rows)} rows known when training begins"
+        means, categories = np.zeros(self.numbers.shape[1]), {}
+        for place, column in enumerate(name for name in self.names if name not in self.texts):
+            values = self.numbers[rows, place]
             values = values[~np.isnan(values)]
             if not len(values):
-                raise FedtideError(f"{name}: {column}: no number in the {len(rows)} rows known when training begins")
+                raise FedtideError(f"{self.where}: {column}: no number {known}")
             means[place] = values.mean()
-        for column, cells in texts.items():
-            categories[column] = tuple(sorted({cell for cell in map(cells.__getitem__, rows) if not is_missing(cell)}))
-            if not categories[column]:
-                raise FedtideError(f"{name}: {column}: no category in the {len(rows)} rows known when training begins")
-            if (count := len(categories[column])) > MOST_CATEGORIES:
+        for column, cells in self.texts.items():
+            categories[column] = sorted({cell for cell in map(cells.__getitem__, rows) if cell})
+            count = len(categories[column])
+            if not count:
+                raise FedtideError(f"{self.where}: {column}: no category {known}")
+            if count > MOST_CATEGORIES:
                 allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
-                raise refused(f"{name}: {column}", f"{count} categories", allowed)
-        encoder = Encoder(tuple(names), means, categories)
-        if not scaled:
+                raise refused(f"{self.where}: {column}", f"{count} categories", allowed)
+        encoder = Encoder(means, categories)
+        if not self.scaled:
             return encoder
-        center, spread = center_and_spread(encoder._filled(numbers)[rows].astype(np.float64))
-        return replace(encoder, center=center, spread=spread)
+        return replace(encoder, scale=center_and_spread(encoder.fill(self.numbers)[rows].astype(np.float64)))
 
-    def __call__(self, numbers: np.ndarray, texts: Mapping[str, Sequence[str]]) -> np.ndarray:
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encoding of columns as features, found in the rows that are known when training begins.
+
+    means: means of the columns of numbers, for missing cells. categories: categories of the columns of texts. scale:
+    center and spread by which numbers are standardized; None if they are not.
+    """
+
+    means: np.ndarray
+    categories: Mapping[str, Sequence[str]]
+    scale: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __call__(self, features: Features) -> np.ndarray:
         """Return features (rows, width); a category that is missing or unknown is none of those there are."""
-        x = self._filled(numbers)
-        if self.center is not None:
-            x = ((x - self.center) / self.spread).astype(np.float32)
+        x = self.fill(features.numbers)
+        if self.scale is not None:
+            center, spread = self.scale
+            x = ((x - center) / spread).astype(np.float32)
         if not self.categories:
             return x
         parts, measures = [], iter(x.T)
-        for name in self.names:
+        for name in features.names:
             if name not in self.categories:
                 parts.append(next(measures)[:, None])
                 continue
             place = {text: at for at, text in enumerate(self.categories[name])}
-            at = np.array([place.get(text, -1) for text in texts[name]])
+            at = np.array([place.get(text, -1) for text in features.texts[name]])
             parts.append((at[:, None] == np.arange(len(place))).astype(np.float32))
         return np.concatenate(parts, 1)
 
-    def _filled(self, numbers: np.ndarray) -> np.ndarray:
+    def fill(self, numbers: np.ndarray) -> np.ndarray:
+        """Return numbers with the means in place of missing ones."""
         with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused later
             return np.where(np.isnan(numbers), self.means, numbers).astype(np.float32)
-
-
-WHOLE = re.compile(r"\+?[0-9]+|-0+")
-"""A label that is a whole number from 0."""
-
-Where = Callable[[int], str]
-"""Gives the place of a row by its position, for messages."""
 
 
 @ingredient
@@ -133,67 +122,138 @@ TIME = explained("a column, a date and an hour, the columns of a date, or { ever
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Columns of a table by what they are for, each with an entry for each row.
+class Layout:
+    """How the columns of a table are read as rows: what each column is for, and settings.
 
-    names: names of the features. numbers: (rows, columns) features that are numbers, NaN if one is missing. texts:
-    features that are categories. unit: unit of times that are numbers, "" for dates. timed: columns of the time.
+    label: one column, or those of several labels at once. time: a column, the columns of a date, or a distance.
+    features: names of all features. categories: those that are texts. option: beginning of the names of settings in
+    messages. The other settings are those of `CSV`.
     """
 
-    names: tuple[str, ...]
-    numbers: np.ndarray
-    texts: Mapping[str, Sequence[str]]
-    label: np.ndarray | list[str]
-    client: list[str] | None = None
-    domain: list[str] | None = None
-    time: np.ndarray | None = None
-    unit: str = ""
-    timed: tuple[str, ...] = ()
+    label: str | tuple[str, ...] = ()
+    client: str | None = None
+    domain: str | None = None
+    time: tuple[str, ...] | Every = ()
+    features: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    cuts: tuple[float, ...] = ()
+    missing: Missing = "error"
+    scaled: bool = False
+    option: str = ""
 
-    def encoder(self, name: str, *, scaled: bool, rows: np.ndarray | None = None) -> Encoder:
-        """Return the encoder of the columns.
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Columns of the label."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
-        Args:
-            name: name of the table, for messages.
-            scaled: standardize numbers.
-            rows: positions of the rows that decide; None for all, or the earliest tenth where rows have a time.
+    @property
+    def taken(self) -> list[str]:
+        """Columns that are no features unless they are named so."""
+        times = () if isinstance(self.time, Every) else self.time
+        return [*self.labels, *times, *(column for column in (self.client, self.domain) if column)]
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns that are read."""
+        return [*dict.fromkeys([*self.taken, *self.features])]
+
+    def rows(self, name: str, cells: Cells, *, measured: bool = False) -> Rows:
+        """Return the rows of a table; raise for what is no rows. Labels that are `measured` are values and no classes.
+
+        If something is missing, rows without a label, client, domain or time are an error or left out.
         """
-        if rows is None:
-            rows = (
-                np.arange(len(self.label)) if self.time is None else find_earliest(torch.from_numpy(self.time)).numpy()
-            )
-        return Encoder.of(name, self.names, self.numbers, self.texts, rows, scaled=scaled)
-
-    def describe(self, name: str) -> tuple[str, ...]:
-        """Return the number of rows and the span of their times, in words."""
-        if self.time is None or not self.timed:
-            return ()
-        return (
-            f"{name}: {len(self.time):,} rows",
-            f"time: {', '.join(self.timed)} ({describe_span(self.time, self.unit)})",
-        )
-
-    def rows(self, name: str, *, scaled: bool, measured: bool = False) -> Rows:
-        """Return the rows; raise for what is no rows. Labels that are `measured` are values and no classes."""
-        with np.errstate(over="ignore", invalid="ignore"):  # of numbers that are too large, which are refused below
-            encoder = self.encoder(name, scaled=scaled)
-        plain = replace(encoder, center=None, spread=None)(self.numbers, self.texts)
-        rows = from_arrays(name, plain, self.label, self.client, self.domain, measured=measured)
-        rows = replace(
-            rows, time=None if self.time is None else torch.from_numpy(self.time).double(), said=self.describe(name)
-        )
-        if scaled or self.texts or np.isnan(self.numbers).any():
-            x = torch.from_numpy(encoder(self.numbers, self.texts)) if scaled else rows.x
-            bare = Columns(self.names, self.numbers, self.texts, label=[])
-            fit = Fit(partial(_features, bare, name, scaled), x, torch.arange(len(x))) if self.time is None else None
+        cells, features = self.divide(name, cells)
+        label = self._labels(cells, measured)
+        time, unit = self.times(cells)
+        client, domain = (None if column is None else cells.texts(column) for column in (self.client, self.domain))
+        known = torch.arange(len(cells)) if time is None else find_earliest(time)
+        plain = replace(features, scaled=False).encode(known)
+        rows = replace(from_arrays(name, plain, label, client, domain, measured=measured), time=time)
+        if self.cuts:
+            rows = replace(rows, classes=len(self.cuts) + 1)
+        if time is not None and not isinstance(self.time, Every):
+            span = f"time: {', '.join(self.time)} ({describe_span(time.numpy(), unit)})"
+            rows = replace(rows, said=(f"{name}: {len(time):,} rows", span))
+        if self.scaled or self.categories or np.isnan(features.numbers).any():
+            x = features.encode(known) if self.scaled else rows.x
+            fit = Fit(features.encode, x, torch.arange(len(x))) if time is None else None
             rows = with_learned(replace(rows, x=x, fit=fit), find_known_rows(rows))
         return rows
 
+    def times(self, cells: Cells) -> tuple[Tensor | None, str]:
+        """Return the times of rows in seconds, and the unit of those that are numbers."""
+        if isinstance(self.time, Every):
+            return torch.from_numpy(cells.places * self.time.every), ""
+        if not self.time:
+            return None, ""
+        time, unit = cells.times(self.time)
+        return torch.from_numpy(time), unit
 
-def _features(columns: Columns, name: str, scaled: bool, positions: torch.Tensor) -> torch.Tensor:
-    """Return features (rows, width) by the rows at some positions."""
-    encoder = columns.encoder(name, scaled=scaled, rows=positions.numpy())
-    return torch.from_numpy(encoder(columns.numbers, columns.texts))
+    def divide(self, name: str, cells: Cells) -> tuple[Cells, Features]:
+        """Return the rows in which nothing is missing that must not be, and their columns of features.
+
+        Raises:
+            FedtideError: something is missing and that is an error, or a number is none.
+        """
+        if not self.features:
+            raise FedtideError(f"{name}: no feature columns besides {', '.join(self.taken)}")
+        names = self.taken if self.missing == "mean" else self.columns
+        whole = np.ones(len(cells), bool)
+        for column in names:
+            missing = cells.columns[column].missing
+            if self.missing == "error" and missing.any():
+                row = int(missing.argmax())
+                allowed = f"a value; {self.option}missing = 'drop' leaves such rows out, 'mean' fills features"
+                raise refused(f"{cells.where(row)}: {column}", cells.columns[column].cell(row), allowed)
+            whole &= ~missing
+        if not whole.any():
+            raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
+        cells = cells.take(np.flatnonzero(whole))
+        hint = f"; {self.option}features names the columns, {self.option}categories = ['%s'] takes texts"
+        numbers = [cells.numbers(column, hint % column, gaps=True) for column in self.features
+                   if column not in self.categories]  # fmt: skip
+        measured = np.stack(numbers, 1) if numbers else np.empty((len(cells), 0))
+        columns = {name: cells.columns[name] for name in self.categories}
+        texts = {name: np.where(column.missing, "", column.texts).tolist() for name, column in columns.items()}
+        return cells, Features(name, self.features, measured, texts, self.scaled)
+
+    def _labels(self, cells: Cells, measured: bool) -> np.ndarray | list[str]:
+        """Return the classes of rows, or values (rows,), of several labels at once (rows, labels)."""
+        if not measured and not self.cuts:
+            hint = f"; data.target = 'number' takes a measured one, {self.option}cuts makes classes"
+            return labels_of(cells, self.labels[0], hint)
+        values = [cells.numbers(label) for label in self.labels]
+        if self.cuts:
+            return np.searchsorted(self.cuts, values[0], side="right")
+        with np.errstate(over="ignore"):  # infinite labels are refused later
+            return (values[0] if isinstance(self.label, str) else np.stack(values, 1)).astype(np.float32)
+
+
+def labels_of(cells: Cells, name: str, hint: str = "") -> np.ndarray | list[str]:
+    """Return whole numbers if every label is one, and names if hardly any is; raise for what seems to be a mistake."""
+    column = cells.columns[name]
+    values, wrong = column.parsed
+    gaps, numbers = np.isnan(values), np.count_nonzero(~np.isnan(values))
+    if 2 * numbers <= len(cells) or (column.numbers is None and not wrong.any()):
+        return names_of("label", cells, name)
+    where = f"{cells.where(int(gaps.argmax()))}: label"
+    if gaps.any():
+        but = f"{numbers} of {len(cells)} labels are numbers"
+        raise refused(where, column.cell(int(gaps.argmax())), "whole numbers alone, or names", but)
+    for row in np.flatnonzero((values < 0) | (values % 1 > 0))[:1].tolist():
+        allowed = f"whole numbers from 0, or names{hint}"
+        raise refused(f"{cells.where(row)}: label", column.cell(row), allowed)
+    largest = int(values.argmax())
+    check_filled(cells.where(largest), int(values[largest]), len(cells))
+    return values.astype(np.int64)
+
+
+def names_of(what: str, cells: Cells, name: str) -> list[str]:
+    """Return a column of texts; raise for an empty one."""
+    column = cells.texts(name)
+    if "" in column:
+        raise FedtideError(f"{cells.where(column.index(''))}: {what} is empty")
+    return column
 
 
 @ingredient
@@ -228,9 +288,10 @@ class CSV(Loading):
     time: Annotated[str | tuple[str, ...] | Every, TIME] | None = None
     features: tuple[str, ...] | None = None
     categories: tuple[str, ...] = ()
-    missing: Literal["error", "drop", "mean"] = "error"
+    missing: Missing = "error"
     scaled: Flag = False
     kind: Literal["csv"] = "csv"
+    measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -243,29 +304,41 @@ class CSV(Loading):
         if any(after <= before for before, after in pairwise(self.cuts)):
             raise ValueError(f"found cuts {list(self.cuts)}, allowed: rising numbers")
 
-    def load(self, directory: Path | None, seed: int) -> Rows:
+    def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
         """Read the files."""
-        if not isinstance(self.label, str):
+        if not measured and not isinstance(self.label, str):
             raise refused("data.source.label", list(self.label), "one column, or data.target = 'labels'")
-        rows = self._joined(directory).rows(self._name, scaled=self.scaled)
-        return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
-
-    def load_values(self, directory: Path | None, seed: int) -> Rows:
-        """Read the files, whose label is no class."""
-        if self.cuts:
+        if measured and self.cuts:
             raise refused("data.source.cuts", list(self.cuts), "none, or data.target = 'classes'")
-        return self._joined(directory, measured=True).rows(self._name, scaled=self.scaled, measured=True)
+        layout = self.layout(directory)
+        return layout.rows(self._name, self._cells(layout, directory), measured=measured)
 
-    def feature_names(self, directory: Path | None) -> tuple[str, ...]:
-        """Return the columns of the features, in order."""
-        return self._features(read_names(find(self._paths[0], directory)))
+    def layout(self, directory: Path | None) -> Layout:
+        """Return what each column is for."""
+        time = (self.time,) if isinstance(self.time, str) else self.time or ()
+        settings = (self.cuts, self.missing, self.scaled, "data.source.")
+        layout = Layout(self.label, self.client, self.domain, time, (), self.categories, *settings)
+        headers = [read_names(find(path, directory)) for path in self._paths]
+        features = [self.features or tuple(name for name in header if name not in layout.taken) for header in headers]
+        if len(wide := {len(names) for names in features}) > 1:
+            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
+        if strange := [name for name in self.categories if name not in features[0]]:
+            raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features[0])}")
+        return replace(layout, features=features[0])
 
     def encoded(self, path: Path, directory: Path | None, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return features (rows, width) of another file, encoded by some rows of the source (see `encoder`)."""
-        numbers, texts = self._divided(self.feature_names(directory))
-        cells = read_cells(path, numbers, texts, "mean" if self.missing == "mean" else "error")
-        encoder = self._joined(directory).encoder(self._name, scaled=self.scaled, rows=rows)
-        return encoder(cells.numbers, cells.texts)
+        """Return features (rows, width) of another file, encoded by some rows of the source; None for the known ones.
+
+        Those are all, or the earliest tenth if rows have a time.
+        """
+        layout = self.layout(directory)
+        cells, features = layout.divide(self._name, self._cells(layout, directory))
+        if rows is None:
+            time, _ = layout.times(cells)
+            rows = np.arange(len(cells)) if time is None else find_earliest(time).numpy()
+        missing: Missing = "mean" if self.missing == "mean" else "error"
+        other = Layout((), None, None, (), layout.features, self.categories, missing=missing, option="data.source.")
+        return features.fit(rows)(other.divide(path.name, read_cells(path, other.columns))[1])
 
     @property
     def learns(self) -> bool:
@@ -280,152 +353,5 @@ class CSV(Loading):
     def _name(self) -> str:
         return Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
 
-    def _features(self, header: list[str]) -> tuple[str, ...]:
-        return self.features or tuple(column for column in header if column not in self._taken)
-
-    def _divided(self, features: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the features that are numbers, and those that are categories."""
-        if strange := [name for name in self.categories if name not in features]:
-            raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features)}")
-        return [name for name in features if name not in self.categories], [*self.categories]
-
-    def named(self, header: list[str]) -> list[str]:
-        """Return the columns that are read of a file; others are left alone."""
-        return [*self._taken, *self._features(header)]
-
-    @property
-    def _times(self) -> tuple[str, ...]:
-        return self.time if isinstance(self.time, tuple) else (self.time,) if isinstance(self.time, str) else ()
-
-    @property
-    def _taken(self) -> list[str]:
-        """Columns that are no features unless they are named so."""
-        return [*self._label, *self._times, *(column for column in (self.client, self.domain) if column is not None)]
-
-    @property
-    def _label(self) -> tuple[str, ...]:
-        return (self.label,) if isinstance(self.label, str) else self.label
-
-    def _joined(self, directory: Path | None, *, measured: bool = False) -> Columns:
-        """Read the files, one below the other."""
-        parts = [self._columns(find(path, directory), measured) for path in self._paths]
-        wide = {len(columns.names) for columns in parts}
-        if len(wide) > 1:
-            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
-        every = lambda key: [cell for columns in parts for cell in getattr(columns, key)]  # noqa: E731
-        named = any(isinstance(columns.label, list) for columns in parts)
-        return replace(
-            parts[0],
-            numbers=np.concatenate([columns.numbers for columns in parts]),
-            texts={name: [cell for columns in parts for cell in columns.texts[name]] for name in self.categories},
-            label=[str(label) for label in every("label")] if named else np.concatenate([f.label for f in parts]),
-            client=None if self.client is None else every("client"),
-            domain=None if self.domain is None else every("domain"),
-            time=None if self.time is None else np.concatenate([columns.time for columns in parts]),
-            unit=" and ".join(dict.fromkeys(columns.unit for columns in parts if columns.unit)),
-        )
-
-    def _columns(self, path: Path, measured: bool) -> Columns:
-        """Read a file."""
-        header, taken, times = read_names(path), self._taken, self._times
-        features = self._features(header)
-        find_places(path, header, [*taken, *features])
-        if not features:
-            raise FedtideError(f"{path}: no feature columns besides {', '.join(taken)}")
-        numbers, categories = self._divided(features)
-        needed = (*self._label, *times, *(categories if self.missing == "drop" else ()))
-        try:
-            cells = read_cells(path, numbers, [*dict.fromkeys([*taken, *categories])], self.missing, needed)
-        except NotANumber as error:
-            raise FedtideError(f"{error}{_hint(error)}") from None
-        if not len(cells.places):
-            raise FedtideError(f"{path}: something is missing in every row")
-        texts, time, unit = cells.texts, None, ""
-        if self.missing == "error":
-            for name in categories:
-                _check_there(name, texts[name], cells.where)
-        if len(times) == 1:
-            time, unit = all_seconds(texts[times[0]], cells.where)
-        elif len(times) == 2:
-            date, hour = times
-            time = all_seconds(texts[date], cells.where)[0] + 3600 * _measured(cells, hour)
-        elif times:
-            time = dates([texts[name] for name in times], cells.where)
-        elif isinstance(self.time, Every):
-            time = cells.places * self.time.every
-        return Columns(
-            features,
-            cells.numbers,
-            {name: texts[name] for name in categories},
-            self._values(cells) if measured else self._labels(cells),
-            client=None if self.client is None else names_of("client", texts[self.client], cells.where),
-            domain=None if self.domain is None else names_of("domain", texts[self.domain], cells.where),
-            time=time,
-            unit=unit,
-            timed=times,
-        )
-
-    def _labels(self, cells: Cells) -> np.ndarray | list[str]:
-        (label, *_), hint = self._label, "; data.target = 'number' takes a measured one, data.source.cuts makes classes"
-        if not self.cuts:
-            return labels_of(cells.texts[label], cells.where, hint)
-        return np.searchsorted(self.cuts, _measured(cells, label), side="right")
-
-    def _values(self, cells: Cells) -> np.ndarray:
-        values = [_measured(cells, label) for label in self._label]
-        with np.errstate(over="ignore"):  # infinite labels are refused later
-            return (
-                values[0].astype(np.float32) if isinstance(self.label, str) else np.stack(values, 1).astype(np.float32)
-            )
-
-
-def _measured(cells: Cells, label: str) -> np.ndarray:
-    """Return a column of numbers; raise for a cell that is none."""
-    values, _ = numbers_of(cells.texts[label])
-    for row in np.flatnonzero(np.isnan(values))[:1].tolist():
-        number(cells.where(row), label, cells.texts[label][row])
-    return values
-
-
-def _hint(error: NotANumber) -> str:
-    if is_missing(error.cell):
-        return "; data.source.missing = 'drop' leaves such rows out, 'mean' fills them"
-    if DECIMAL_COMMA.fullmatch(error.cell):
-        return ""
-    return f"; data.source.features names the columns, data.source.categories = ['{error.column}'] takes texts"
-
-
-def _check_there(name: str, column: Sequence[str], where: Where) -> None:
-    for cell in dict.fromkeys(column):
-        if is_missing(cell):
-            hint = "; data.source.missing = 'drop' leaves such rows out, with 'mean' they are of no category"
-            raise refused(f"{where(column.index(cell))}: {name}", cell, f"a category{hint}")
-
-
-def labels_of(column: Sequence[str], where: Where, hint: str = "") -> np.ndarray | list[str]:
-    """Return whole numbers if every label is one, and names if hardly any is; raise for what seems to be a mistake."""
-    names = names_of("label", column, where)
-    counts = Counter(names)
-    numeric = {name for name in counts if is_number(name)}
-    for name in counts:
-        if name in numeric and not WHOLE.fullmatch(name):
-            raise refused(f"{where(names.index(name))}: label", name, f"whole numbers from 0, or names{hint}")
-    words = [name for name in counts if name not in numeric]
-    spoken = sum(counts[word] for word in words)
-    if 2 * spoken >= len(names):
-        return names
-    if words:
-        but = f"{len(names) - spoken} of {len(names)} labels are numbers"
-        raise refused(f"{where(names.index(words[0]))}: label", words[0], "whole numbers alone, or names", but)
-    numbers = {name: int(name) for name in counts}
-    for name, label in numbers.items():
-        if label >= len(names):
-            check_filled(f"{where(names.index(name))}", label, len(names))
-    return np.array([numbers[name] for name in names])
-
-
-def names_of(what: str, column: Sequence[str], where: Where) -> list[str]:
-    """Return the cells of a column; raise for an empty one."""
-    if "" in column:
-        raise FedtideError(f"{where(column.index(''))}: {what} is empty")
-    return [*column]
+    def _cells(self, layout: Layout, directory: Path | None) -> Cells:
+        return read_cells([find(path, directory) for path in self._paths], layout.columns)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows, find_earliest
-from fedtide.data.sources.cells import find_places, seconds
+from fedtide.data.sources.cells import find_places, seconds_of
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.fields.types import Count, OpenFraction, explained, ingredient
 
@@ -169,7 +169,11 @@ class Text(Loading):
         for where, record in _posts(path, columns) if posts else _objects(path, columns):
             client = "/".join(_name(where, column, record[column]) for column in self.client)
             domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
-            time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
+            time = (
+                0.0
+                if self.time is None
+                else float(seconds_of([str(record[self.time])], lambda _, where=where: where)[0][0])
+            )
             held_out = isinstance(self.test, str) and _flag(where, self.test, record[self.test])
             for text in _texts(where, self.text, record[self.text]):
                 plain = _plain(text) if posts else text
