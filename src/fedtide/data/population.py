@@ -15,8 +15,9 @@ from fedtide.core.rng import Rng
 from fedtide.data.ragged import Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
+from fedtide.data.shift.calendar import CalendarPlan
 from fedtide.data.shift.how import Reading, RowTransform
-from fedtide.data.shift.what import Dated, Holding, Plan, PopulationView, Window
+from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving, AvailabilityPlan
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.draw.tables import html_table
@@ -143,9 +144,9 @@ class Population:
         return getattr(self._who, "by_rows", False)
 
     @cached_property
-    def _dated(self) -> Dated | None:
+    def _dated(self) -> CalendarPlan | None:
         """Plan of rows that arrive at real times; None if rows do not arrive."""
-        return cast(Dated, self.plan) if self.apart else None
+        return cast(CalendarPlan, self.plan) if self.apart else None
 
     @cached_property
     def plan(self) -> Plan:
@@ -314,8 +315,8 @@ class Population:
 
     def may_differ(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients that may hold other samples than `before`, sorted; all if that is unknown."""
-        # A user's own kinds need not inherit from ours.
-        if not all(getattr(part, "exact", False) for part in (self._what, self._how)):
+        # Plans of a user's own kinds need not say which clients changed.
+        if any(getattr(part, "kind", "python") == "python" for part in (self._what, self._how)):
             return self.clients
         read = self.row_transform.changed(self.shift.time(moment), self.shift.time(before))
         return torch.cat([self.plan.changed(moment, before), read]).unique()

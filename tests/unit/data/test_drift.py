@@ -28,7 +28,7 @@ from fedtide.data.saved import save
 from fedtide.data.shift import ChangePoints, ClusterDrift, Shift, Stream, What
 from fedtide.data.shift.cluster_drift import ClusterDriftPlan
 from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.what import KEPT, MOST, Chain, check_events
+from fedtide.data.shift.what import KEPT, MOST, Chain, count_events
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.build import host_of, task_of
@@ -511,7 +511,7 @@ def test_algorithms_play_with_drift(kind, algorithm):
 
 @given(st.lists(st.integers(0, 60), max_size=40))
 def test_a_state_does_not_depend_on_what_was_asked_before(numbers):
-    chain = Chain(lambda: (), lambda state, number: (*state, number), "every")
+    chain = Chain(lambda: (), lambda state, number: (*state, number))
     assert [chain[number] for number in numbers] == [tuple(range(1, number + 1)) for number in numbers]
     assert len(chain._kept) <= KEPT
 
@@ -519,4 +519,4 @@ def test_a_state_does_not_depend_on_what_was_asked_before(numbers):
 @pytest.mark.parametrize("number", [MOST + 1, float("inf"), float("nan")])
 def test_too_many_events_are_one_line(number):
     with pytest.raises(FedtideError, match=r"shift.what.every: it makes .* events, allowed: at most 100000"):
-        check_events(number, "shift.what.every")
+        count_events(number, 1.0, "shift.what.every")

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown
 from fedtide.data.ragged import Ragged
-from fedtide.data.shift.what import Dated, Holding, PopulationView, Window
+from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.fields.types import Duration, Zone, explained, ingredient, kept_if, seconds_of, zone_of
 
 COME = "come"
@@ -65,7 +65,6 @@ class Calendar(Holding):
     zone: Zone = "UTC"
     kind: Literal["calendar"] = "calendar"
     drifts: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
     ahead: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -163,7 +162,7 @@ class Calendar(Holding):
 
 
 @dataclass(frozen=True)
-class CalendarPlan(Dated):
+class CalendarPlan(Plan):
     """Times of the rows of each client, and the beginnings of the windows."""
 
     view: PopulationView

@@ -7,7 +7,7 @@ import csv
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, shown, unknown
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.what import Amounts, Chain, Holding, Plan, Pools, PopulationView, check_apart, check_events
+from fedtide.data.shift.what import Amounts, Chain, Holding, Plan, Pools, PopulationView, check_apart, count_events
 from fedtide.data.sources.cells import number, read_cells, read_names
 from fedtide.data.sources.files import find
 from fedtide.draw.prose import share_of
@@ -105,7 +105,6 @@ class ChangePoints(Holding):
     concepts: Annotated[Domains | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
     kind: Literal["change-points"] = "change-points"
     drifts: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     def check(self, view: PopulationView) -> None:
         """Raise for a wrong file, and if a client would have no training rows."""
@@ -146,16 +145,6 @@ class ChangePointsPlan(Plan):
     changes: ChangePoints
     view: PopulationView
 
-    @property
-    def _labels(self) -> LabelShares:
-        assert isinstance(self.changes.concepts, LabelShares)
-        return self.changes.concepts
-
-    @property
-    def _steps(self) -> Drawn:
-        assert isinstance(self.changes.when, Drawn)
-        return self.changes.when
-
     @cached_property
     def _shares(self) -> "Concepts | None":
         """Label distributions of the file; None if concepts are domains."""
@@ -171,7 +160,8 @@ class ChangePointsPlan(Plan):
 
     @cached_property
     def _pools(self) -> Pools:
-        return Pools(self.view, self._labels)
+        assert isinstance(self.changes.concepts, LabelShares)
+        return Pools(self.view, self.changes.concepts)
 
     def check_labels(self) -> None:
         """Raise if rows cannot be drawn by the distributions."""
@@ -179,70 +169,76 @@ class ChangePointsPlan(Plan):
         assert self._shares is not None
         for label, why in self._pools.lacking(self._shares.table.max(0) > 0).items():
             concept = self._shares.names[int(self._shares.table[:, label].argmax())]
-            raise refused(f"{self._labels.path}: concept '{concept}': label", label, "labels that are there", why)
+            path = getattr(self.changes.concepts, "path", "")
+            raise refused(f"{path}: concept '{concept}': label", label, "labels that are there", why)
 
     # -- change points ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _read(self) -> tuple[list[float], list[Tensor]]:
-        """Times of the file's change points, from 0 on, and the concept of each client after each."""
-        assert isinstance(self.changes.when, File)
-        path = find(self.changes.when.path, None, "shift.what.when.path")
-        table = read_changes(path, self.view, self.concepts)
-        times = sorted({0.0, *(time for _, time, _ in table)})
-        concept, concepts = torch.zeros(len(self.view.group), dtype=torch.int64), []
-        for at in times:
-            concept = concept.clone()
-            for client, time, domain in table:
-                if time == at:
-                    concept[client] = domain
-            concepts.append(concept)
-        return times, concepts
-
-    def concept(self, time: float) -> Tensor:
-        """Return the concept of each client (clients,)."""
-        if isinstance(self.changes.when, File):
-            times, concepts = self._read
-            return concepts[bisect_right(times, time) - 1]
-        return self._drawn[self._number(time)]
-
-    def _number(self, time: float) -> int:
-        """Return the number of drawn change points up to a time."""
-        number = time // self._steps.every
-        check_events(number, "shift.what.when.every")
-        return int(number)
+    def _times(self) -> list[float] | None:
+        """Times of the file's change points, from 0 on; None if change points are drawn."""
+        if isinstance(self.changes.when, Drawn):
+            return None
+        return sorted({0.0, *(time for _, time, _ in self._read)})
 
     @cached_property
-    def _drawn(self) -> Chain[Tensor]:
-        start = partial(self.view.deal, self.view.rng.at("change-points", 0), len(self.concepts))
-        return Chain(start, self._after, "shift.what.when.every")
+    def _read(self) -> list[tuple[int, float, int]]:
+        assert isinstance(self.changes.when, File)
+        return read_changes(find(self.changes.when.path, None, "shift.what.when.path"), self.view, self.concepts)
+
+    @cached_property
+    def _concepts(self) -> Chain[Tensor]:
+        """Concept of each client (clients,) after a number of change points."""
+        return Chain(self._first, self._after)
+
+    def _first(self) -> Tensor:
+        if self._times is None:
+            return self.view.deal(self.view.rng.at("change-points", 0), len(self.concepts))
+        return self._moved(torch.zeros(len(self.view.group), dtype=torch.int64), 0.0)
 
     def _after(self, concept: Tensor, number: int) -> Tensor:
-        """Return the concepts after a drawn change point, given those before it."""
-        concept, domains = concept.clone(), len(self.concepts)
+        """Return the concepts after a change point, given those before it."""
+        if self._times is not None:
+            return self._moved(concept, self._times[number])
+        assert isinstance(self.changes.when, Drawn)
+        concept, domains, fraction = concept.clone(), len(self.concepts), self.changes.when.fraction
         for _, draw, order in self.view.shuffled(self.view.rng.at("change-points", number)):
-            moved = order[: round(self._steps.fraction * len(order))]
+            moved = order[: round(fraction * len(order))]
             concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
         return concept
 
+    def _moved(self, concept: Tensor, at: float) -> Tensor:
+        """Return the concepts after the changes that the file has at a time."""
+        concept = concept.clone()
+        for client, time, other in self._read:
+            if time == at:
+                concept[client] = other
+        return concept
+
+    def _number(self, time: float) -> int:
+        """Return the number of change points up to a time, without that at 0."""
+        if isinstance(self.changes.when, Drawn):
+            return count_events(time, self.changes.when.every, "shift.what.when.every")
+        assert self._times is not None
+        return bisect_right(self._times, time) - 1
+
+    def concept(self, time: float) -> Tensor:
+        """Return the concept of each client (clients,)."""
+        return self._concepts[self._number(time)]
+
     def met(self) -> Tensor:
         """Return the mask (clients, domains) of the concepts that each client may have at some time."""
-        if isinstance(self.changes.when, Drawn):
-            return torch.ones(len(self.view.group), len(self.concepts), dtype=torch.bool)
-        met = torch.zeros(len(self.view.group), len(self.concepts), dtype=torch.bool)
-        for concept in self._read[1]:
-            met[torch.arange(len(concept)), concept] = True
+        met = torch.full((len(self.view.group), len(self.concepts)), self._times is None)
+        for time in self._times or ():
+            met[torch.arange(len(met)), self.concept(time)] = True
         return met
 
     def table(self, until: float) -> list[tuple[int, float, int]]:
         """Return every change up to a time as (client, time, concept), with the first concepts at time 0."""
-        if isinstance(self.changes.when, File):
-            times = [time for time in self._read[0] if time <= until]
-        else:
-            times = [k * self._steps.every for k in range(self._number(until) + 1)]
         before, changes = torch.full((len(self.view.group),), -1), []
-        for time in times:
-            concept = self.concept(time)
+        for place in range(self._number(until) + 1):
+            concept = self._concepts[place]
+            time = self._times[place] if self._times else place * getattr(self.changes.when, "every", 0.0)
             changes += [(client, time, int(concept[client])) for client in (concept != before).nonzero()[:, 0].tolist()]
             before = concept
         return changes
@@ -256,22 +252,17 @@ class ChangePointsPlan(Plan):
     # -- rows over time -----------------------------------------------------------------------------------------------
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """Return the rows that a client holds, sorted."""
+        """Return the rows that a client holds, sorted: of a domain, or drawn by a label distribution."""
         concept = int(self.concept(self.view.time(moment))[client])
-        if self._shares is not None:
-            return self._drawn_by(client, part, concept)
-        rows = self.view.parts[part][client]
-        assert self.view.rows.domain is not None
-        return rows[self.view.rows.domain[rows.long()] == concept]
-
-    def _drawn_by(self, client: int, part: str, concept: int) -> Tensor:
-        """Draw rows by the label distribution of a concept."""
+        if self._shares is None:
+            rows = self.view.parts[part][client]
+            assert self.view.rows.domain is not None
+            return rows[self.view.rows.domain[rows.long()] == concept]
         domain = self._pools.of(part, client)
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
-        assert self._shares is not None
         draw = self.view.rng.at("concept", part, client, concept).numpy()
-        counts = draw.multinomial(self._labels.wanted(part), self._shares.table[concept])
+        counts = draw.multinomial(self._pools.amounts.wanted(part), self._shares.table[concept])
         return domain.drawn(dict(enumerate(counts.tolist())), draw)
 
     @cached_property
@@ -309,8 +300,7 @@ class ChangePointsPlan(Plan):
 
     def check(self, rounds: int) -> None:
         """Raise if there would be too many change points."""
-        if isinstance(self.changes.when, Drawn):
-            self._number(rounds)
+        self._number(rounds)
 
 
 @dataclass(frozen=True)

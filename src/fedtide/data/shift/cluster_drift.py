@@ -4,10 +4,9 @@ It follows the drifts in *Fielding: Clustered Federated Learning with Data Drift
 distributions change, clients change group, and mass events break up the old groups.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,7 +29,7 @@ from fedtide.data.shift.what import (
     Pools,
     PopulationView,
     check_apart,
-    check_events,
+    count_events,
 )
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
@@ -97,25 +96,17 @@ class ClusterDriftPlan(Plan):
     # -- the trace ----------------------------------------------------------------------------------------------------
 
     @property
-    def _times(self) -> tuple[float, ...]:
+    def _mass_events(self) -> tuple[float, ...]:
         """Times of the mass events."""
         return () if self.drift.events is None else self.drift.events.at
 
-    @cached_property
-    def _lone_events(self) -> list[float]:
-        """Mass events without a simultaneous small drift, sorted."""
-        every = self.drift.every
-        return sorted(event for event in self._times if round(event / every) * every != event)
+    def _events(self, until: float) -> np.ndarray:
+        """Return the times of the events up to a time, in order."""
+        return _event_times(self.drift.every, self._mass_events, until)
 
     def number(self, time: float) -> int:
         """Return the number of events up to a time."""
-        check_events(time // self.drift.every, "shift.what.every")
-        return _multiples(self.drift.every, time) + bisect_right(self._lone_events, time)
-
-    def _events(self, time: float) -> list[float]:
-        """Return the times of the events up to a time."""
-        steady = [k * self.drift.every for k in range(1, _multiples(self.drift.every, time) + 1)]
-        return sorted({*steady, *(event for event in self._times if event <= time)})
+        return len(self._events(time))
 
     def state(self, time: float) -> State:
         """Return the state at a time."""
@@ -123,18 +114,7 @@ class ClusterDriftPlan(Plan):
 
     @cached_property
     def _states(self) -> Chain[State]:
-        return Chain(self._start, self._after, "shift.what.every")
-
-    def _when(self, event: int) -> float:
-        """Return the time of an event, numbered from 1."""
-        every = self.drift.every
-        for before, at in enumerate(self._lone_events):
-            steady = event - before
-            if at > steady * every:
-                return steady * every
-            if at > (steady - 1) * every:
-                return at
-        return (event - len(self._lone_events)) * every
+        return Chain(self._start, self._after)
 
     def _start(self) -> State:
         """Deal clients evenly to the groups."""
@@ -142,13 +122,12 @@ class ClusterDriftPlan(Plan):
         return State(group, np.zeros_like(group), self.first_groups())
 
     def _after(self, state: State, event: int) -> State:
-        key, when = self.rng.at("event", event), self._when(event)
-        if round(when / self.drift.every) * self.drift.every == when:
+        """Return the state after an event, numbered from 1."""
+        steady = self.drift.every * np.arange(1, event + 1)
+        key, when = self.rng.at("event", event), np.union1d(steady, self._mass_events)[event - 1]
+        if when in steady:
             state = self._small(state, event, key)
-        events = self.drift.events
-        if events is None or when not in events.at:
-            return state
-        return self._mass(state, event, events.fraction, key.at("mass"))
+        return self._mass(state, event, key.at("mass")) if when in self._mass_events else state
 
     def _small(self, state: State, event: int, key: Rng) -> State:
         """Apply a small drift: some clients change group, and others draw a new distribution."""
@@ -163,11 +142,12 @@ class ClusterDriftPlan(Plan):
             since[clients[: n_move + n_redraw]] = event
         return replace(state, group=group, since=since)
 
-    def _mass(self, state: State, event: int, fraction: float, key: Rng) -> State:
+    def _mass(self, state: State, event: int, key: Rng) -> State:
         """Apply a mass event: deal some clients to new groups that cut across the newest ones."""
+        assert self.drift.events is not None
         group, since = state.group.copy(), state.since.copy()
         for _, _, clients in self.view.shuffled(key):
-            dealt = clients[: round(fraction * len(clients))]
+            dealt = clients[: round(self.drift.events.fraction * len(clients))]
             group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
             since[dealt] = event
         return State(group, since, state.labels + cut_across(state.labels[-self.drift.groups :], key.at("labels")))
@@ -217,10 +197,11 @@ class ClusterDriftPlan(Plan):
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return the events since `before`: "drift" for small drifts, "mass" for mass events."""
-        now, then = self.view.time(moment), self.view.time(before)
-        steady = _multiples(self.drift.every, now) != _multiples(self.drift.every, then)
-        mass = any(min(now, then) < event <= max(now, then) for event in self._times)
-        return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
+        then, now = sorted((self.view.time(moment), self.view.time(before)))
+        between = self._events(now)[self.number(then) :]
+        mass = np.isin(between, self._mass_events)
+        steady = np.isin(between, self.drift.every * np.arange(1, len(self._events(now)) + 1))
+        return (*(("drift",) if steady.any() else ()), *(("mass",) if mass.any() else ()))
 
     def check(self, rounds: int) -> None:
         """Raise if there would be too many events."""
@@ -241,7 +222,7 @@ class ClusterDriftPlan(Plan):
         changes: list[Sequence[object]] = []
         shares: list[Sequence[object]] = []
         before: dict[int, int] = {}
-        for time in (0.0, *self._events(until)):
+        for time in (0.0, *self._events(until).tolist()):
             state = self.state(time)
             for client, since in enumerate(state.since.tolist()):
                 if before.get(client) == since:
@@ -268,14 +249,12 @@ def cut_across(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
     return tuple(tuple(dealt[last - len(labels) : last]) for last, labels in zip(ends, groups, strict=True))
 
 
-def _multiples(every: float, until: float) -> int:
-    """Count the k = 1, 2, ... for which k * every is at most `until`.
-
-    >>> _multiples(10, 9.5), _multiples(10, 30), _multiples(0.1, 0.1)
-    (0, 3, 1)
-    """
-    k = int(until // every)
-    return k + 1 if (k + 1) * every <= until else k
+@lru_cache(maxsize=64)  # every client is asked for its rows at the same time
+def _event_times(every: float, mass_events: tuple[float, ...], until: float) -> np.ndarray:
+    """Return the times up to one at which there is a small drift or a mass event, in order."""
+    steady = every * np.arange(1, count_events(until, every, "shift.what.every") + 2)
+    times = np.union1d(steady, mass_events)
+    return times[times <= until]
 
 
 LABELS = explained("a whole number of 1 or more, or for each group a list of its labels")
@@ -348,7 +327,6 @@ class ClusterDrift(Amounts, Holding):
     redraw_for: Literal["drifted", "all"] = "drifted"
     kind: Literal["cluster-drift"] = "cluster-drift"
     drifts: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.migrate_fraction + self.resample_fraction > 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.shift.what import Chain, PopulationView, Python, check_events
+from fedtide.data.shift.what import Chain, PopulationView, Python, count_events
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Flag, Fraction, Positive, Whole, ingredient
 from fedtide.fields.user_code import call
@@ -25,8 +25,6 @@ class Reading(Protocol):
 
     drifts: ClassVar[bool] = False
     """Tell whether labels change at events, so that the clients that drifted are known."""
-    exact: ClassVar[bool] = False
-    """Tell whether its transform's `changed` names every client whose rows mean something else, inputs or labels."""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise if the settings do not fit the groups or the rows; `classes` is None for sequences."""
@@ -92,7 +90,6 @@ class Identity(Reading):
     """Rows as the source gives them."""
 
     kind: Literal["identity"] = "identity"
-    exact: ClassVar[bool] = True
 
 
 @ingredient
@@ -109,7 +106,6 @@ class Rotation(Reading):
 
     angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
     kind: Literal["rotation"] = "rotation"
-    exact: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the groups with rotated images, and their angles."""
@@ -146,7 +142,6 @@ class Permutation(Reading):
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
     kind: Literal["permutation"] = "permutation"
-    exact: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the groups between which labels differ."""
@@ -214,7 +209,6 @@ class LabelSwaps(Reading):
     local_labels_only: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
     drifts: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the time between label changes, and the share of clients with a change."""
@@ -247,9 +241,7 @@ class LabelSwaps(Reading):
 
     def number(self, time: float) -> int:
         """Return the number of events up to a time."""
-        number = max(time, 0.0) // self.every
-        check_events(number, "shift.how.every")
-        return int(number)
+        return count_events(time, self.every, "shift.how.every")
 
     def chosen(self, view: PopulationView, event: int) -> Iterator[tuple[Rng, np.ndarray]]:
         """Yield the clients that an event chooses, training and held-out clients separately, each with a key."""
@@ -264,14 +256,39 @@ class Swapped(RowTransform):
     swaps: LabelSwaps
     view: PopulationView
 
+    @cached_property
+    def states(self) -> Chain[Tensor]:
+        """State of the labels after a number of events: a row for each client."""
+        return Chain(self.begin, self.follow)
+
+    @abstractmethod
+    def begin(self) -> Tensor:
+        """Return the state before the first event."""
+
+    @abstractmethod
+    def follow(self, state: Tensor, event: int) -> Tensor:
+        """Return the state after an event, given the one before it."""
+
+    def state(self, time: float) -> Tensor:
+        """Return the state at a time."""
+        return self.states[self.swaps.number(time)]
+
     def events(self, time: float, before: float) -> tuple[str, ...]:
         """Return ("swap",) if there was an event since `before`, otherwise ()."""
         return ("swap",) if self.swaps.number(time) != self.swaps.number(before) else ()
 
+    def changed(self, time: float, before: float) -> Tensor:
+        """Return the registered clients whose state differs from that at `before`."""
+        then, now = (self.state(at)[: self.view.registered] for at in sorted((time, before)))
+        return (now != then).reshape(len(now), -1).any(1).nonzero()[:, 0]
+
 
 @dataclass(frozen=True)
 class Private(Swapped):
-    """A permutation of the labels for each client, to which every event adds swaps."""
+    """A permutation of the labels for each client, to which every event adds swaps.
+
+    The state is the present label for each client and source label (clients, classes).
+    """
 
     @cached_property
     def present(self) -> np.ndarray:
@@ -281,25 +298,19 @@ class Private(Swapped):
         mask[train.owner.numpy(), rows.y[train.rows.long()].numpy()] = True
         return mask
 
-    def table(self, event: int) -> Tensor:
-        """Return the present label for each client and source label after `event` events (clients, classes)."""
-        return self._tables[event]
-
-    @cached_property
-    def _tables(self) -> Chain[Tensor]:
+    def begin(self) -> Tensor:
+        """Return the labels of the source."""
         classes = self.view.rows.classes
-        start = torch.arange(classes, dtype=torch.int32).expand(len(self.view.group), classes)
-        return Chain(lambda: start, self._swapped, "shift.how.every")
+        return torch.arange(classes, dtype=torch.int32).expand(len(self.view.group), classes)
 
-    def _swapped(self, table: Tensor, event: int) -> Tensor:
-        """Return the table after the swaps of an event; clients with fewer than two labels have no swap."""
-        table = table.clone()
+    def follow(self, state: Tensor, event: int) -> Tensor:
+        """Return the labels after the swaps of an event; clients with fewer than two labels have no swap."""
+        table = state.clone()
         for key, clients in self.swaps.chosen(self.view, event):
             draw = key.numpy()
             for client in clients.tolist():
-                labels = (
-                    np.flatnonzero(self.present[client]) if self.swaps.local_labels_only else np.arange(table.shape[1])
-                )
+                local = self.swaps.local_labels_only
+                labels = np.flatnonzero(self.present[client]) if local else np.arange(table.shape[1])
                 if len(labels) < 2:
                     continue
                 # The two labels are those of the source: their present labels are exchanged.
@@ -309,20 +320,12 @@ class Private(Swapped):
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`."""
-        return x, self.table(self.swaps.number(time))[client, y].to(y.dtype)
-
-    def changed(self, time: float, before: float) -> Tensor:
-        """Return the registered clients with another label for some row than at `before`."""
-        now, then = self.swaps.number(time), self.swaps.number(before)
-        if now == then:
-            return self.view.everyone[:0]
-        differ = self.table(min(now, then)) != self.table(max(now, then))
-        return differ.any(1)[: self.view.registered].nonzero()[:, 0]
+        return x, self.state(time)[client, y].to(y.dtype)
 
 
 @dataclass(frozen=True)
 class Shared(Swapped):
-    """Membership of each client in one of a few permutations of the labels after each event."""
+    """Membership of each client in one of a few permutations of the labels: the state is its concept (clients,)."""
 
     concepts: int
 
@@ -340,21 +343,13 @@ class Shared(Swapped):
                 tables.append(table)
         return torch.from_numpy(np.stack(tables))
 
-    def concept(self, event: int) -> Tensor:
-        """Return the concept of each client after `event` events (clients,)."""
-        return self._groups[event]
-
-    @cached_property
-    def _groups(self) -> Chain[Tensor]:
-        return Chain(self._first, self._after, "shift.how.every")
-
-    def _first(self) -> Tensor:
+    def begin(self) -> Tensor:
         """Return the concept of each client before the first event."""
         return self.view.deal(self.view.rng.at("dealt"), self.concepts if self.swaps.begin == "dealt" else 1)
 
-    def _after(self, concept: Tensor, event: int) -> Tensor:
+    def follow(self, state: Tensor, event: int) -> Tensor:
         """Return the concept of each client after an event, given the concepts before it."""
-        concept = concept.clone()
+        concept = state.clone()
         for key, clients in self.swaps.chosen(self.view, event):
             step = torch.from_numpy(key.numpy().integers(1, self.concepts, len(clients)))
             concept[clients] = (concept[clients] + step) % self.concepts
@@ -362,16 +357,11 @@ class Shared(Swapped):
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`."""
-        return x, self.tables[self.concept(self.swaps.number(time))[client], y]
+        return x, self.tables[self.state(time)[client], y]
 
     def group(self, time: float) -> Tensor | None:
         """Return the concept of each client."""
-        return self.concept(self.swaps.number(time))
-
-    def changed(self, time: float, before: float) -> Tensor:
-        """Return the registered clients whose concept differs from that at `before`."""
-        now, then = (self.concept(self.swaps.number(at)) for at in (time, before))
-        return (now != then)[: self.view.registered].nonzero()[:, 0]
+        return self.state(time)
 
 
 @dataclass(frozen=True)

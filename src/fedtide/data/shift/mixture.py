@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ class Static(Holding):
     """All rows of the client at all times."""
 
     kind: Literal["static"] = "static"
-    exact: ClassVar[bool] = True
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -60,7 +59,6 @@ class DomainMixture(Holding):
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["domain-mixture"] = "domain-mixture"
-    exact: ClassVar[bool] = True
 
     def check(self, view: PopulationView) -> None:
         """Raise if a client has no rows of some domain."""

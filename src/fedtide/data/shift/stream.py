@@ -87,7 +87,6 @@ class Stream(Holding):
     empty: Literal["error", "wait"] = "error"
     kind: Literal["stream"] = "stream"
     drifts: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.gap > self.retention:

@@ -98,13 +98,8 @@ class Window:
 class Holding(Protocol):
     """Settings of the rows that a client holds, which make a plan once for a population."""
 
-    @property
-    def drifts(self) -> bool:
-        """Tell whether the rows of clients change at events, so that the clients that drifted are known."""
-        return False
-
-    exact: ClassVar[bool] = False
-    """Tell whether its plan's `changed` names every client that holds other rows."""
+    drifts: ClassVar[bool] = False
+    """Tell whether the rows of clients change at events, so that the clients that drifted are known."""
     ahead: ClassVar[bool] = False
     """Tell whether test rows are those to come: all rows are for testing, and later for training."""
 
@@ -177,26 +172,6 @@ class Plan(Protocol):
         return any(not torch.equal(a, b) for a, b in zip(then, now, strict=True))
 
 
-class Dated(Plan, Protocol):
-    """Rows that arrive at real times: a round is a window of wall-clock time, and rows of the next one are the test."""
-
-    @abstractmethod
-    def fresh(self, moment: Moment) -> Tensor:
-        """Return the mask (registered,) of the clients that have new rows in a round."""
-
-    @abstractmethod
-    def arrived(self, moment: Moment) -> tuple[Tensor, Tensor]:
-        """Return all rows that have arrived with their labels, and their owners."""
-
-    @abstractmethod
-    def window(self, moment: Moment) -> Window:
-        """Return the window of a round."""
-
-    @abstractmethod
-    def clock(self, number: int) -> float:
-        """Return the time at which a round begins, in seconds on the clock of the run."""
-
-
 @dataclass(frozen=True)
 class OwnRows(Plan):
     """All rows of every client at all times."""
@@ -245,25 +220,18 @@ class Chain(Generic[T]):
     Args:
         start: the function that makes the state before the first event.
         after: the function from a state and an event number, from 1, to the next state, without changes in place.
-        key: the configuration key of the time between events, for messages.
 
-    >>> chain = Chain(lambda: 0, lambda state, number: state + number, "shift.what.every")
+    >>> chain = Chain(lambda: 0, lambda state, number: state + number)
     >>> chain[4], chain[2]
     (10, 3)
     """
 
     start: Callable[[], T]
     after: Callable[[T, int], T]
-    key: str
     _kept: dict[int, T] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, number: int) -> T:
-        """Return the state after `number` events.
-
-        Raises:
-            FedtideError: there are too many events.
-        """
-        check_events(number, self.key)
+        """Return the state after `number` events."""
         if number not in self._kept:
             nearest = max((at for at in self._kept if at < number), default=-1)
             state = self.start() if nearest < 0 else self._kept[nearest]
@@ -276,16 +244,16 @@ class Chain(Generic[T]):
         return self._kept[number]
 
 
-def check_events(number: float, key: str) -> None:
-    """Raise if there are more events than can be drawn.
+def count_events(time: float, every: float, key: str) -> int:
+    """Return the number of events up to a time, at equal distances from 0; raise if they are more than can be drawn.
 
-    Args:
-        number: number of events.
-        key: the configuration key of the time between events.
+    `key` is the configuration key of the distance.
     """
+    number = max(time, 0.0) // every
     if not number <= MOST:
         count = f"{number:.6g}" if math.isfinite(number) else "too many"
         raise FedtideError(f"{key}: it makes {count} events, allowed: at most {MOST}; make it longer")
+    return int(number)
 
 
 @dataclass(frozen=True)

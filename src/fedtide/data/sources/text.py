@@ -169,11 +169,9 @@ class Text(Loading):
         for where, record in _posts(path, columns) if posts else _objects(path, columns):
             client = "/".join(_name(where, column, record[column]) for column in self.client)
             domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
-            time = (
-                0.0
-                if self.time is None
-                else float(seconds_of([str(record[self.time])], lambda _, where=where: where)[0][0])
-            )
+            time = 0.0
+            if self.time is not None:
+                (time,), _ = seconds_of([str(record[self.time])], {0: where}.__getitem__)
             held_out = isinstance(self.test, str) and _flag(where, self.test, record[self.test])
             for text in _texts(where, self.text, record[self.text]):
                 plain = _plain(text) if posts else text
