@@ -175,11 +175,10 @@ class IID(Dealing):
         """Deal rows with labels `y` to clients."""
         check_enough(len(y), clients * (self.samples or 1), clients)
         order = rng.at("rows").numpy().permutation(len(y))
-        if self.samples is not None:
-            return Ragged.equal(order[: clients * self.samples].reshape(clients, self.samples))
-        owner = np.empty(len(y), dtype=np.int64)
-        sizes = np.full(clients, len(y) // clients) + (np.arange(clients) < len(y) % clients)
-        owner[order] = np.repeat(np.arange(clients), sizes)
+        equal = np.full(clients, len(y) // clients) + (np.arange(clients) < len(y) % clients)
+        owners = np.repeat(np.arange(clients), self.samples or equal)
+        owner = np.full(len(y), -1)
+        owner[order[: len(owners)]] = owners
         return Ragged.from_owner(owner, clients)
 
 

@@ -1,10 +1,7 @@
 """Construction of a population from rows and settings: groups, partition, parts, held-out clients."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
 from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -36,9 +33,6 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation as Turned
 from fedtide.data.transforms import Prepare
 from fedtide.fields.user_code import build_part
-
-BLOCK = 50_000
-"""Number of clients processed at a time, since the rows of a million clients should not be copied several times."""
 
 
 def build(
@@ -79,10 +73,11 @@ def build(
     if partition is None:
         named = isinstance(rows, GeneratedRows) or rows.client is not None
         partition = Natural() if named else IID()
-    borders = None
-    if split.by == "time":
+    val_from = test_from = math.inf
+    in_time = split.by == "time"
+    if in_time:
         _check_in_time(shift, held_out_clients)
-        borders = split.in_time(rows)
+        val_from, test_from = split.in_time(rows)
     if isinstance(rows, GeneratedRows):
         check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
         return generated_population(rows, split, shift, seed, transforms)
@@ -94,40 +89,41 @@ def build(
     if ahead:
         rows, split = _without_test(rows, split, shift)
     if rule.shares_rows and not ahead and rows.held_out is None:
-        rows, split = _common_test(rows, split, rng.at("common"), borders)
+        # Clients that share rows have a common test set, so that no client tests on a training row of another.
+        fraction = 0.2 if split.test is None else split.test
+        picked = rng.at("common").numpy().permutation(len(rows))[: round(fraction * len(rows))]
+        mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)
+        rows, split = replace(rows, held_out=_from(rows, test_from) if in_time else mask), replace(split, test=0.0)
     if isinstance(rule, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(rule.angles))
     samples = rows if rows.steps is None else _remove_labels(rows, rule, groups)
-    early = samples if borders is None else replace(samples, held_out=_from(samples, min(borders)))
+    early = replace(samples, held_out=_from(samples, min(val_from, test_from))) if in_time else samples
     public = _public(early, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
-    with _rewording(lambda line: _with_public_samples(line, public_samples)):
-        if isinstance(rule, Natural):
-            dealt = _natural(samples, free, rule, groups, held_out_clients, rng)
-        else:
-            dealt = _by_group(samples, free, rule, groups, held_out_clients, rng)
-        empty = (dealt.seen.counts == 0).nonzero().flatten().tolist()
-        if empty and len(dealt.seen.rows) and getattr(rule, "min_samples", 1):
-            raise FedtideError(f"data.partition: client {empty[0]} has no rows; allowed: fewer clients, or more rows")
+    deal = _natural if isinstance(rule, Natural) else _by_group
+    dealt = deal(samples, free, rule, groups, held_out_clients, rng)
+    empty = (dealt.seen.counts == 0).nonzero().flatten().tolist()
+    if empty and len(dealt.seen.rows) and getattr(rule, "min_samples", 1):
+        raise FedtideError(f"data.partition: client {empty[0]} has no rows; allowed: fewer clients, or more rows")
     own_test = 0.0 if len(dealt.test.rows) or (held_out_clients.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
     if fraction and len(dealt.test.rows):
         but = f"{rows.name} has a test set of its own, which is dealt to the clients"
         raise refused("data.split.test", fraction, "0, or data.held_out_clients.clients of 1 or more", but)
-    if borders is None:
-        train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
+    outside, labeled = dealt.held_out_clients, held_out_clients.labeled
+    if in_time:
+        border = (_from(rows, val_from).int() + _from(rows, test_from))[dealt.seen.rows.long()]
+        train, val, test = (dealt.seen.only(border == number) for number in range(3))
+        outside = outside.only(_from(rows, test_from)[outside.rows.long()])
     else:
-        until = (-np.inf, *borders, np.inf)
-        train, val, test = (dealt.seen.only(_from(rows, a) & ~_from(rows, b)) for a, b in pairwise(until))
+        train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
     if len(dealt.test.rows) or ahead:
         test = train if ahead else dealt.test
-    outside, labeled = dealt.held_out_clients, held_out_clients.labeled
-    if borders is not None:
-        outside = outside.only(_from(rows, borders[1]))
     known_rows, checked, judged = (Ragged.empty(len(outside)),) * 2 + (outside,)
     if labeled:
         known_rows, checked, judged = divide(outside, split.val, 1 - labeled, rng.at("unseen").numpy())
-    parts = {"train": train.joined(known_rows), "val": val.joined(checked), "test": test.joined(judged)}
+    pairs = {"train": [train, known_rows], "val": [val, checked], "test": [test, judged]}
+    parts = {part: Ragged.join(pair) for part, pair in pairs.items()}
     clients = dealt.group, dealt.names, len(dealt.seen)
     names = dealt.client_names
     return _fit(Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public))
@@ -166,16 +162,6 @@ def _check_in_time(shift: Shift, held_out_clients: HeldOutClients) -> None:
         raise refused("data.held_out_clients.labeled", held_out_clients.labeled, "0 if data.split.by is 'time'")
 
 
-def _common_test(rows: Rows, split: Split, rng: Rng, borders: tuple[float, float] | None = None) -> tuple[Rows, Split]:
-    """Reserve a test set for clients that share rows, so that no client tests on a training row of another."""
-    if borders is not None:
-        return replace(rows, held_out=_from(rows, borders[1])), replace(split, test=0.0)
-    fraction = 0.2 if split.test is None else split.test
-    picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
-    mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)
-    return replace(rows, held_out=mask), replace(split, test=0.0)
-
-
 def _remove_labels(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     """Return sequences as rows of a single class; raise for partitions and groups that need labels."""
     parts: dict[str, Any] = {"data.partition.kind": partition}
@@ -207,22 +193,6 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
     for k in np.unique(domain):
         turn[domain == k] = np.arange((domain == k).sum())
     return torch.from_numpy(np.sort(order[np.lexsort((domain, turn))[:wanted]]))
-
-
-@contextmanager
-def _rewording(change: Callable[[str], str]) -> Iterator[None]:
-    """Change the line of an error."""
-    try:
-        yield
-    except FedtideError as error:
-        raise FedtideError(change(str(error))) from None
-
-
-def _with_public_samples(line: str, public_samples: int) -> str:
-    """Add the number of public rows to the line of a partition error, since they may cause it."""
-    if not public_samples or not line.startswith("data.partition"):
-        return line
-    return f"{line} (data.public_samples keeps {public_samples} rows from the clients)"
 
 
 def _replay(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
@@ -267,13 +237,15 @@ def _by_group(
             but = f"of {len(masks)} groups '{names[k]}' gets no {'rows' if n else 'clients'}"
             raise refused("data.partition.clients", partition.clients, "rows and clients for each group", but)
         prefix = f"data.partition.of.{names[k]}" if isinstance(partition, ByGroup) else "data.partition"
-        with _rewording(lambda line, prefix=prefix: line.replace("data.partition", prefix, 1)):  # type: ignore[misc]
+        try:
             if n_unseen:
                 out_of = tested if tested.any() else trained
                 taken = _deal_held_out(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
                 trained = trained & ~torch.zeros_like(trained).index_fill_(0, taken.rows.long(), True)
                 outside.append(taken)
             seen.append(_deal(part, rows, trained, n, rng.at(k)))
+        except FedtideError as error:
+            raise FedtideError(str(error).replace("data.partition", prefix, 1)) from None
         if tested.any() and not n_unseen:
             where, counts = tested.nonzero().flatten(), _class_counts(seen[-1], rows)
             test.append(follow(rows.y[where].numpy(), counts, rng.at(k, "test")).translated(where))
@@ -284,7 +256,7 @@ def _by_group(
         raise refused("data.held_out_clients.clients", held_out_clients.clients, allowed, but)
     which = torch.arange(len(masks)).repeat(2).repeat_interleave(torch.tensor(sizes).T.flatten())
     none = Ragged.empty(sum(n for n, _ in sizes))
-    return _Dealt(_join(seen), _join(test) if test else none, _join(outside), which, names)
+    return _Dealt(Ragged.join(seen), Ragged.join(test) if test else none, Ragged.join(outside), which, names)
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -325,14 +297,9 @@ def _deal_held_out(
 
 
 def _class_counts(dealt: Ragged, rows: Rows) -> np.ndarray:
-    """Count the rows of each class of each client (clients, classes), in blocks because of up to a million clients."""
-    counts = torch.zeros(len(dealt), rows.classes, dtype=torch.int32)
-    for first in range(0, len(dealt), BLOCK):
-        block = counts[first : first + BLOCK]
-        start = dealt.start[first : first + len(block) + 1]
-        owner = torch.repeat_interleave(torch.arange(len(block)), start.diff())
-        block += count_pairs(owner, rows.y[dealt.rows[start[0] : start[-1]].long()], len(block), rows.classes)
-    return counts.numpy()
+    """Count the rows of each class of each client (clients, classes)."""
+    counts = [count_pairs(part.owner, rows.y[part.rows.long()], len(part), rows.classes) for part in dealt.blocks()]
+    return torch.cat(counts).numpy()
 
 
 def _natural(
@@ -377,44 +344,24 @@ def divide(lists: Ragged, val: float, test: float, draw: np.random.Generator) ->
     """
     if not val and not test:
         return lists, Ragged.empty(len(lists)), Ragged.empty(len(lists))
-    counts = lists.counts.numpy()
-    n_test, n_val = part_sizes(counts, val, test)
-    left = counts - n_test
-    sizes = (n_test, n_val, left - n_val)
-    out = [np.empty(int(size.sum()), dtype=lists.rows.numpy().dtype) for size in sizes]
-    filled = [0, 0, 0]
-    for first in range(0, len(lists), BLOCK):
-        here = slice(first, first + BLOCK)
-        start, end = int(lists.start[first]), int(lists.start[min(first + BLOCK, len(lists))])
-        part = _parts_of(counts[here], n_test[here], n_val[here], draw)
-        rows = lists.rows[start:end].numpy()
-        for p in range(3):
-            mine = rows[part == p]  # sorted for each client, as before
-            out[p][filled[p] : filled[p] + len(mine)] = mine
-            filled[p] += len(mine)
-    test_part, val_part, train_part = (
-        Ragged(torch.from_numpy(np.concatenate([[0], size.cumsum()])), torch.from_numpy(rows))
-        for size, rows in zip(sizes, out, strict=True)
-    )
+    blocks = [_divided(block, val, test, draw) for block in lists.blocks()]
+    train_part, val_part, test_part = (Ragged.join(parts) for parts in zip(*blocks, strict=True))
     return train_part, val_part, test_part
 
 
-def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_val: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Assign each row of consecutive clients to a part: 0 for testing, 1 for validation, 2 for training."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    order = np.lexsort((draw.random(len(owner)), owner))
+def _divided(lists: Ragged, val: float, test: float, draw: np.random.Generator) -> list[Ragged]:
+    """Return the rows of some clients for training, validation and testing."""
+    counts, owner = lists.counts.numpy(), lists.owner.numpy()
+    n_test, n_val = part_sizes(counts, val, test)
     rank = np.empty(len(owner), dtype=np.int64)
-    rank[order] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
-    return (rank >= n_test[owner]).astype(np.int8) + (rank >= (n_test + n_val)[owner])
+    rank[np.lexsort((draw.random(len(owner)), owner))] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+    part = torch.from_numpy((rank < (n_test + n_val)[owner]).astype(np.int8) + (rank < n_test[owner]))
+    return [lists.only(part == number) for number in range(3)]
 
 
 def _part_size(total: int, k: int, parts: int) -> int:
     """Return the size of the k-th of `parts` nearly equal parts of `total`."""
     return total // parts + (k < total % parts)
-
-
-def _join(lists: list[Ragged]) -> Ragged:
-    return reduce(Ragged.joined, lists, Ragged.empty(0))
 
 
 MOST = 100_000_000

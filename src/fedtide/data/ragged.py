@@ -1,11 +1,14 @@
 """Ragged index lists: the rows of each client in two arrays, for up to a million clients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+BLOCK = 50_000
+"""Number of clients of a block."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,24 @@ class Ragged:
         """Replace every entry `i` by `rows[i]`, for lists made on a subset; `rows` ascends."""
         return Ragged(self.start, torch.index_select(rows.to(self.rows.dtype), 0, self.rows))
 
-    def only(self, mask: Tensor) -> "Ragged":
-        """Leave out the entries `i` of which `mask[i]` is false."""
-        entries = mask[self.rows.long()]
+    def only(self, entries: Tensor) -> "Ragged":
+        """Return the lists with those entries alone that a mask (total,) has."""
         counts = torch.bincount(self.owner[entries], minlength=len(self))
         return Ragged(torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), self.rows[entries])
 
-    def joined(self, other: "Ragged") -> "Ragged":
-        """Append the lists of `other` to these."""
+    def blocks(self) -> "Iterator[Ragged]":
+        """Yield the lists of some clients at a time: work on the rows of a million clients takes memory."""
+        for first in range(0, len(self), BLOCK):
+            start = self.start[first : first + BLOCK + 1]
+            yield Ragged(start - start[0], self.rows[start[0] : start[-1]])
+
+    @staticmethod
+    def join(lists: "Sequence[Ragged]") -> "Ragged":
+        """Append lists to others."""
+        counts = torch.cat([torch.zeros(1, dtype=torch.int64), *(part.counts for part in lists)])
         # Torch would widen the rows of a million clients just to append an empty tensor.
-        rows = [part.rows for part in (self, other) if len(part.rows)] or [self.rows]
-        return Ragged(torch.cat([self.start, other.start[1:] + self.start[-1]]), torch.cat(rows))
+        rows = [part.rows for part in lists if len(part.rows)] or [torch.empty(0, dtype=torch.int64)]
+        return Ragged(counts.cumsum(0), torch.cat(rows))
 
 
 @dataclass(frozen=True)

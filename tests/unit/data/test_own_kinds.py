@@ -20,7 +20,7 @@ MINE = """
 import torch
 from fedtide.cohorts import PickedBy
 from fedtide.data.partition import DealtBy
-from fedtide.data.shift.from_functions import AwakeBy, HeldBy, ReadBy
+from fedtide.data.shift import AwakeBy, HeldBy, ReadBy
 
 def weekdays(days=7):
     return HeldBy(lambda rows, part, moment, rng: rows[moment.round % days :: days] if part == "train" else rows)

@@ -104,7 +104,7 @@ def test_ragged_lists_are_the_lists_sorted(of):
 @law
 @given(lists, lists)
 def test_joined_lists_follow_one_another(first, second):
-    joined = Ragged.of(first).joined(Ragged.of(second))
+    joined = Ragged.join([Ragged.of(first), Ragged.of(second)])
     assert [joined[i].tolist() for i in range(len(joined))] == [sorted(rows) for rows in [*first, *second]]
 
 

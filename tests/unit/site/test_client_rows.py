@@ -64,7 +64,7 @@ def test_classes_are_numbered_as_in_the_study_and_columns_may_stand_in_any_order
         ("pulse", "puls", "no column 'pulse'; .*did you mean 'puls'"),
         ("label", "diagnosis", "no column 'label'"),
         ("well", "dead", "berlin.csv: row 4: label: found 'dead', allowed: calm, ill, well"),
-        ("calm", "", "label is empty"),
+        ("calm", "", "row 2: label: found '', allowed: a value"),
     ],
 )
 def test_rows_that_are_not_those_of_the_study_are_refused(berlin, old, new, said):
@@ -78,7 +78,7 @@ def test_rows_that_are_not_those_of_the_study_are_refused(berlin, old, new, said
     [
         ('"1,5",2,3,calm', r"pulse: found '1,5', allowed: a finite number with a point, such as 1\.5"),
         ("x,2,3,calm", "row 2: pulse: found 'x', allowed: a finite number$"),  # and no keys of the study
-        (",2,3,calm", "row 2: pulse: found '', allowed: a finite number$"),
+        (",2,3,calm", "row 2: pulse: found '', allowed: a value$"),
         (b"1,2,3,m\xfcde", r"berlin\.csv: damaged or not a CSV file in UTF-8"),
     ],
 )
