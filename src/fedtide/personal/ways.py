@@ -33,7 +33,7 @@ from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, needs_likelihood
 from fedtide.models import Model
-from fedtide.models.image_networks import MLP
+from fedtide.models.networks import MLP
 from fedtide.personal.client_networks import (
     ALONE,
     TUNING,
