@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
     from fedtide.data.population import Population
     from fedtide.inspection.findings import Findings
-    from fedtide.inspection.preview_page import Shown
+    from fedtide.inspection.preview import Shown
     from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.runs.digest import Verdict as RunVerdict
     from fedtide.runs.job import Spelled
@@ -269,8 +269,7 @@ def show(
     from fedtide.api.jobs import Request
     from fedtide.config import Method, points
     from fedtide.data.population import Population
-    from fedtide.inspection.preview import Preview
-    from fedtide.inspection.preview_page import Shown
+    from fedtide.inspection.preview import Preview, Shown
     from fedtide.runs.build import cohort_size, population_of
 
     if isinstance(shown, Population):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
@@ -45,8 +48,31 @@ def draw_rows(counts: np.ndarray) -> Drawn:
     return svg(figure, "rows of each client")
 
 
+def map_shares(axes: Axes, shares: np.ndarray, names: Sequence[str], first: float = 0.0, last: float = 0.0) -> Any:
+    """Draw shares of classes (columns, classes) as a map, and return the image.
+
+    Args:
+        axes: panel.
+        shares: of each column.
+        names: names of the classes; empty if classes are numbers.
+        first: place of the first column.
+        last: place of the last column; 0 for places 1 apart.
+    """
+    room = 0.5 * (last - first) / max(len(shares) - 1, 1) if last else 0.5
+    extent = (first - room, (last or first + len(shares) - 1) + room, -0.5, shares.shape[1] - 0.5)
+    image = axes.imshow(
+        100 * shares.T, aspect="auto", cmap=SHARE, vmin=0, interpolation="nearest", origin="lower", extent=extent
+    )
+    axes.set_ylabel("class")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(names) == shares.shape[1] <= NAMED:
+        axes.set_yticks(range(len(names)), [label(name) for name in names])
+    axes.grid(False)
+    return image
+
+
 @styled
-def draw_label_shares(counts: np.ndarray, clients: int, names: list[str]) -> Drawn | None:
+def draw_label_shares(counts: np.ndarray, clients: int, names: Sequence[str]) -> Drawn | None:
     """Draw the share of each class in the rows of clients; None without rows.
 
     Args:
@@ -62,17 +88,10 @@ def draw_label_shares(counts: np.ndarray, clients: int, names: list[str]) -> Dra
     order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
     figure = Figure(figsize=(9.6, min(max(1.4 + 0.17 * shares.shape[1], 2.2), 5.0)))
     axes = figure.subplots()
-    image = axes.imshow(
-        100 * shares[order].T, aspect="auto", cmap=SHARE, vmin=0, interpolation="nearest", origin="lower"
-    )
+    image = map_shares(axes, shares[order], names)
     count = f"{len(counts)} of {clients}" if clients > len(counts) else f"{clients}"
     axes.set_xlabel(f"{count} clients, by the class that they have most of")
-    axes.set_ylabel("class")
     axes.set_xticks([])
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(names) == shares.shape[1] <= NAMED:
-        axes.set_yticks(range(len(names)), [label(name) for name in names])
-    axes.grid(False)
     figure.colorbar(image, ax=axes, label="share of a client's rows, %", pad=0.01)
     return svg(figure, "who holds which labels")
 

@@ -1,18 +1,26 @@
-"""Numbers of a population before a run: rows, labels, participation and change, over the rounds."""
+"""Previews of an experiment: rows, labels, participation and change over the rounds, as lines and as pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.ticker import MaxNLocator
 
+from fedtide.core.atomic import write_text
 from fedtide.core.base import Moment
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
+from fedtide.draw import figures
+from fedtide.draw.holdings import draw_label_shares, draw_rows, map_shares
+from fedtide.draw.html import Picture, Pictured, anchor, render, to_pictures
 from fedtide.draw.prose import listed
+from fedtide.inspection.shares import normalize
 
 ROUNDS = 240
 """Rounds that are looked at."""
@@ -54,6 +62,11 @@ class Preview:
         else:
             numbers = np.linspace(0, self.rounds - 1, ROUNDS).round().astype(int)
         return [Moment(int(number), self.rounds, int(number) * self.seconds) for number in numbers]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Rounds done at each of these rounds."""
+        return np.array([moment.round + 1 for moment in self.moments])
 
     @property
     def looked_at(self) -> str:
@@ -99,7 +112,7 @@ class Preview:
         """Share of each group among the clients that arrive (rounds, groups)."""
         groups = len(self.population.group_names)
         counts = [self.population.group[clients].bincount(minlength=groups).numpy() for clients in self.arrivals]
-        return _shares(np.array(counts))
+        return normalize(np.array(counts))
 
     @cached_property
     def reachable(self) -> np.ndarray:
@@ -129,7 +142,7 @@ class Preview:
         for moment, clients in zip(self.moments, self.arrivals, strict=True):
             rows = self.population.pooled(clients, moment, "train")[0]
             counts.append(torch.bincount(domain[rows.long()].long(), minlength=len(names)).numpy())
-        return _shares(np.array(counts))
+        return normalize(np.array(counts))
 
     @cached_property
     def changed(self) -> np.ndarray | None:
@@ -140,12 +153,17 @@ class Preview:
         return np.array([0, *(len(self.population.changed(now, before)) for now, before in pairs)])
 
     @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes; none if classes are numbers."""
+        return getattr(self.population.rows, "label_names", ())
+
+    @property
     def label_distance(self) -> tuple[float, float]:
         """Mean total variation between a client's label mix and that of all, and the same of rows dealt at random."""
         counts = self.labels[self.labels.sum(1) > 0]
         pooled = counts.sum(0) / counts.sum()
         dealt = [Rng(0).at("dealt", k).numpy().multinomial(int(n), pooled) for k, n in enumerate(counts.sum(1))]
-        real, chance = (float(_variation(_shares(rows), pooled).mean()) for rows in (counts, np.array(dealt)))
+        real, chance = (float(_variation(normalize(rows), pooled).mean()) for rows in (counts, np.array(dealt)))
         return real, chance
 
     def lines(self) -> list[str]:
@@ -189,11 +207,131 @@ class Preview:
         return lines
 
 
-def _shares(counts: np.ndarray) -> np.ndarray:
-    """Divide each row by its sum; a row of zeros stays."""
-    return counts / np.maximum(counts.sum(1, keepdims=True), 1)
-
-
 def _variation(mix: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return half the sum of absolute differences, of each row."""
     return 0.5 * np.abs(mix - other).sum(1)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Shown:
+    """Previews of an experiment, one for each shift that its methods meet: printed they are lines.
+
+    Args:
+        name: of the experiment.
+        previews: of its populations.
+    """
+
+    name: str
+    previews: Sequence[Preview]
+
+    def __repr__(self) -> str:
+        titled = ([*([f"{preview.title}:"] if preview.title else []), *preview.lines()] for preview in self.previews)
+        return "\n".join(line for lines in titled for line in lines)
+
+    def _repr_html_(self) -> str:
+        return render("shown.html", sections=self._sections())
+
+    def _sections(self) -> list[tuple[str, str, list[str], list[Picture]]]:
+        """Return the title, the anchor, the lines and the pictures of each preview."""
+        return [
+            (preview.title, anchor(preview.title), preview.lines(), to_pictures(pictures(preview), preview.title))
+            for preview in self.previews
+        ]
+
+    def write(self, page: str | Path) -> Path:
+        """Write a page with pictures, which opens offline, and return its path.
+
+        Raises:
+            FedtideError: it is not called .html.
+        """
+        page = Path(page)
+        if page.suffix != ".html":
+            raise FedtideError(f"{page}: not the name of a page; allowed: one that ends in .html")
+        write_text(page, render("preview.html", title=self.name, about="", sections=self._sections(), environments=[]))
+        return page
+
+
+def pictures(preview: Preview) -> list[Pictured]:
+    """Return titles, captions and figures; None for a figure with nothing to show."""
+    population, span = preview.population, f"{preview.looked_at[:1].upper()}{preview.looked_at[1:]}"
+    return [
+        ("Rows of each client", "Rows to train on, from the client with most to the one with fewest.",
+         draw_rows(preview.rows) if preview.rows.min() < preview.rows.max() else None),
+        ("Who holds which labels",
+         "A column is a client: the darker a cell, the more of its training rows belong to that class, at the "
+         "first round.",
+         draw_label_shares(preview.labels, population.registered, preview.classes) if preview.labeled else None),
+        ("Who is there",
+         f"{span}: the share of each group that is expected among those who arrive (areas), and that of the first "
+         "group among those who do (line); the number of clients that can be reached, if not all can.",
+         _presence(preview)),
+        ("How the mix moves",
+         f"{span}: the share of each class among the rows of those who arrive. Below, if clients drift, the number "
+         "of clients with other rows, or rows with other labels, than at the round before.",
+         _mix(preview)),
+        ("Which domains",
+         f"{span}: the share of each domain among the rows of those who arrive.",
+         _domains(preview)),
+    ]  # fmt: skip
+
+
+@figures.styled
+def _presence(preview: Preview) -> figures.Drawn | None:
+    """Draw who arrives and how many can be reached; None if it is always all of one group."""
+    names, rounds = preview.population.group_names, preview.numbers
+    limited = bool(preview.reachable.min() < preview.population.registered)
+    grouped = len(names) > 1
+    if not (limited or grouped):
+        return None
+    figure, panels = figures.stack_panels([1.7] * (limited + grouped))
+    if grouped:
+        areas = [(figures.label(name), figures.domain_color(number), 0.4) for number, name in enumerate(names)]
+        figures.draw_areas(panels[0], rounds, preview.expected, areas)
+        arrived = figures.label(f"{names[0]}, arrived")
+        panels[0].plot(rounds, 100 * preview.arrived[:, 0], color="#444444", lw=0.9, label=arrived)
+        panels[0].set_ylabel("of those who\narrive, %")
+        figures.small_legend(panels[0], 5)
+    if limited:
+        panels[-1].plot(rounds, preview.reachable, color="#0072B2", lw=1.4)
+        panels[-1].set_ylim(bottom=0)
+        panels[-1].set_ylabel("clients that can\nbe reached")
+        panels[-1].yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    figures.over_rounds(panels[-1], int(rounds[0]), max(int(rounds[-1]), 2))
+    return figures.svg(figure, "who is there")
+
+
+@figures.styled
+def _mix(preview: Preview) -> figures.Drawn | None:
+    """Draw the label mix of those who arrive, and how many clients changed; None of sequences and many classes."""
+    if not preview.labeled:
+        return None
+    rounds, changed = preview.numbers, preview.changed
+    high = min(max(1.2 + 0.17 * preview.mix.shape[1], 2.0), 4.5)
+    figure, panels = figures.stack_panels([high] if changed is None else [high, 1.1])
+    image = map_shares(panels[0], preview.mix, preview.classes, float(rounds[0]), float(rounds[-1]))
+    figure.colorbar(image, ax=panels, label="share of the rows that arrive, %", pad=0.01)
+    if changed is not None:
+        panels[1].vlines(rounds, 0, changed, color="#444444", lw=1.2)
+        panels[1].set_ylim(bottom=0)
+        panels[1].set_ylabel("clients that\nchanged")
+        panels[1].yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    panels[-1].set_xlabel("rounds done")
+    return figures.svg(figure, "how the mix moves")
+
+
+@figures.styled
+def _domains(preview: Preview) -> figures.Drawn | None:
+    """Draw the shares of domains among the rows of those who arrive; None if there is one domain."""
+    names, rounds = list(preview.population.rows.domain_names), preview.numbers
+    if preview.domains is None or names == list(preview.population.group_names):  # as who is there says
+        return None
+    figure, (axes,) = figures.stack_panels([2.0])
+    areas = [(figures.label(name), figures.domain_color(number), 0.4) for number, name in enumerate(names)]
+    figures.draw_areas(axes, rounds, preview.domains, areas)
+    axes.set_ylabel("of the rows, %")
+    figures.small_legend(axes, 5)
+    figures.over_rounds(axes, int(rounds[0]), max(int(rounds[-1]), 2))
+    return figures.svg(figure, "which domains")
