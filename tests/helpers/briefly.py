@@ -12,8 +12,18 @@ from fedtide.core.loop import Start, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.fleets.local_engine import Host
-from fedtide.laws.case import ByWire, Case, InAnyOrder, alike, hold, judged, played
-from fedtide.laws.every import TRAIN, all_declared, guarded, shuffled, untouched, updates_compared, with_permuted_rows
+from fedtide.laws.case import Case, alike, hold, judged, played
+from fedtide.laws.every import (
+    TRAIN,
+    ByWire,
+    InAnyOrder,
+    all_declared,
+    guarded,
+    shuffled,
+    untouched,
+    updates_compared,
+    with_permuted_rows,
+)
 
 
 def carried_on(case: Case) -> None:

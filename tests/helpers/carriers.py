@@ -12,7 +12,7 @@ from typing import Any
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.fleets.local_engine import Host
-from fedtide.laws.case import Time
+from fedtide.laws.every import Time
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.messages import Response
 from fedtide.remote.offline import NearCarrier, near_fleet

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -17,20 +17,15 @@ import torch
 from torch import Tensor
 
 from fedtide.config import Experiment, from_dict, maker
-from fedtide.core import codec
 from fedtide.core.base import Payload, Reply, Scores, Slot
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, leaves, same
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.totals import Vectors, join
-from fedtide.remote.messages import Response
-from fedtide.remote.node import Node
-from fedtide.remote.offline import NearCarrier
+from fedtide.fleets.totals import Vectors
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
 from fedtide.wire.release import simulated_noise
@@ -371,108 +366,3 @@ class Watched:
         self.asks.append(Question(question, clients, payload, slot, named, reply))
         self.revealed |= set(named.get("reveal", ()))
         return reply
-
-
-class Growing:
-    """A fleet whose last `LATE` clients join at round `JOIN`.
-
-    Args:
-        fleet: all of them.
-        registered: whether they are registered from the start, and cannot be reached until then.
-    """
-
-    JOIN, LATE = 2, 2
-
-    def __init__(self, fleet: SimulatedFleet, registered: bool) -> None:
-        self._fleet, self._registered = fleet, registered
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
-
-    def _joined(self, clients: Tensor) -> Tensor:
-        early = self._fleet.moment.round < self.JOIN
-        return clients[clients < len(self._fleet.clients) - self.LATE] if early else clients
-
-    @property
-    def clients(self) -> Tensor:
-        """Registered ids."""
-        return self._fleet.clients if self._registered else self._joined(self._fleet.clients)
-
-    @property
-    def reachable(self) -> Tensor:
-        """Ids that could answer now."""
-        return self._joined(self._fleet.reachable)
-
-    def arrivals(self, m: int) -> Tensor:
-        """Draw `m` clients; those who have not joined are left out."""
-        return self._joined(self._fleet.arrivals(m))
-
-
-@dataclass(frozen=True)
-class InAnyOrder(LocalEngine):
-    """An engine that runs blocks in reverse and yields results in order, as a pool of processes may."""
-
-    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
-        """Run a question."""
-        yield from reversed([self.host.ask(block, payload) for block in reversed(blocks)])
-
-
-@dataclass(frozen=True)
-class InBoth(LocalEngine):
-    """An engine that adds in fixed point, and puts the sums of floating point into `plain`."""
-
-    plain: list[BlockResult] = field(default_factory=list)
-
-    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
-        """Run a question twice."""
-        self.plain.append(join((self.host.ask(replace(block, forms=None), payload) for block in blocks), len(blocks)))
-        yield from super().ask(blocks, payload)
-
-
-@dataclass(frozen=True)
-class ByWire(LocalEngine):
-    """An engine that sends everything through bytes."""
-
-    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
-        """Run a question."""
-        for block in blocks:
-            arrived = codec.from_bytes(codec.to_bytes({"ask": block, "payload": payload}))
-            yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["ask"], arrived["payload"])))
-
-
-@dataclass
-class Time:
-    """A clock that nothing but sleeping moves."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        """Return the seconds."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-
-class Losing(NearCarrier):
-    """A carrier on which every fourth answer is lost, and every fifth comes too late."""
-
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        super().__init__(nodes)
-        self._came, self._late = 0, list[Response]()
-
-    def pull(self) -> list[Response]:
-        """Let a node answer a question; a late answer comes with the answer after the next."""
-        arrived = []
-        for response in super().pull():
-            self._came += 1
-            if self._came % 4 == 0:
-                arrived.append(replace(response, header={}, payload=b"", error="it was lost"))
-            elif self._came % 5 == 0:
-                self._late.append(response)
-            else:
-                arrived.append(response)
-        if len(self._late) > 1:
-            arrived.append(self._late.pop(0))
-        return arrived

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.algorithms import REGISTRY
+from fedtide.config import Experiment
 from fedtide.core import codec, sums
 from fedtide.core.base import Answer, Memory, Moment, Payload, Reply, Shard, Slot, Sum, Weights, Work
 from fedtide.core.errors import FedtideError
@@ -27,44 +29,147 @@ from fedtide.data.ragged import Ragged
 from fedtide.evaluate.probe import QUESTION as TRAIN
 from fedtide.fleets import scoring
 from fedtide.fleets import stacked_engine as stacked
-from fedtide.fleets.ask import BlockResult
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.ask import Ask, BlockResult
+from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.totals import join
 from fedtide.fleets.worker_engine import WorkersEngine
-from fedtide.laws.case import (
-    Broken,
-    ByWire,
-    Case,
-    Growing,
-    InAnyOrder,
-    InBoth,
-    Losing,
-    NotApplicable,
-    Played,
-    Time,
-    Watched,
-    alike,
-    hold,
-    judged,
-    near,
-    played,
-    with_rows,
-)
-from fedtide.laws.private import private
+from fedtide.laws.case import Broken, Case, NotApplicable, Played, Watched, alike, hold, judged, near, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.models.branched import branch_of
 from fedtide.remote.fleet import SIMULATION_ONLY
-from fedtide.remote.offline import memory_at, near_fleet, replayed
+from fedtide.remote.messages import Response
+from fedtide.remote.node import Node
+from fedtide.remote.offline import NearCarrier, memory_at, near_fleet, replayed
 from fedtide.remote.schedule import RoundClock
-from fedtide.runs.build import spec_of
+from fedtide.runs.build import host_of, spec_of
+from fedtide.runs.privacy import server_wire, sums_of
 from fedtide.runs.runner import Run
+from fedtide.wire.clip import WHOLE
 from fedtide.wire.masks import library
-from fedtide.wire.vector import BITS
+from fedtide.wire.pipeline import Opening, ServerStep
+from fedtide.wire.release import Draw
+from fedtide.wire.vector import BITS, Form
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
 """Oddities that the rows of a client may have."""
 
 ALONE = tuple((kind,) for kind in ODD)
 """One odd client at a time."""
+
+WIDE, FAINT = 1e3, 1e-3
+"""Bounds that cut nothing of a toy, and a noise multiplier at which no slot of it counts as empty."""
+
+
+# -- other fleets and engines ------------------------------------------------------------------------------------------
+
+
+class Growing:
+    """A fleet whose last `LATE` clients join at round `JOIN`.
+
+    Args:
+        fleet: all of them.
+        registered: whether they are registered from the start, and cannot be reached until then.
+    """
+
+    JOIN, LATE = 2, 2
+
+    def __init__(self, fleet: SimulatedFleet, registered: bool) -> None:
+        self._fleet, self._registered = fleet, registered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def _joined(self, clients: Tensor) -> Tensor:
+        early = self._fleet.moment.round < self.JOIN
+        return clients[clients < len(self._fleet.clients) - self.LATE] if early else clients
+
+    @property
+    def clients(self) -> Tensor:
+        """Registered ids."""
+        return self._fleet.clients if self._registered else self._joined(self._fleet.clients)
+
+    @property
+    def reachable(self) -> Tensor:
+        """Ids that could answer now."""
+        return self._joined(self._fleet.reachable)
+
+    def arrivals(self, m: int) -> Tensor:
+        """Draw `m` clients; those who have not joined are left out."""
+        return self._joined(self._fleet.arrivals(m))
+
+
+@dataclass(frozen=True)
+class InAnyOrder(LocalEngine):
+    """An engine that runs blocks in reverse and yields results in order, as a pool of processes may."""
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
+        """Run a question."""
+        yield from reversed([self.host.ask(block, payload) for block in reversed(blocks)])
+
+
+@dataclass(frozen=True)
+class InBoth(LocalEngine):
+    """An engine that adds in fixed point, and puts the sums of floating point into `plain`."""
+
+    plain: list[BlockResult] = field(default_factory=list)
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
+        """Run a question twice."""
+        self.plain.append(join((self.host.ask(replace(block, forms=None), payload) for block in blocks), len(blocks)))
+        yield from super().ask(blocks, payload)
+
+
+@dataclass(frozen=True)
+class ByWire(LocalEngine):
+    """An engine that sends everything through bytes."""
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
+        """Run a question."""
+        for block in blocks:
+            arrived = codec.from_bytes(codec.to_bytes({"ask": block, "payload": payload}))
+            yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["ask"], arrived["payload"])))
+
+
+@dataclass
+class Time:
+    """A clock that nothing but sleeping moves."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class Losing(NearCarrier):
+    """A carrier on which every fourth answer is lost, and every fifth comes too late."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        super().__init__(nodes)
+        self._came, self._late = 0, list[Response]()
+
+    def pull(self) -> list[Response]:
+        """Let a node answer a question; a late answer comes with the answer after the next."""
+        arrived = []
+        for response in super().pull():
+            self._came += 1
+            if self._came % 4 == 0:
+                arrived.append(replace(response, header={}, payload=b"", error="it was lost"))
+            elif self._came % 5 == 0:
+                self._late.append(response)
+            else:
+                arrived.append(response)
+        if len(self._late) > 1:
+            arrived.append(self._late.pop(0))
+        return arrived
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
 
 
 def plays(case: Case) -> None:
@@ -203,11 +308,8 @@ def updates_compared(host: Host) -> Iterator[tuple[Host, list[Weights]]]:
             )
         return answer
 
-    LocalTrainer.__call__ = record  # type: ignore[method-assign]
-    try:
+    with patch.object(LocalTrainer, "__call__", record):
         yield replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, TRAIN: run})), compared
-    finally:
-        LocalTrainer.__call__ = usual  # type: ignore[method-assign]
 
 
 def _shapes(weights: Weights) -> list[dict[str, torch.Size]]:
@@ -600,12 +702,8 @@ def pooled(case: Case) -> None:
 def batch_size(case: Case) -> None:
     """The number of rows that are predicted at once changes nothing."""
     payload, slot, clients, whole = judged(case.reference)
-    usual = scoring.ROWS
-    try:
-        scoring.ROWS = 7
+    with patch.object(scoring, "ROWS", 7):
         parts = case.reference.fleet.score(payload, clients, slot=slot)
-    finally:
-        scoring.ROWS = usual
     words = "`predict` mixes rows: fewer at a time are predicted otherwise"
     alike([whole.rows, whole.correct, whole.choice], [parts.rows, parts.correct, parts.choice], words)
     near([whole.loss, whole.weights], [parts.loss, parts.weights], words, 1e-6, 1e-6)
@@ -638,6 +736,99 @@ def numbers(case: Case) -> None:
     hold(all_finite(run.state), "of numbers the last state is not finite")
     *_, scores = judged(run)
     hold("reference" in scores.sums and bool((scores.rows > 0).all()), "clients were not judged by their numbers")
+
+
+# -- private sums ------------------------------------------------------------------------------------------------------
+
+
+def private(case: Case) -> None:
+    """A private run is the run without privacy but for bounds and noise, and all released sums have noise."""
+    experiment = _private(case)
+    plain = case.make(wire={"secure": False, "fewest": 1})
+    usual = played(plain, host=_even(case.host(plain)), rounds=3)
+    quiet, _ = _released(experiment, 3, lambda stream, number, size: torch.zeros(size, dtype=torch.float64))
+    # Sums of a state over rounds may count samples, and here count clients: served payloads do not depend on them.
+    ours, theirs = (run.host.algorithm.serve(run.state, run.host.population.clients)[0] for run in (quiet, usual))
+    near(ours, theirs, "bounds that cut nothing and noise of zero change what is served", 1e-4, 1e-5)
+    _, sums = _released(experiment, 1, lambda stream, number, size: torch.ones(size, dtype=torch.float64))
+    for form, total, released in sums:
+        before, after = form.tables(total), form.tables(released)
+        for name, table in after.items():
+            seen = table != 0
+            bare = seen & (table == before[name])
+            bare[:, -1] &= len(table) > 1  # of a leaf without slots it is the number of clients
+            hold(not bool(bare.any()), f"'{name or WHOLE}' is released without noise")
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """The server's step that records its sums, before and after they are released."""
+
+    step: ServerStep
+    sums: list[tuple[Form, Tensor, Tensor]]
+    safe: ClassVar[None] = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.step, name)
+
+    def release(self, total: Tensor, opening: Opening) -> Tensor:
+        released = self.step.release(total.clone(), opening)
+        self.sums.append((opening.form, total, released.clone()))
+        return released
+
+
+def _private(case: Case) -> Experiment:
+    """Return the toy experiment with privacy, and a bound for each value that is summed."""
+
+    def bounded(clip: dict[str, float]) -> Experiment:
+        privacy = {"multiplier": FAINT, "distance": 1, "clip": clip}
+        return case.make(wire={"secure": False, "fewest": 1, "privacy": privacy})
+
+    try:
+        whole = bounded({WHOLE: WIDE})
+        forms = sums_of(whole.method[0], case.host(whole))
+        names = sorted({leaf.name or WHOLE for form in forms for leaf in form.leaves})
+        experiment = bounded(dict.fromkeys(names, WIDE)) if names else None
+        case.host(experiment)
+    except FedtideError as why:
+        raise NotApplicable(str(why)) from None
+    if experiment is None:
+        raise NotApplicable("it sums nothing")
+    return experiment
+
+
+def _even(host: Host) -> Host:
+    """Return a host whose clients hold equally many rows of each part: in private sums each client counts once."""
+    population: Any = host.population
+    parts = {}
+    for name, rows in population.parts.items():
+        fewest = int(rows.counts[rows.counts > 0].min()) if rows.total else 0
+        parts[name] = Ragged.of([rows[client][:fewest].numpy() for client in range(len(rows))])
+    return replace(host, population=replace(population, parts=parts))
+
+
+def _released(experiment: Experiment, rounds: int, draw: Draw) -> tuple[Played, list[tuple[Form, Tensor, Tensor]]]:
+    """Play rounds of a private run with some noise; return it, and each sum with its form, before and after."""
+    host = _even(host_of(experiment, experiment.method[0], 0, MemoryStore(None)))
+    wire, sums = server_wire(experiment, experiment.method[0], host, draw), list[tuple[Form, Tensor, Tensor]]()
+    assert wire.server is not None
+    server: Any = _Recorded(wire.server, sums)
+
+    def watch(fleet: SimulatedFleet) -> Watched:
+        fleet.vectors = replace(fleet.vectors, wire=replace(wire, server=server))
+        return Watched(fleet, look=look)
+
+    asked = 0
+
+    def look(question: str, reply: Reply) -> None:
+        nonlocal asked
+        hold(len(sums) > asked or not leaves(reply.total), f"the sum of '{question}' is read before it is released")
+        asked = len(sums)
+
+    return played(experiment, host=host, fleet=watch, rounds=rounds), sums
+
+
+# -- all laws ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

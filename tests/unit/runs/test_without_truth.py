@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.laws.case import Growing
+from fedtide.laws.every import Growing
 from fedtide.report.page import write_report
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize

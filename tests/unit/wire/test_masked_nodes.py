@@ -17,7 +17,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.laws.case import Time, played, toy
+from fedtide.laws.case import played, toy
+from fedtide.laws.every import Time
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.masked import masked, objection
 from fedtide.remote.messages import KeyHeader, Response, read_question

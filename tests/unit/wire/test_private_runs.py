@@ -21,7 +21,8 @@ from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
 from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws import private as every_private
-from fedtide.laws.case import Broken, Case, InAnyOrder, played, toy, variants_of
+from fedtide.laws.case import Broken, Case, played, toy, variants_of
+from fedtide.laws.every import InAnyOrder
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
