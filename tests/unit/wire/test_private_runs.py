@@ -20,9 +20,9 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
 from fedtide.fleets.worker_engine import WorkersEngine
-from fedtide.laws import private as every_private
 from fedtide.laws.case import Broken, Case, played, toy, variants_of
 from fedtide.laws.every import InAnyOrder
+from fedtide.laws.every import private as law_of_private_sums
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
@@ -207,7 +207,7 @@ def of_method(experiment):
     ],
 )
 def test_law_of_methods_that_are_private_with_some_options(name, options):
-    every_private.private(Case(partial(toy, name, options), lambda: pytest.fail("no processes")))
+    law_of_private_sums(Case(partial(toy, name, options), lambda: pytest.fail("no processes")))
 
 
 def test_law_finds_a_sum_that_leaves_without_noise(monkeypatch):
@@ -221,7 +221,7 @@ def test_law_finds_a_sum_that_leaves_without_noise(monkeypatch):
 
         monkeypatch.setattr("fedtide.wire.release.noised", noised)
         with pytest.raises(Broken, match=f"^'{spared}' is released without noise$"):
-            every_private.private(case)
+            law_of_private_sums(case)
 
 
 @pytest.mark.parametrize(
