@@ -33,11 +33,10 @@ def rows_of(seed: int, rows: int, d: int, kind: str) -> torch.Tensor:
 @given(seeds, st.integers(4, 40), st.integers(2, 6), kinds)
 def test_a_permutation_of_the_rows_permutes_the_labels(seed, rows, d, kind):
     x, order = rows_of(seed, rows, d, kind), torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    centers = x[torch.tensor([[0, 1, 2], [1, 2, 3]])]
-    label, cost = lloyd(x, centers, kind)
-    permuted, its_cost = lloyd(x[order], centers, kind)
-    assert torch.equal(permuted, label[:, order])
-    torch.testing.assert_close(cost, its_cost)
+    label, cost = lloyd(x, x[:3], kind)
+    permuted, its_cost = lloyd(x[order], x[:3], kind)
+    assert torch.equal(permuted, label[order])
+    assert cost == pytest.approx(its_cost)
 
 
 @law

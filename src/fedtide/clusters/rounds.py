@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, ask_to_train
-from fedtide.cohorts.protocol import Serve
+from fedtide.cohorts.selection import Serve
 from fedtide.core.base import (
     Answer,
     Facts,

@@ -49,7 +49,7 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     if len(members) < 2:
         return 0.0
     first, second = torch.triu_indices(len(members), len(members), 1)
-    return float(lengths(members, first, members, second, kind).mean(dtype=torch.float64))
+    return float(lengths(members[first], members[second], kind).mean(dtype=torch.float64))
 
 
 def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
@@ -58,8 +58,7 @@ def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
     >>> center_moves(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
     tensor([1.])
     """
-    here = torch.arange(len(before))
-    return lengths(before, here, after, here, kind)
+    return lengths(before, after, kind)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedtide.cohorts.basic import Arrivals, BySize, Everyone, InTurn, PickedBy, Uniform
-from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
 from fedtide.cohorts.participation import ask_to_train, label_question, take_part, with_cohort
-from fedtide.cohorts.power_of_choice import PowerOfChoice
-from fedtide.cohorts.protocol import Picking
+from fedtide.cohorts.selection import (
+    Arrivals,
+    BySize,
+    Everyone,
+    InTurn,
+    Nearest,
+    PickedBy,
+    Picking,
+    PowerOfChoice,
+    Uniform,
+)
 from fedtide.fields.user_code import Python
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.protocol import (
+from fedtide.cohorts.selection import (
     Known,
     Serve,
     Sized,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Picking
+from fedtide.cohorts.selection import Picking
 from fedtide.core.base import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng

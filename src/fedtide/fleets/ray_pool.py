@@ -6,14 +6,20 @@ each node.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
+import secrets
+import signal
+import socket
 import threading
-import time
 import warnings
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +27,86 @@ import torch
 
 from fedtide._version import installed
 from fedtide.core import codec
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Batch, Member, Processes
-from fedtide.fleets.ray_cluster import already_connected, connected
 from fedtide.fleets.this_machine import Scratch, cores, keep_freed, search_path
 from fedtide.fleets.worker import STOP, Channel, SharedRef, error_message, own_function
+
+SOCKET_SECONDS = 5.0
+"""Seconds within which an address has to accept a connection."""
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # any line at all: it tells of every actor that died, which we mend
+}
+"""Settings with which Ray sends nothing home and prints nothing into our progress."""
+
+
+def check_address(address: str | None) -> None:
+    """Raise unless Ray is there and, if an address is given, something listens at it.
+
+    Ray itself tries to reach a dead address for two minutes, and then ends the process that asks.
+    """
+    if find_spec("ray") is None:
+        raise FedtideError('fleet.kind: "ray" needs Ray; pip install "fedtide[ray]"')
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in address:
+        raise refused("fleet.address", address, "HOST:PORT of a head node, or 'auto'")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SOCKET_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise FedtideError(
+            f"fleet.address: nothing answers at {address} ({getattr(error, 'strerror', None) or error}); allowed: the "
+            "address of a Ray head node, as `ray start --head` prints it"
+        ) from None
+
+
+@contextmanager
+def connected(address: str | None, cpus: int) -> Iterator[Any]:
+    """Connect Ray to a cluster: the one at an address, or one of our own on this machine, which ends with the block.
+
+    A program that is connected already stays so. Other users of the machine cannot reach our own cluster: it listens on
+    the loopback interface, has a token, and its files lie in a folder that only this user can read.
+
+    Args:
+        address: HOST:PORT, or "auto" for the cluster that Ray finds on this machine; None starts one.
+        cpus: of our own.
+
+    Raises:
+        FedtideError: no cluster answers, or not to this version of Ray or Python.
+    """
+    check_address(address)
+    os.environ |= QUIET
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options: dict[str, Any] = {"address": address}
+        if address is None:
+            short = Path("/tmp")  # sockets lie in the folder, whose names must be short
+            folder = stack.enter_context(Scratch(short if short.is_dir() else None))
+            options = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(folder / "r")}
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it listens on the loopback interface alone
+            if "RAY_AUTH_MODE" not in os.environ:
+                os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        import ray
+
+        if ray.is_initialized():
+            yield ray
+            return
+        terminated = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise FedtideError(f"fleet.address: no Ray cluster answers at {address or 'this machine'}: {error}") from None
+        stack.callback(ray.shutdown)
+        if threading.current_thread() is threading.main_thread():  # Ray's own handler prints where every thread was
+            signal.signal(signal.SIGTERM, terminated)
+        yield ray
+
 
 Packed = np.ndarray[Any, np.dtype[np.uint8]]
 """A tree for Ray, as bytes, which Ray lays once into the shared memory of each node."""
@@ -81,24 +161,39 @@ def run_call(function: str, arguments: Packed, channel: Channel) -> PackedMessag
         return "error", packed(error_message(error))
 
 
+def versions_here() -> dict[str, str]:
+    """Return the versions that all nodes must have in common."""
+    return {"fedtide": installed(), "torch": torch.__version__}
+
+
 class Actor:
     """Runs calls in a process of the cluster, one at a time.
 
     Args:
         directory: from which relative paths of the configuration start, if the node has it.
         threads: of torch.
+        versions: of the program that starts it.
+
+    Raises:
+        FedtideError: its node has other versions.
     """
 
-    def __init__(self, directory: str, threads: int) -> None:
+    def __init__(self, directory: str, threads: int, versions: dict[str, str]) -> None:
+        for name, ours in versions_here().items():
+            if ours != versions[name]:
+                raise FedtideError(
+                    f"fleet.address: a node of the Ray cluster has {name} {ours}, allowed: {versions[name]}, as here; "
+                    "other versions compute other bits"
+                )
         if os.path.isdir(directory):
             os.chdir(directory)
         torch.set_num_threads(threads)
         keep_freed()
         self._channel = RayChannel()
 
-    def about(self) -> dict[str, Any]:
-        """Return the process id and the versions of this actor."""
-        return {"process": os.getpid(), "fedtide": installed(), "torch": torch.__version__}
+    def process(self) -> int:
+        """Return the process id of this actor."""
+        return os.getpid()
 
     def call(self, function: str, arguments: Packed, names: list[str], *lent: Packed) -> list[PackedMessage]:
         """Run a short call to its end."""
@@ -129,30 +224,16 @@ class Actor:
             return messages
 
 
-BEGIN_SECONDS, OWN_SECONDS = 120.0, 1800.0
-"""Seconds within which an actor has to start: to be given room, and to import torch. In a cluster of our own no other
-user can hold the room: a machine that is busy takes long."""
-
-WAIT_SECONDS = 1.0
-"""Seconds that the pool waits for answers before it looks for actors that never started."""
+BEGIN_SECONDS = 300.0
+"""Seconds within which actors have to start: to be given room, and to import torch."""
 
 
 @dataclass(eq=False)
 class _ActorState(Member):
-    """An actor and its calls.
-
-    Attributes:
-        actor: the actor, as Ray knows it.
-        starting: its first word, until that is received.
-        since: when it was asked for.
-        process: its process id.
-        pending: its next answers, in order.
-    """
+    """An actor, its process id once it has started, and its next answers, in order."""
 
     actor: Any
-    starting: Any
-    since: float
-    process: int = 0
+    process: Any
     pending: deque[Any] = field(default_factory=deque)
 
 
@@ -166,7 +247,6 @@ class RayPool(Processes[_ActorState]):
             this process.
         threads: of torch, and CPUs of the cluster, of each actor.
         gpus: share of a GPU that each actor has to itself.
-        resume: command with which a person goes on if Ray dies, and takes this process along.
 
     Raises:
         FedtideError: no cluster answers, or it is too small, or its nodes have other versions.
@@ -176,33 +256,20 @@ class RayPool(Processes[_ActorState]):
     reach = 4
 
     def __init__(
-        self,
-        size: int | None = None,
-        *,
-        most: int = 16,
-        address: str | None = None,
-        threads: int = 1,
-        gpus: float = 0.0,
-        resume: str = "",
+        self, size: int | None = None, *, most: int = 16, address: str | None = None, threads: int = 1, gpus: float = 0.0
     ) -> None:
         self._threads, self._gpus = threads, gpus
-        is_own = address is None and not already_connected()
-        self._patience = OWN_SECONDS if is_own else BEGIN_SECONDS
         self._numbers = 0
         self._shared: dict[str, Any] = {}
         self.members: list[_ActorState] = []
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(Scratch())
         try:
-            self._ray = self._stack.enter_context(
-                connected(address, (size or min(most, max(cores() // threads, 1))) * threads, resume)
-            )
-            nodes = [node for node in self._ray.nodes() if node["Alive"]]
-            self.multi_node = len(nodes) > 1
-            self._options = self._actor_options()
+            own = (size or min(most, max(cores() // threads, 1))) * threads
+            self._ray = self._stack.enter_context(connected(address, own))
+            self.multi_node = sum(node["Alive"] for node in self._ray.nodes()) > 1
             self.members = [self._start() for _ in range(self._pool_size(size, most))]
-            for seat in self.members:
-                self._wait_until_started(seat)
+            self._wait_until_started()
         except BaseException:
             self.close()
             raise
@@ -226,27 +293,11 @@ class RayPool(Processes[_ActorState]):
             )
         return size or min(most, room[scarce])
 
-    def _actor_options(self) -> dict[str, Any]:
-        """Return the options of every actor."""
-        one = {name: str(self._threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = self._ray.get_runtime_context().get_node_id()
-        return {
-            "num_cpus": self._threads,
-            "num_gpus": self._gpus,
-            "max_restarts": 0,
-            "runtime_env": {"env_vars": one | {"PYTHONPATH": search_path()}},
-            # If files decide who may do the work, a node that comes later must not be given any.
-            "scheduling_strategy": "SPREAD" if self.multi_node else NodeAffinitySchedulingStrategy(here, soft=False),
-        }
-
     @property
     def processes(self) -> list[int]:
         """Process ids, each on its own node."""
-        return [seat.process for seat in self.members]
-
-    # -- shared trees -------------------------------------------------------------------------------------------------
+        pids: list[int] = self._ray.get([seat.process for seat in self.members], timeout=BEGIN_SECONDS)
+        return pids
 
     def share(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Put a tree into the object store, from which each node that needs it takes one copy."""
@@ -259,8 +310,6 @@ class RayPool(Processes[_ActorState]):
     def free(self, ref: SharedRef) -> None:
         """Free a shared tree as soon as the last call that reads it is over."""
         self._shared.pop(ref.name, None)
-
-    # -- calls --------------------------------------------------------------------------------------------------------
 
     def _send(self, member: _ActorState, batch: Batch, arguments: Tree) -> None:
         if batch.short:
@@ -276,16 +325,13 @@ class RayPool(Processes[_ActorState]):
         return (self.folder / STOP).exists()
 
     def _ready(self, batch: Batch, *, wait: bool = True) -> list[_ActorState]:
-        for seat in list(self.members):
-            if seat.starting is not None and not self._check_started(seat, 0.0):
-                self._recover(seat, batch)
         for seat in self.members:
             if seat.calls and not seat.pending:  # a long call, which is asked for its messages
                 seat.pending.append(seat.actor.poll.remote(self._stopping))
         pending = {seat.pending[0]: seat for seat in self.members if seat.pending}
-        ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=WAIT_SECONDS) if pending else ([], [])
-        more, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0) if ready else ([], [])
-        return [pending[one] for one in more]
+        self._ray.wait(list(pending), num_returns=1)
+        ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
+        return [pending[one] for one in ready]
 
     def _receive(self, member: _ActorState) -> list[tuple[str, Tree]] | None:
         try:
@@ -293,56 +339,46 @@ class RayPool(Processes[_ActorState]):
         except self._ray.exceptions.RayError:
             return None
 
-    # -- actors -------------------------------------------------------------------------------------------------------
-
     def _start(self) -> _ActorState:
+        """Start an actor, which is not waited for."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        single = {name: str(self._threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        here = self._ray.get_runtime_context().get_node_id()
+        options = {
+            "num_cpus": self._threads,
+            "num_gpus": self._gpus,
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": single | {"PYTHONPATH": search_path()}},
+            # If files decide who may do the work, a node that comes later must not be given any.
+            "scheduling_strategy": "SPREAD" if self.multi_node else NodeAffinitySchedulingStrategy(here, soft=False),
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            actor = self._ray.remote(Actor).options(**self._options).remote(os.getcwd(), self._threads)
-            return _ActorState(actor, actor.about.remote(), time.monotonic())
+            actor = self._ray.remote(Actor).options(**options).remote(os.getcwd(), self._threads, versions_here())
+        return _ActorState(actor, actor.process.remote())
+
+    def _wait_until_started(self) -> None:
+        """Wait until all actors have started.
+
+        Raises:
+            FedtideError: they cannot begin, are not given room in time, or would compute with other versions.
+        """
+        try:
+            self._ray.get([seat.process for seat in self.members], timeout=BEGIN_SECONDS)
+        except self._ray.exceptions.GetTimeoutError:
+            free = self._ray.available_resources()
+            raise FedtideError(
+                f"fleet.kind: the Ray cluster had no room for an actor within {BEGIN_SECONDS:.0f} seconds; it needs "
+                f"{self._threads} CPUs and {self._gpus:g} GPUs, free: {free.get('CPU', 0):g} and {free.get('GPU', 0):g}"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            why = str(error).strip().rpartition("Error: ")[2]
+            raise FedtideError(f"fleet.kind: an actor of the Ray cluster cannot begin: {why}") from None
 
     def _replace(self, member: _ActorState) -> None:
         self._ray.kill(member.actor)
         self.members[self.members.index(member)] = self._start()
-
-    def _wait_until_started(self, seat: _ActorState) -> None:
-        """Wait until an actor has started."""
-        while seat.starting is not None:
-            if not self._check_started(seat, WAIT_SECONDS):
-                raise FedtideError("fleet.kind: an actor of the Ray cluster died before it could begin")
-
-    def _check_started(self, seat: _ActorState, patience: float) -> bool:
-        """Check whether an actor has started; return False if it died before.
-
-        Raises:
-            FedtideError: it cannot be made, is not given room in time, or would compute with other versions.
-        """
-        ready, _ = self._ray.wait([seat.starting], timeout=patience)
-        if not ready:
-            if time.monotonic() - seat.since > self._patience:
-                free = self._ray.available_resources()
-                raise FedtideError(
-                    f"fleet.kind: the Ray cluster had no room for an actor within {self._patience:.0f} seconds; it "
-                    f"needs {self._threads} CPUs and {self._gpus:g} GPUs, free: {free.get('CPU', 0):g} and "
-                    f"{free.get('GPU', 0):g}"
-                )
-            return True
-        try:
-            about = self._ray.get(seat.starting)
-        except self._ray.exceptions.RayError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            if any("Error: " in line for line in lines):  # its own beginning failed, as it would again
-                why = next(line for line in reversed(lines) if "Error: " in line)
-                raise FedtideError(f"fleet.kind: an actor of the Ray cluster cannot begin: {why}") from None
-            return False
-        for name, ours in (("fedtide", installed()), ("torch", torch.__version__)):
-            if about[name] != ours:
-                raise FedtideError(
-                    f"fleet.address: a node of the Ray cluster has {name} {about[name]}, allowed: {ours}, as here; "
-                    "other versions compute other bits"
-                )
-        seat.process, seat.starting = about["process"], None
-        return True
 
     def close(self) -> None:
         """End the actors, and the cluster if it is our own."""

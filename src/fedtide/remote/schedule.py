@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import draw_clients
+from fedtide.cohorts.selection import draw_clients
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng

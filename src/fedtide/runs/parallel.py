@@ -94,7 +94,6 @@ def started(
                 address=fleet.address,
                 threads=fleet.threads,
                 gpus=fleet.gpus,
-                resume=f"fedtide resume {root}",
             )
             pool = stack.enter_context(actors)
         elif (size := processes(experiment, workers, count)) > 1:

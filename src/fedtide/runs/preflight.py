@@ -22,7 +22,7 @@ from fedtide.draw.prose import listed
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.evaluate.probe import owners_of
-from fedtide.fleets import ray_cluster
+from fedtide.fleets import ray_pool
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
 from fedtide.learn.device import CPU, check_gain, find_device
@@ -211,7 +211,7 @@ def _check_ray(experiment: Experiment, where: str) -> None:
     fleet = experiment.fleet
     if fleet.kind != "ray":
         return
-    ray_cluster.check(fleet.address)
+    ray_pool.check_address(fleet.address)
     named = next((method.algorithm for method in experiment.method if ":" not in method.algorithm), None)
     if fleet.gpus and named is not None and fleet.device == CPU:
         allowed = "0, or fleet.device = 'cuda', or algorithms of your own alone (module:function)"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtide.cohorts import InTurn
-from fedtide.cohorts.basic import Lap
+from fedtide.cohorts.selection import Lap
 from fedtide.core.base import Cost, Moment, Reply
 from fedtide.core.rng import Rng
 from fedtide.core.trees import grown

@@ -16,7 +16,7 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.clusters import served as clusters
 from fedtide.clusters.served import Served
 from fedtide.cohorts import BySize, InTurn, Nearest, Oort, PowerOfChoice, Uniform
-from fedtide.cohorts.protocol import draw_clients
+from fedtide.cohorts.selection import draw_clients
 from fedtide.core import codec
 from fedtide.core.base import Cost, Moment, Reply
 from fedtide.core.errors import FedtideError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtide.cohorts.protocol import no_reports
+from fedtide.cohorts.selection import no_reports
 from fedtide.core.base import Sum, Weights
 from fedtide.core.trees import (
     all_finite,
