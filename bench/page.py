@@ -406,11 +406,8 @@ def drift(lines: list[dict[str, Any]], every: list[dict[str, Any]]) -> list[str]
         "The arithmetic of Fielding's server alone, without models: clients have reported, and their label vectors or "
         "embeddings are there in float32. "
         f"A re-clustering is k-means with {starts}. {one['threads']} thread. Clients are in groups with labels of "
-        "their own; without groups Lloyd's algorithm runs longest, and the triangle inequality spares it little. "
-        "Processor time is the least of all repeats; waiting for a core that others use does not lengthen it. "
-        "What is in the way of 302 clients: about half of their time goes to distances, in a dozen short steps, the "
-        "rest to many small ones; and hardly two of the 90 starts meet before their end, so none can be left out. What "
-        "is in the way of the Jensen-Shannon distance: logarithms, of which the bounds spare nine tenths."
+        "their own; without groups Lloyd's algorithm runs longest. "
+        "Processor time is the least of all repeats; waiting for a core that others use does not lengthen it."
     )
     about = f"{provenance(one)} The load before was {one['load']}. Medians of {one['repeats']} turns or fewer."
     about += "".join(f" Elsewhere: {provenance(line)}" for line in others[:1])
