@@ -101,7 +101,9 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
         try:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise FedtideError(f"fleet.address: no Ray cluster answers at {address or 'this machine'}: {error}") from None
+            raise FedtideError(
+                f"fleet.address: no Ray cluster answers at {address or 'this machine'}: {error}"
+            ) from None
         stack.callback(ray.shutdown)
         if threading.current_thread() is threading.main_thread():  # Ray's own handler prints where every thread was
             signal.signal(signal.SIGTERM, terminated)
@@ -256,7 +258,13 @@ class RayPool(Processes[_ActorState]):
     reach = 4
 
     def __init__(
-        self, size: int | None = None, *, most: int = 16, address: str | None = None, threads: int = 1, gpus: float = 0.0
+        self,
+        size: int | None = None,
+        *,
+        most: int = 16,
+        address: str | None = None,
+        threads: int = 1,
+        gpus: float = 0.0,
     ) -> None:
         self._threads, self._gpus = threads, gpus
         self._numbers = 0
