@@ -13,22 +13,8 @@ import numpy as np
 from fedtide.core.errors import refused
 from fedtide.data.sources.cells import YEAR_1973
 from fedtide.draw.prose import listed
-from fedtide.inspection.questions import (
-    CYCLES,
-    DISTANCE,
-    GAIN,
-    Changes,
-    Clients,
-    Compared,
-    Cycle,
-    Drift,
-    Sample,
-    classes,
-    clients_of,
-    cycles_of,
-    drift_of,
-    sample,
-)
+from fedtide.inspection import questions
+from fedtide.inspection.questions import DISTANCE, GAIN, Changes, Clients, Compared, Cycle, Drift, Sample
 from fedtide.inspection.shares import Against
 from fedtide.inspection.table import Table
 
@@ -190,7 +176,7 @@ def _notes(answers: Answers) -> Iterator[str]:
         )
     times = table.time
     if times is not None and not table.simulated and np.ptp(times) < MINUTE and np.abs(times).max() < YEAR_1973:
-        name = ", ".join(table.columns.get("time", ()))
+        name = ", ".join(table.columns.time)
         yield f"note: the numbers of {name} are read as seconds since 1970, and span less than a minute"
     day = answers.cycles.get("day")
     if day is not None and level_of(day.activity.distance, UNEVEN) != "no":
@@ -201,13 +187,13 @@ def _notes(answers: Answers) -> Iterator[str]:
 
 def _leak(answers: Answers) -> str | None:
     """Return the feature most like the label if features explain the label almost wholly."""
-    features, names = answers.table.features, answers.table.columns.get("features", ())
+    features, names = answers.table.features, answers.table.columns.features
     compared, drift = None if answers.clients is None else answers.clients.compared, answers.drift
     shares = [] if compared is None else [compared.models.one]
     shares += [] if drift is None or drift.ahead is None else [drift.ahead.past]
     if features is None or max(shares, default=0.0) <= LEAK or len(names) != features.shape[1]:
         return None
-    label = classes(answers.table.label)[2][:, 0]
+    label = questions.classes(answers.table.label)[2][:, 0]
     x = features - features.mean(0)
     likeness = np.abs(x.T @ label) / np.maximum(np.sqrt((x**2).sum(0) * (label**2).sum()), 1e-12)
     return str(names[int(likeness.argmax())])
@@ -222,11 +208,11 @@ def answer(table: Table, seed: int = 0) -> Answers:
     if (table.label == table.label[0]).all():
         value = table.label[:1].tolist()[0]
         raise refused(f"{table.name}: label", value, "two different labels or more", "all rows have the same")
-    rows = sample(table, seed)
-    clients = clients_of(rows) if rows.clients > 1 else None
-    cycles = cycles_of(rows, clients) if rows.seconds is not None else {}
+    rows = questions.sample(table, seed)
+    clients = questions.clients_of(rows) if rows.clients > 1 else None
+    cycles = questions.cycles_of(rows, clients) if rows.seconds is not None else {}
     spread = rows.seconds is not None and np.ptp(rows.seconds) > 0
-    drift = drift_of(rows, clients) if spread else None
+    drift = questions.drift_of(rows, clients) if spread else None
     answers = [*_of_clients(rows, clients), *_of_hours(rows, cycles), *_of_drift(rows, drift)]
     return Answers(table, {answer.question: answer for answer in answers}, rows, clients, cycles, drift)
 
@@ -253,8 +239,8 @@ def _strongest(*levels: Level) -> Level:
     return max(levels, key=LEVELS.index)
 
 
-def _not_asked(questions: Sequence[Question], why: str) -> list[Finding]:
-    return [Finding(question, "not asked", why) for question in questions]
+def _not_asked(names: Sequence[Question], why: str) -> list[Finding]:
+    return [Finding(question, "not asked", why) for question in names]
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -342,7 +328,7 @@ def _of_hours(rows: Sample, cycles: Mapping[str, Cycle]) -> list[Finding]:
         why = "no column of time"
         if rows.seconds is not None:
             days = f"{np.ptp(rows.seconds) / 86400:.3g} days"
-            clock = len(np.unique(rows.seconds % CYCLES["day"][0])) > 1
+            clock = len(np.unique(rows.seconds % questions.CYCLES["day"][0])) > 1
             why = f"rows span {days}: two whole cycles are the least" if clock else f"times are dates, and span {days}"
         return _not_asked(("presence", "mix"), why)
     by_cycle = [(_presence(cycle), _mix(cycle, several=rows.clients > 1)) for cycle in cycles.values()]

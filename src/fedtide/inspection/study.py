@@ -281,12 +281,12 @@ def _source(table: Table, folder: Path) -> dict[str, Any]:
     columns, paths = table.columns, [str(path) for path in table.source]
     values = {
         "path": paths[0] if len(paths) == 1 else paths,
-        "label": columns["label"],
-        "client": columns["client"],
-        "time": columns["time"][0] if len(columns["time"]) == 1 else columns["time"],
-        "categories": columns["categories"],
-        "missing": "drop" if columns["gaps"] else None,
+        "label": columns.label,
+        "client": columns.client,
+        "time": columns.time[0] if len(columns.time) == 1 else columns.time,
+        "categories": columns.categories,
+        "missing": "drop" if columns.gaps else None,
     }
-    features = [*columns["features"], *columns["categories"]]
+    features = [*columns.features, *columns.categories]
     written = {key: value for key, value in values.items() if value}
     return {"kind": "csv", **written, "features": features, "scaled": True}

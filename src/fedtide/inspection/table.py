@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,21 +17,11 @@ from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from fedtide.data.sources import frames
 from fedtide.data.sources.arrays import NPZ
 from fedtide.data.sources.cells import Cells, Column, cells_of, describe_span, read_cells, read_names
 from fedtide.data.sources.files import find
-from fedtide.data.sources.frames import (
-    ASKED,
-    CALENDAR,
-    GUESSED,
-    MOST_CLASSES,
-    MOST_MISSING,
-    Roles,
-    assign,
-    guess_time,
-    local,
-    words_of,
-)
+from fedtide.data.sources.frames import Roles, local
 from fedtide.data.sources.series import Series
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, seconds_of
@@ -47,8 +37,23 @@ LAGS = "1d", "2d", "7d"
 """Lags of the values of a series that are features of a row: a forecast is of a day ahead."""
 CLOCK: tuple[Literal["hour", "weekday"], ...] = "hour", "weekday"
 """Other features of a row of a series."""
-WHOLE: Mapping[str, Any] = {"missing": 0, "gaps": False, "categories": ()}
-"""Roles of columns in which nothing is missing, and without categories."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of columns by their roles.
+
+    missing: rows that are left out because something is missing. gaps: whether a study has to leave out any.
+    categories: texts that a study may use.
+    """
+
+    label: str = ""
+    client: str | None = None
+    time: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    missing: int = 0
+    gaps: bool = False
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Table:
         client: (rows,) names.
         time: (rows,) seconds since 1970, on the clock of `zone`.
         said: the roles of columns, for people.
-        columns: the roles of columns, for a study.
+        columns: their names, for a study.
         source: the files that a study reads; () if it reads none.
         calendar: positions of features that follow from the time.
         zone: of the clocks, None for UTC.
@@ -76,7 +81,7 @@ class Table:
     client: np.ndarray | None = None
     time: np.ndarray | None = None
     said: tuple[str, ...] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Columns = Columns()
     source: tuple[Path, ...] = ()
     calendar: tuple[int, ...] = ()
     zone: str | None = None
@@ -123,7 +128,7 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
     rows, columns = len(cells), cells.columns
     if not rows:
         raise FedtideError(f"{name}: no rows")
-    guess = assign(name, cells, roles)
+    guess = frames.assign(name, cells, roles)
     names = (*guess.features, *guess.time, *([guess.client] if guess.client else []), guess.label)
     seen = [columns[column] for column in names]
     whole = ~np.any([column.missing for column in seen], axis=0)
@@ -132,33 +137,34 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
     for column in (*guess.features, guess.label):
         if (worst := columns[column].largest) > LARGEST:
             raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
-    numbered = [numbers for feature in guess.features if (numbers := columns[feature].numbers) is not None]
+    numbered = [numbers[whole] for feature in guess.features if (numbers := columns[feature].numbers) is not None]
     when, unit = cells.take(np.flatnonzero(whole)).times(guess.time) if guess.time else (None, "")
     categories = categories_of(columns, guess.left)
-    gaps = not whole.all() or any(columns[column].missing.any() for column in categories)
+    missing = int(rows - whole.sum())
+    gaps = missing > 0 or any(columns[column].missing.any() for column in categories)
+    calendar = [at for at, feature in enumerate(guess.features) if set(frames.words_of(feature)) & frames.CALENDAR]
     table = Table(
         name,
         _label(columns[guess.label], whole),
-        np.stack([numbers[whole] for numbers in numbered], 1) if numbered else None,
+        np.stack(numbered, 1) if numbered else None,
         columns[guess.client].texts[whole] if guess.client else None,
         None if when is None else local(when, roles.zone),
-        columns={"label": guess.label, "client": guess.client, "time": guess.time, "features": guess.features,
-                 "missing": int(rows - whole.sum()), "gaps": gaps, "categories": categories},
+        columns=Columns(guess.label, guess.client, guess.time, guess.features, missing, gaps, categories),
         source=() if any(column.odd for column in seen) else source,
-        calendar=tuple(at for at, name in enumerate(guess.features) if guess.time and set(words_of(name)) & CALENDAR),
+        calendar=tuple(calendar) if guess.time else (),
         zone=roles.zone,
-    )  # fmt: skip
+    )
     return _described(table, rows, guess.left, unit, guessed=guess.guessed)
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns that were left out because they are texts, and that can be categories of a study."""
-    texts = {name: columns[name] for name, why in left.items() if why != ASKED}
+    texts = {name: columns[name] for name, why in left.items() if why != frames.ASKED}
     return tuple(
         name
         for name, column in texts.items()
         if column.numbers is None and not column.dated and column.stray is None and column.repeats
-        and 2 <= column.distinct <= MOST_CATEGORIES and column.missing.mean() <= MOST_MISSING
+        and 2 <= column.distinct <= MOST_CATEGORIES and column.missing.mean() <= frames.MOST_MISSING
     )  # fmt: skip
 
 
@@ -175,13 +181,7 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     client = None if rows.client is None else np.array(rows.client_names)[rows.client.numpy()]
     time = None if rows.time is None else local(rows.time.numpy(), roles.zone)
     features = rows.x.reshape(len(rows), -1).float().numpy()
-    columns = {
-        **WHOLE,
-        "label": "y",
-        "client": None if client is None else "client",
-        "time": () if time is None else ("time",),
-        "features": ("x",),
-    }
+    columns = Columns("y", None if client is None else "client", () if time is None else ("time",), ("x",))
     return _described(Table(rows.name, label, features, client, time, columns=columns, zone=roles.zone), len(rows), {})
 
 
@@ -238,7 +238,7 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
         f"({len(rows.client_names)}); time: {source.time} ({describe_span(time, '')}); features: the values "
         f"{', '.join(source.lags)} before, {' and '.join(source.clock)}",
     )
-    columns = {**WHOLE, "label": "value", "client": "series", "time": (source.time,), "features": source.lags}
+    columns = Columns("value", "series", (source.time,), source.lags)
     client = np.array(rows.client_names)[rows.client.numpy()]
     clocks = tuple(range(len(source.lags), rows.x.shape[1]))
     return Table(
@@ -258,7 +258,7 @@ def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
     if any(path.suffix == ".npz" or path.is_dir() or len(read_names(path)) != 2 for path in paths):
         return None
     files = [read_cells([path]) for path in paths]
-    times = {guess_time(cells.columns) if roles.time is None else (roles.time,) for cells in files}
+    times = {frames.guess_time(cells.columns) if roles.time is None else (roles.time,) for cells in files}
     first = times.pop()
     if times or len(first) != 1 or not all(_is_series(cells, first[0]) for cells in files):
         return None
@@ -278,7 +278,7 @@ def _label(column: Column, rows: np.ndarray) -> np.ndarray:
     """Return labels: texts, whole numbers of few classes, or a measure (floats)."""
     if column.numbers is None:
         return column.texts[rows]
-    few = column.whole and column.distinct <= MOST_CLASSES
+    few = column.whole and column.distinct <= frames.MOST_CLASSES
     return column.numbers[rows].astype(np.int64) if few else column.numbers[rows]
 
 
@@ -292,19 +292,19 @@ def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "",
         unit: of times.
         guessed: whether the label was guessed.
     """
-    columns, features = table.columns, table.columns["features"]
-    clients = "none" if table.client is None else f"{columns['client']} ({len(np.unique(table.client)):,} values)"
+    columns, features = table.columns, table.columns.features
+    clients = "none" if table.client is None else f"{columns.client} ({len(np.unique(table.client)):,} values)"
     names = listed([*features[:4], f"{len(features) - 4} more"]) if len(features) > 5 else listed(features or ("none",))
     time = "none"
     if table.time is not None:
         clocks = f", clocks of {table.zone}" if table.zone else ""
-        time = f"{', '.join(columns['time'])} ({describe_span(table.time, unit)}{clocks})"
+        time = f"{', '.join(columns.time)} ({describe_span(table.time, unit)}{clocks})"
     kind = "a measure" if table.measured else f"{len(np.unique(table.label))} classes"
-    kind += GUESSED if guessed else ""
-    lack = f", {columns['missing']:,} left out because something is missing" if columns["missing"] else ""
+    kind += frames.GUESSED if guessed else ""
+    lack = f", {columns.missing:,} left out because something is missing" if columns.missing else ""
     lines = [
         f"{table.name}: {rows:,} rows{lack}",
-        f"label: {columns['label']} ({kind}); client: {clients}; time: {time}; features: {names}",
+        f"label: {columns.label} ({kind}); client: {clients}; time: {time}; features: {names}",
     ]
     if left:
         lines.append(f"left out: {listed([f'{name} ({why})' for name, why in left.items()])}")

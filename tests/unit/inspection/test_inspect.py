@@ -21,7 +21,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.sources.frames import GUESSED
 from fedtide.inspection.findings import PAGE, STUDY, inspect_table
 from fedtide.inspection.study import CANDIDATES, helps, methods
-from fedtide.inspection.table import Roles, read
+from fedtide.inspection.table import Columns, Roles, read
 from fedtide.runs.build import population_of
 from fedtide.runs.preflight import preflight
 from helpers.planted import planted
@@ -58,10 +58,7 @@ def table(path: Path, rows: int = 400) -> Path:
 
 def test_columns_are_guessed_by_name_and_type_and_may_be_left_out(tmp_path):
     found = read(table(tmp_path / "a.csv"))
-    assert found.columns == {
-        "label": "score", "client": "station_id", "time": ("when",), "features": ("basket",), "missing": 1,
-        "gaps": True, "categories": (),
-    }  # fmt: skip
+    assert found.columns == Columns("score", "station_id", ("when",), ("basket",), missing=1, gaps=True)
     assert "400 rows, 1 left out because something is missing" in found.said[0]
     assert found.said[1].startswith(
         f"label: score (2 classes{GUESSED}); client: station_id (20 values); time: when (20"
@@ -71,7 +68,7 @@ def test_columns_are_guessed_by_name_and_type_and_may_be_left_out(tmp_path):
     assert said[1].endswith("features: basket")
     assert said[2] == "left out: constant (always the same), wind (as asked) and No (as asked)"
     found = read(table(tmp_path / "a.csv"), Roles(label="basket", features="No", without="score"))
-    assert found.columns["categories"] == ()  # nor is a text that comes again offered as categories
+    assert found.columns.categories == ()  # nor is a text that comes again offered as categories
     assert ft.inspect(table(tmp_path / "a.csv"), without=["wind", "No"]).table.said == said
 
 
@@ -132,7 +129,7 @@ def test_a_file_without_commas_or_without_a_header_is_one_line(tmp_path, text, s
     with pytest.raises(FedtideError, match=re.escape(said)):
         read(tmp_path / "t.csv")
     (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")  # a quantile is a name
-    assert read(tmp_path / "named.csv").columns["features"] == ("0.5",)
+    assert read(tmp_path / "named.csv").columns.features == ("0.5",)
     with pytest.raises(FedtideError, match=r"found 'named\.csv', allowed: each file once"):
         read([tmp_path / "named.csv"] * 2)
 
@@ -143,10 +140,10 @@ def test_a_file_without_commas_or_without_a_header_is_one_line(tmp_path, text, s
 def test_a_date_in_several_columns_and_a_date_beside_an_hour():
     parts = {"year": [2026, 2026], "month": [3, 3], "day": [1, 2], "hour": [5, 6], "y": [0, 1]}
     found = read({name: np.array(column) for name, column in parts.items()})
-    assert found.columns["time"] == ("year", "month", "day", "hour")
+    assert found.columns.time == ("year", "month", "day", "hour")
     assert np.diff(found.time).tolist() == [25 * 3600.0]
     found = read({"dteday": np.array(["2026-03-01", "2026-03-02"]), "hr": np.array([5, 6]), "y": np.array([0, 1])})
-    assert (found.columns["time"], found.columns["features"], found.calendar) == (("dteday", "hr"), ("hr",), (0,))
+    assert (found.columns.time, found.columns.features, found.calendar) == (("dteday", "hr"), ("hr",), (0,))
     assert np.diff(found.time).tolist() == [25 * 3600.0]
 
 
@@ -172,9 +169,9 @@ def test_times_of_any_kind_are_seconds_on_the_clocks_of_a_zone(when):
 ])  # fmt: skip
 def test_whole_numbers_that_are_dates_since_1970_are_the_time_if_they_are_called_so(values, said):
     found = read({"x": SEVEN, "label": TWO, "when": values})
-    assert found.columns["time"] == (("when",) if said else ())
+    assert found.columns.time == (("when",) if said else ())
     assert said is None or said in found.said[1]
-    assert read({"x": SEVEN, "label": TWO, "weight": values}).columns["time"] == ()
+    assert read({"x": SEVEN, "label": TWO, "weight": values}).columns.time == ()
 
 
 @pytest.mark.parametrize(("odd", "usual", "named"), [("+02:00", "", 1), ("", "+02:00", 59)])
@@ -275,7 +272,7 @@ def test_a_feature_that_is_the_label_is_noted():
     label = np.searchsorted(np.unique(same.label), same.label)
     features = np.concatenate([same.features, np.eye(4)[label]], 1)
     names = tuple(f"x{number}" for number in range(8))
-    found = inspect_table(replace(same, features=features, columns={"features": names}))
+    found = inspect_table(replace(same, features=features, columns=Columns(features=names)))
     assert any(re.search(r"features tell the label almost wholly; .*--without x4\)", note) for note in found.notes)
 
 
@@ -319,7 +316,7 @@ def test_texts_that_come_again_are_categories_of_the_study(tmp_path, gap, rows):
             weather, basket = ["sun", "rain"][int(draw.integers(2))] if row != 7 else gap, int(draw.integers(10))
             lines.writerow([f"s{row % 6}", basket, weather, f"note {row}", "a" if basket > 4 else "b"])
     found = ft.inspect(tmp_path / "a.csv")
-    assert found.table.columns["categories"] == ("weather",)
+    assert found.table.columns.categories == ("weather",)
     source = read_experiment(found.write(tmp_path / "out").parent / STUDY).data.source
     assert (source.features, source.categories) == (("basket", "weather"), ("weather",))
     assert tuple(source.load(None, 0).x.shape) == (rows, 3)
