@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Literal
 
 from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import mean_of_last
 
 SEEDS = 5
 """Seeds that a tournament has; the last ones are for those that cannot be told apart."""
@@ -122,18 +121,6 @@ def window(at: int, rounds: int, late: int, period: float | None) -> int:
     """
     share = max(late * at // rounds, 1)
     return share if period is None else max(share, min(math.ceil(period), at))
-
-
-def value_at(
-    at: int, over: int, rounds: Sequence[int], accuracy: Sequence[float], weights: Sequence[float] | None = None
-) -> float:
-    """Return the mean accuracy of the evaluations in the last `over` rounds of the first `at`; NaN without any.
-
-    >>> value_at(8, 4, [4, 6, 8, 10], [0.1, 0.2, 0.4, 0.9])
-    0.30000000000000004
-    """
-    count = sum(done <= at for done in rounds)
-    return mean_of_last(rounds[:count], accuracy[:count], over, weights and weights[:count]) if count else math.nan
 
 
 def mean(values: BySeed) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -78,18 +77,6 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         f"{span_of(experiment.late, experiment.rounds)}; test rows were never looked at. It is the best of several "
         "trials, so it flatters: run the tuned experiment and read its test rows."
     )
-    parts = [
-        Part("What was found", best_table(stages, experiment.score), flatters, "what-was-found"),
-        Part("Budgets", budget_table(stages), "", "budgets"),
-    ]
-    failed = [
-        [tuned.search.title, str(trial.number + 1), format_value(dict(trial.values)), trial.reason]
-        for tuned in methods
-        for trial in tuned.trials
-        if trial.state == "failed"
-    ]
-    if failed:
-        parts.append(Part("Trials that failed", Table(["method", "trial", "values", "why"], failed), "", "failed"))
     caption = (
         f"{experiment.score.capitalize()} on validation rows of each trial, or at its last evaluation, in their order "
         "and against each value; failed trials without one stand at 0. Dashed lines are the ends of the range: a star "
@@ -108,7 +95,10 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         READY,
         headline=tuning_headline(stages),
         setting=tuning_setting(experiment, stages),
-        parts=parts,
+        parts=[
+            Part("What was found", best_table(stages, experiment.score), flatters, "what-was-found"),
+            Part("Budgets", budget_table(stages), "", "budgets"),
+        ],
         pictures=to_pictures(pictures),
     )
 
@@ -176,8 +166,9 @@ def budget_table(stages: Sequence[Sequence[Tuned]]) -> Table:
     for tuned in (tuned for stage in stages for tuned in stage):
         states = [trial.state for trial in tuned.trials]
         counts = [str(states.count(state)) for state in ("finished", "pruned", "failed")]
-        rows.append([tuned.search.title, f"{len(states)} of {tuned.search.trials}", *counts])
-    return Table(["method", "trials", "finished", "pruned", "failed"], rows)
+        reason = next((trial.reason for trial in tuned.trials if trial.state == "failed"), "")
+        rows.append([tuned.search.title, f"{len(states)} of {tuned.search.trials}", *counts, reason])
+    return Table(["method", "trials", "finished", "pruned", "failed", "first failure"], rows)
 
 
 def range_of(parameter: Parameter) -> str:
@@ -274,14 +265,6 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         f" A ± is one standard error over seeds.{words.explained}{earlier(record)}"
     )
     swatches = [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]
-    parts = [Part("How they stand", standings_table(record), flatters, "how-they-stand", swatches)]
-    out_of_budget = [
-        [candidate.entry, candidate.why or "nothing that was found speaks for it"]
-        for candidate in record.candidates
-        if candidate.entry not in record.played
-    ]
-    if out_of_budget:
-        parts.append(Part("Not entered", Table(["candidate", "nominated as"], out_of_budget), "", "not-entered"))
     return _write(
         root,
         out,
@@ -290,7 +273,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         STUDY,
         headline=standings_headline(record),
         setting=tournament_setting(record),
-        parts=parts,
+        parts=[Part("How they stand", standings_table(record), flatters, "how-they-stand", swatches)],
         pictures=to_pictures([curves]),
         said=record.said,
         inspection=(root / "inspection").is_dir(),
@@ -361,11 +344,7 @@ def draw_curves(root: Path, record: Tournament, entries: Sequence[str]) -> Drawn
     figure = Figure(figsize=(9.6, 4.2))
     axes = figure.subplots()
     curves = {
-        number: [
-            (np.array(rounds), np.array(values))
-            for seed in record.last_rung(entry).values[entry]
-            for rounds, values, _ in [curve_of(root / slug(entry) / str(seed))]
-        ]
+        number: [curve_of(root / slug(entry) / str(seed))[1] for seed in record.last_rung(entry).values[entry]]
         for number, entry in enumerate(entries)
     }
     bands(axes, curves, entries, f"{record.study.score} on validation rows, %")

@@ -29,9 +29,10 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import append_line, read_rounds, run_lock
 from fedtide.draw.prose import counted, listed
-from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.evaluate.rounds import score_in
 from fedtide.fields.types import rounded_up
 from fedtide.fleets.pool import Processes
+from fedtide.report.run_records import Curve, RunRecord
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import TerminalBars
@@ -39,7 +40,7 @@ from fedtide.runs.folder import check_entries, load, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.preflight import resolve_auto
 from fedtide.runs.runner import Run
-from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, value_at, window
+from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, window
 
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
@@ -192,21 +193,20 @@ def played_entries(record: Tournament) -> list[Candidate]:
     return [by_name[entry] for entry in order]
 
 
-def curve_of(folder: Path) -> tuple[list[int], list[float], list[float] | None]:
-    """Return the rounds done at each evaluation of a run, the accuracy on validation rows, and the weights.
+def curve_of(folder: Path) -> tuple[RunRecord, Curve]:
+    """Return the record of a run, and its accuracy on validation rows by rounds done.
 
     Evaluations without rows are left out, for example of a window in which nothing came. An accuracy is NaN if there is
-    none; the weights are None if all evaluations count the same.
+    none.
     """
-    rounds, values, weights = [], [], []
-    for line in read_rounds(folder):
-        if scores := line.get("scores", {}).get("val"):
-            value = score_in(scores)
-            rounds.append(int(line["round"]) + 1)
-            values.append(math.nan if value is None else float(value))
-            weights.append(weight_in(line, "val"))
-    numbers = [weight for weight in weights if weight is not None]
-    return rounds, values, numbers if len(numbers) == len(weights) else None
+    run = RunRecord(0, folder, finished=False, rounds=0)
+    return run, run.curve("val", lambda scores: math.nan if score_in(scores) is None else score_in(scores))
+
+
+def value_at(folder: Path, rounds: int, over: int) -> float:
+    """Return the mean accuracy of a run over the last `over` of the first rounds; NaN without an evaluation."""
+    run, (after, values) = curve_of(folder)
+    return run.late("val", (after[after <= rounds], values[after <= rounds]), over)
 
 
 def verify(root: Path) -> Iterator[Verdict]:
@@ -327,7 +327,7 @@ class Play:
     def value(self, entry: str, seed: int, rounds: int) -> float:
         """Return the accuracy of a run at a rung."""
         over = window(rounds, self.experiment.rounds, self.experiment.late, self.experiment.period)
-        return value_at(rounds, over, *curve_of(self.folder(entry, seed)))
+        return value_at(self.folder(entry, seed), rounds, over)
 
     def write(self, **line: Any) -> Tournament:
         """Write a line with the seconds that are spent, and return the record with it."""

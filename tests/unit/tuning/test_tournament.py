@@ -18,9 +18,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.record import append_line
 from fedtide.runs import folder
 from fedtide.tuning import ladder, tournament
-from fedtide.tuning.ladder import Ladder, value_at
+from fedtide.tuning.ladder import Ladder
 from fedtide.tuning.pages import earlier, write_recommendation
-from fedtide.tuning.tournament import Candidate, Step, curve_of, execute, first_line, played_by, read_tournament
+from fedtide.tuning.tournament import Candidate, Step, execute, first_line, played_by, read_tournament, value_at
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
@@ -176,19 +176,21 @@ def test_a_budget_that_is_over_amid_the_first_rung_compares_what_came_farthest(t
     assert len(made.survivors) == 3
 
 
+def record_of(folder: Path, *scores: dict[str, object]) -> Path:
+    """The record of a run with these scores on validation rows."""
+    plain = {"seconds": 0.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
+    lines = [{"round": number, **plain, "scores": {"val": each}} for number, each in enumerate(scores)]
+    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
 def test_windows_in_which_nothing_came_are_left_out(tmp_path):
-    lines = [
-        {"round": k, "scores": {"val": each}} for k, each in enumerate([{"accuracy": 0.5}, {}, {"accuracy": None}])
-    ]
-    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines[:2]))
-    assert curve_of(tmp_path) == ([1], [0.5], None)
-    assert value_at(2, 1, *curve_of(tmp_path)) == 0.5
-    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert math.isnan(value_at(3, 1, *curve_of(tmp_path)))  # of a method that failed
+    assert value_at(record_of(tmp_path, {"accuracy": 0.5}, {}), 2, 1) == 0.5
+    assert math.isnan(value_at(record_of(tmp_path, {"accuracy": 0.5}, {}, {"skill": None}), 3, 1))  # of one that failed
 
 
 def test_methods_that_were_judged_on_nothing_are_one_line(tmp_path, plan, monkeypatch):
-    monkeypatch.setattr(tournament, "curve_of", lambda folder: ([], [], None))
+    monkeypatch.setattr(tournament, "value_at", lambda *_: math.nan)
     with pytest.raises(
         FedtideError,
         match="could be compared, as they failed: A: no accuracy on validation rows",
@@ -208,12 +210,9 @@ def test_a_damaged_ladder_is_one_line(tmp_path, line):
         read_tournament(root)
 
 
-def test_the_curve_of_a_run_weighs_skills_by_the_error_of_the_constant(tmp_path):
-    """Errors 4 of a constant's 1 and 4.5 of 9: of all these rows the skill is 1 - 8.5 / 10."""
-    scores = [{"skill": -3.0, "reference": 1.0}, {"skill": 0.5, "reference": 9.0}]
-    lines = [{"round": k, "scores": {"val": each}} for k, each in enumerate(scores)]
-    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert curve_of(tmp_path) == ([1, 2], [-3.0, 0.5], [1.0, 9.0])
-    assert value_at(2, 2, *curve_of(tmp_path)) == pytest.approx(0.15)
-    (tmp_path / "rounds.jsonl").write_text('{"round": 0, "scores": {"val": {"accuracy": 0.5}}}\n')
-    assert curve_of(tmp_path) == ([1], [0.5], None)
+def test_the_value_of_a_run_weighs_skills_by_the_error_of_the_constant(tmp_path):
+    """Errors 4 of a constant's 1 and 4.5 of 9: of all these rows the skill is 1 - 8.5 / 10; later ones do not count."""
+    scores = [{"skill": -3.0, "reference": 1.0}, {"skill": 0.5, "reference": 9.0}, {"skill": 0.9, "reference": 7.0}]
+    record_of(tmp_path, *scores)
+    assert value_at(tmp_path, 2, 2) == pytest.approx(0.15)
+    assert value_at(tmp_path, 1, 2) == -3.0

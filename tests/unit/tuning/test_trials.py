@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fedtide.core.base import Scores
-from fedtide.tuning.ladder import value_at
 from fedtide.tuning.tune import Curve, Trial, best_of, bounds, hopeless, late
 
 
@@ -38,8 +37,6 @@ def test_a_late_skill_is_that_of_all_rows_of_the_window():
     assert curve.accuracy == (0.9, -3.0, 0.5)
     assert curve.weights == (7.0, 1.0, 9.0)
     assert late([curve], 4) == (pytest.approx(0.15),)
-    assert value_at(7, 4, curve.rounds, curve.accuracy, curve.weights) == pytest.approx(0.15)
-    assert value_at(4, 2, curve.rounds, curve.accuracy, curve.weights) == -3.0
 
 
 def test_windows_of_time_count_by_their_rows():

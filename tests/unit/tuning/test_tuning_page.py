@@ -59,7 +59,7 @@ def test_the_headline_names_what_lies_at_an_edge(root):
 
 def test_the_budgets_are_told_as_they_were(root):
     rows = budget_table(read_tuning(root)[1]).rows
-    assert rows == [["A", "4 of 4", "2", "1", "1"], ["prox", "4 of 4", "4", "0", "0"]]
+    assert rows == [["A", "4 of 4", "2", "1", "1", "<no> & not finite"], ["prox", "4 of 4", "4", "0", "0", ""]]
 
 
 def test_a_tuning_that_is_not_finished_says_how_many_are_left(root):
