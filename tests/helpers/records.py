@@ -18,7 +18,7 @@ def run_of_lines(folder: Path, *lines: dict[str, Any]) -> RunRecord:
     """A run with these lines, one a round."""
     text = "".join(json.dumps({"round": number, **LINE, **line}) + "\n" for number, line in enumerate(lines))
     (folder / "rounds.jsonl").write_text(text)
-    return RunRecord(0, folder, False, len(lines))
+    return RunRecord(0, folder, len(lines))
 
 
 def record_like(**settings: Any) -> Any:

@@ -240,27 +240,44 @@ def small_legend(axes: Axes, ncols: int = 4) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, fontsize=8, borderaxespad=0.2)
 
 
-def draw_areas(axes: Axes, ends: np.ndarray, shares: np.ndarray, areas: Sequence[tuple[str, Any, float]]) -> None:
+def draw_areas(
+    axes: Axes, ends: np.ndarray, shares: np.ndarray, areas: Sequence[tuple[str, str, float]], **options: Any
+) -> None:
     """Stack shares (points, areas) of 0 to 1 as areas in percent, each with its name, color and opacity."""
     low = np.zeros(len(shares))
     for column, (name, color, alpha) in zip(shares.T, areas, strict=True):
         high = low + 100 * column
-        axes.fill_between(ends, low, high, color=color, alpha=alpha, lw=0, label=name)
+        axes.fill_between(ends, low, high, color=color, alpha=alpha, lw=0, label=name, **options)
         low = high
     axes.set_ylim(0, 100)
     axes.grid(False)
 
 
-def from_below(axes: Axes, accuracies: Sequence[np.ndarray]) -> None:
-    """Let the axis begin a little below the accuracies after the first quarter, and note lower values."""
-    late = [value for values in accuracies for value in values[len(values) // 4 :] if math.isfinite(value)]
-    bottom = max(100 * min(late, default=0.0) - 4, 0)
+def accuracies(axes: Axes, curves: Mapping[int, Sequence[Curve]], names: Sequence[str], ylabel: str) -> None:
+    """Draw the accuracies of methods, by the number of the method, with a legend.
+
+    The axis begins a little below the accuracies after the first quarter, and a note tells lower values.
+    """
+    bands(axes, curves, names, ylabel)
+    late = [v for of_runs in curves.values() for _, values in of_runs for v in values[len(values) // 4 :]]
+    bottom = max(100 * min(filter(math.isfinite, late), default=0.0) - 4, 0)
     lows = [np.nanmin(np.asarray(line.get_ydata())) for line in _labeled(axes)]
     if lows:
         axes.set_ylim(bottom=bottom)
     if min(lows, default=bottom) < bottom:
         text = f"\u25be below this axis: early evaluations, down to {min(lows):.1f} %"
         axes.text(0.995, 0.02, text, transform=axes.transAxes, ha="right", fontsize=8, color="#555555")
+    legend_above(axes)
+
+
+def fit_percent(panels: Sequence[Axes]) -> None:
+    """Set the vertical axes of panels to all of their values, within 0 to 100 unless values are below 0."""
+    values = [np.asarray(line.get_ydata()) for axes in panels for line in axes.lines]
+    values += [np.asarray(area.get_paths()[0].vertices)[:, 1] for axes in panels for area in axes.collections]
+    low, high = min(map(np.min, values)), max(map(np.max, values))
+    room = 0.12 * (high - low) + 0.5
+    for axes in panels:
+        axes.set_ylim(low - room if low < 0 else max(low - room, 0), min(high + room, 100))
 
 
 def over_rounds(axes: Axes, first: int, last: int) -> None:

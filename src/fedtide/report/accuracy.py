@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,12 @@ from fedtide.evaluate.measure import Clarity
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, worst_point
 from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.report.blends import domain_names
+from fedtide.report.clusters import events_of
 from fedtide.report.costs import REFUSED
-from fedtide.report.dates import accuracy_over_dates
-from fedtide.report.drift import events_of
 from fedtide.report.experts import BRANCH_ACCURACY
-from fedtide.report.formats import FORMATS, Number, percent, points
-from fedtide.report.periods import SWING
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.formats import FORMATS, Number, Written, difference, percent, points
+from fedtide.report.periods import SWING, accuracy_over_dates
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Paired, Summary
 from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
 
@@ -44,45 +42,39 @@ MOMENTS = (Number("last", percent, "last round"), Number("best", percent, "best"
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
-    """Return the accuracies of one run, and what needs no training."""
+    """Return the accuracies of one run, what needs no training, and the late means of all other metrics.
+
+    A share has the weights of the accuracy, other metrics have those of rows.
+    """
     score, view, window = record.experiment.score, record.view, record.window
     if not run.ends_judged(view):
         return {score: math.nan}
     (rounds, accuracy), course = run.accuracy(view), run.course(view)[1]
     ways = dict.fromkeys(way for _, scores in run.entries(view) for way in scores.get("others", {}))
-    curves = {
-        score: (rounds, accuracy),
-        **{f"{score}_{group}": run.accuracy(view, group) for group in record.groups},
-        **{f"{BY_WAY}{way}": run.curve(view, _by_way(way)) for way in ways},
+    parts = {
+        **{f"{score}_{group}": ("groups", group) for group in record.groups},
+        **{f"{BY_WAY}{way}": ("others", way) for way in ways},
+        "commonest_class": ("commonest",),
+        **{name: ("baselines", name) for name in BASELINES},
     }
-    references = {"commonest_class": run.commonest(view), **{name: run.baseline(view, name) for name in BASELINES}}
-    curves |= {name: curve for name, curve in references.items() if len(curve[0])}
+    curves = {name: run.curve(view, at(*keys)) for name, keys in parts.items()}
     validation = run.accuracy("val")
+    shares = {metric.name for metric in METRICS if metric.unit == "share"}
+    metrics = [*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units]
     return {
-        **{name: run.late(view, curve, window) for name, curve in curves.items()},
+        score: run.late(view, (rounds, accuracy), window),
+        **{name: run.late(view, curve, window) for name, curve in curves.items() if len(curve[0])},
         "last": float(course[-1]),
         "best": float(course.max()),
         "worst_point": worst_point(rounds, course, window),
         "mean_over_rounds": run.late(view, (rounds, accuracy), len(run.lines)),
         "std_over_rounds": float(course.std()),
         **({f"val_{score}": run.late("val", validation, window)} if len(validation[0]) else {}),
-        **_metrics(record, run),
+        **{
+            name: run.late(view, run.curve(view, at(name)), window, weight_in if name in shares else rows_in)
+            for name in metrics
+        },
     }
-
-
-def _by_way(way: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda scores: scores.get("others", {}).get(way)
-
-
-def _metrics(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
-    """Return late means of all other metrics; a share has the weights of the accuracy, other numbers those of rows."""
-    shares = {metric.name for metric in METRICS if metric.unit == "share"}
-    names = [*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units]
-    late = {}
-    for name in names:
-        curve, weigh = run.curve(record.view, itemgetter(name)), weight_in if name in shares else rows_in
-        late[name] = run.late(record.view, curve, record.window, weigh)
-    return late
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -111,18 +103,23 @@ def sign(pair: Paired) -> str:
     return (HIGHER if side > 0 else LOWER) if side else UNCLEAR[pair.difference.clarity(pair.difference.mean or 0.0)]
 
 
+def difference_cell(pair: Paired, written: Written = percent) -> str:
+    """Format a difference with its sign; "-" without one."""
+    cell = difference(pair.difference, written)
+    return cell if cell == "-" else f"{sign(pair)} {cell}"
+
+
 def methods_table(summary: Summary) -> Table:
     """Build the first table of a page, a row per method, with a sign at the difference to the baseline."""
     refused = [REFUSED] if any(any(m.measure("refused").values) for m in summary.methods) else []
-    numbers = [WORST_POINT, SWING, *MOMENTS, *VALIDATION, *refused]
-    return _with_floor(_scores_table(summary, numbers, 2, "against {}", signs=True), summary)
+    return _scores_table(summary, [WORST_POINT, SWING, *MOMENTS, *VALIDATION, *refused])
 
 
 def brief_table(summary: Summary) -> Table:
     """Build the short table for terminals."""
     metrics = [metric_column(summary, name) for name in summary.metrics]
-    numbers = [WORST_POINT, SWING, BRANCH_ACCURACY, Number("local_forgetting", points, "local forgetting"), *metrics]
-    return _with_floor(_scores_table(summary, numbers, None, "against {}"), summary)
+    local = Number("local_forgetting", points, "local forgetting")
+    return _scores_table(summary, [WORST_POINT, SWING, BRANCH_ACCURACY, local, *metrics])
 
 
 def metric_column(summary: Summary, name: str) -> Number:
@@ -131,35 +128,26 @@ def metric_column(summary: Summary, name: str) -> Number:
     return Number(name, FORMATS[summary.metrics[name]], title)
 
 
-def _scores_table(
-    summary: Summary, numbers: Iterable[Number], at: int | None, title: str, *, signs: bool = False
-) -> Table:
-    """Build a table of the score and these numbers, with the paired difference to the baseline as column `at`."""
+def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
+    """Build a table of the score, the paired difference to the baseline, and these numbers.
+
+    Answers that need no training have rows, too: baselines of time series, the commonest class.
+    """
     shown = [number for number in numbers if any(number.name in m.measures for m in summary.methods)]
-    header = ["method", f"mean over {summary.span}", *(number.title for number in shown)]
-    rows = [
-        [m.name, percent(m.measure(summary.score)), *(number.written(m.measure(number.name)) for number in shown)]
-        for m in summary.methods
-    ]
-    if summary.paired:
-        pairs = {pair.name: pair for pair in summary.paired}
-        place = len(header) if at is None else at
-        header.insert(place, title.format(summary.paired[0].baseline))
-        for row in rows:
-            pair = pairs.get(row[0])
-            cell = "-" if pair is None else points(pair.difference, signed=True)
-            row.insert(place, f"{sign(pair)} {cell}" if signs and pair is not None and cell != "-" else cell)
-    return Table(header, rows)
-
-
-def _with_floor(table: Table, summary: Summary) -> Table:
-    """Add a row for each answer that needs no training: baselines of time series, the commonest class."""
+    pairs = {pair.name: difference_cell(pair) for pair in summary.paired}
+    against = [f"against {summary.paired[0].baseline}"] if pairs else []
+    rows = []
+    for m in summary.methods:
+        cells = [pairs.get(m.name, "-")] if pairs else []
+        cells += [number.written(m.measure(number.name)) for number in shown]
+        rows.append([m.name, percent(m.measure(summary.score)), *cells])
     first = summary.methods[0] if summary.methods else None
     levels = {words: first.measure(name) for name, words in first.baselines.items()} if first else {}
     if summary.floor is not None:
         levels[f"{summary.target.floor}, without training"] = summary.floor
-    rows = [[name, percent(level), *["-"] * (len(table.header) - 2)] for name, level in levels.items()]
-    return Table(table.header, [*table.rows, *rows])
+    header = ["method", f"mean over {summary.span}", *against, *(number.title for number in shown)]
+    rows += [[name, percent(level), *["-"] * (len(header) - 2)] for name, level in levels.items()]
+    return Table(header, rows)
 
 
 def about_methods(record: ExperimentRecord, summary: Summary) -> str:
@@ -190,14 +178,9 @@ def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 
     The models of a method combined in other ways, on the same rows.
     """
-    ways = {m.name: [name for name in m.measures if name.startswith(BY_WAY)] for m in summary.methods}
-    names = list(dict.fromkeys(name for names in ways.values() for name in names))
-    if not names:
-        return None
-    rows = [
-        [m.name, *(percent(m.measure(name)) for name in (m.score, *names))] for m in summary.methods if ways[m.name]
-    ]
-    return Table(["method", "as the method predicts", *(name.removeprefix(BY_WAY) for name in names)], rows)
+    ways = dict.fromkeys(name for m in summary.methods for name in m.measures if name.startswith(BY_WAY))
+    numbers = [Number(name, percent, name.removeprefix(BY_WAY)) for name in ways]
+    return table_of(summary, [Number(summary.score, percent, "as the method predicts"), *numbers]) if ways else None
 
 
 @plan_table("More metrics")
@@ -236,9 +219,8 @@ def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn:
         events = events_of(record)
         for axes in (top, below[-1]) if len(events) <= record.experiment.rounds / 2 else ():
             figures.mark_events(axes, events)
-    _draw_accuracies(top, record.names, record.accuracies)
+    figures.accuracies(top, record.accuracies, record.names, f"{record.experiment.score} of {record.whose}, %")
     _draw_levels(top, record)
-    top.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
     figures.over_rounds([top, *below][-1], 0, record.experiment.rounds)
     return figures.svg(figure, f"{record.experiment.score} over rounds")
 
@@ -247,27 +229,21 @@ def _draw_levels(axes: Axes, record: ExperimentRecord) -> None:
     """Draw the accuracies that need no training, unless they end below the axis."""
     runs = record.methods[0].runs
     floor = TARGET_WORDS[record.experiment.data.target.kind].floor
-    levels = [(f"{floor}, without training", [run.commonest(record.view) for run in runs])]
-    levels += [(words, [r.baseline(record.view, name) for r in runs]) for name, (_, words) in BASELINES.items()]
+    levels: dict[tuple[str, ...], str] = {("commonest",): f"{floor}, without training"}
+    levels |= {("baselines", name): baseline.words for name, baseline in BASELINES.items()}
     bottom = axes.get_ylim()[0]
-    for dashes, (words, curves) in zip((":", "--", "-."), levels, strict=True):
-        if any(len(at) and 100 * values[-1] > bottom for at, values in curves):
+    for dashes, (keys, words) in zip((":", "--", "-."), levels.items(), strict=True):
+        curves = [run.curve(record.view, at(*keys)) for run in runs]
+        if any(len(values) and 100 * values[-1] > bottom for _, values in curves):
             figures.band(axes, curves, words, figures.Look("#666666", dashes))
             figures.legend_above(axes)
-
-
-def _draw_accuracies(axes: Axes, names: Sequence[str], curves: Mapping[int, Sequence[figures.Curve]]) -> None:
-    """Draw the accuracies of methods, by their number, with a legend."""
-    figures.bands(axes, curves, names)
-    figures.from_below(axes, [values for of_runs in curves.values() for _, values in of_runs])
-    figures.legend_above(axes)
 
 
 def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> None:
     """Draw the expected share of the first group, and the mean share of arrivals."""
     share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])
-    names = record.groups or ["first group", "others"]
-    first, others = figures.label(names[0]), figures.label(names[1] if len(names) == 2 else "others")
+    first = figures.label(record.groups[0])
+    others = figures.label(record.groups[1]) if len(record.groups) == 2 else "others"
     areas = [
         (f"{first}, expected", figures.GROUP_COLORS[0], 0.45),
         (f"{others}, expected", figures.GROUP_COLORS[1], 0.25),
@@ -286,7 +262,7 @@ def _share_of_first(line: dict[str, Any]) -> float | None:
 
 def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
     """Draw the share of each domain among the rows of the participants, stacked."""
-    shares = run.every_row(lambda line: line.get("domains"))
+    shares = run.every_row(at("domains"))
     areas = [(figures.label(name), figures.domain_color(k), 0.4) for k, name in enumerate(domain_names(record))]
     figures.draw_areas(axes, np.arange(1, len(shares) + 1), shares, areas)
     axes.set_ylabel("rows held, %")
@@ -295,7 +271,7 @@ def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
 
 def _draw_drifted(axes: Axes, run: RunRecord) -> None:
     """Draw the number of clients that drifted in each round."""
-    drifted = run.every_round(lambda line: line.get("drifted"))
+    drifted = run.every_round(at("drifted"))
     axes.vlines(np.arange(len(drifted)), 0, np.nan_to_num(drifted), color="#444444", lw=1.2)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("drifted\nclients")
@@ -311,10 +287,9 @@ def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> figures.
     curves = {start + number: c for start, record in numbered for number, c in record.accuracies.items()}
     figure = Figure(figsize=(9.6, 3.6 + 0.1 * len(names)))
     axes = figure.subplots()
-    _draw_accuracies(axes, names, curves)
-    views, scores = {record.whose for _, record in records}, sorted({r.experiment.score for _, r in records})
-    score = " or ".join(scores)
-    axes.set_ylabel(f"{score} of {views.pop()}, %" if len(views) == 1 else f"{score}, %")
+    views = {record.whose for _, record in records}
+    score = " or ".join(sorted({record.experiment.score for _, record in records}))
+    figures.accuracies(axes, curves, names, f"{score} of {views.pop()}, %" if len(views) == 1 else f"{score}, %")
     figures.over_rounds(axes, 0, max(record.experiment.rounds for _, record in records))
     return figures.svg(figure, f"{score} of all methods")
 
@@ -324,14 +299,10 @@ def accuracy_of_simulation(rounds: Sequence[int], accuracy: Sequence[float]) -> 
     """Draw accuracy over rounds of a simulation, which has no record."""
     figure = Figure(figsize=(6.4, 3.0))
     axes = figure.subplots()
-    _draw_accuracies(axes, [""], {0: [(np.array(rounds), np.array(accuracy, dtype=np.float64))]})
-    axes.set_ylabel("accuracy, %")
+    curve = np.array(rounds), np.array(accuracy, dtype=np.float64)
+    figures.accuracies(axes, {0: [curve]}, [""], "accuracy, %")
     figures.over_rounds(axes, 0, max(rounds, default=1))
     return figures.svg(figure, "accuracy over rounds")
-
-
-def _metric(view: str, name: str, run: RunRecord) -> figures.Curve:
-    return run.curve(view, itemgetter(name))
 
 
 @plan_picture("metrics", "More metrics over rounds", "metrics = [...]")
@@ -341,7 +312,7 @@ def metrics_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     Further metrics of the experiment on {rows} of {whose}.{band}
     """
     units = {name: unit for name, unit in record.experiment.metric_units.items() if not name.endswith("_bound")}
-    curves = {name: record.curves(partial(_metric, record.view, name)) for name in units}
+    curves = {name: record.curves(partial(RunRecord.curve, view=record.view, value=at(name))) for name in units}
     curves = {name: of_methods for name, of_methods in curves.items() if of_methods}
     if not curves:
         return None

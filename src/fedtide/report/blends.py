@@ -19,11 +19,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
-from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.evaluate.metrics import matched, mean_of_known
-from fedtide.evaluate.rounds import rows_in
-from fedtide.report.formats import Number, nats, percent, points, signed_points
-from fedtide.report.run_records import CLIENTS, ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.formats import Number, percent, points, signed_points
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
 from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
 
@@ -50,25 +48,19 @@ BLEND = (
     Number("log_likelihood", title="log-likelihood (each of its own)", word="nats"),
 )
 
-STEADINESS = (
-    Number("mean_over_rounds", percent, "mean over all evaluations"),
-    Number("std_over_rounds", points, "standard deviation over all evaluations"),
-    Number("loss_spread", title="spread of clients' training loss"),
+OTHERS = (
+    Number("loss_spread"),
+    Number("peak_gain", signed_points),
+    Number("trough_gain", signed_points),
+    Number("training_loss"),
 )
-
-GAINS = (Number("peak_gain", signed_points), Number("trough_gain", signed_points))
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def true_shares(run: RunRecord) -> np.ndarray:
     """Return the share of each domain among the participants' rows (rounds, domains); (rounds, 0) without domains."""
-    return run.every_row(lambda line: line.get("domains"))
-
-
-def learned_shares(run: RunRecord) -> np.ndarray:
-    """Return the share of each component, fact `pi`, of every round (rounds, K); (rounds, 0) without one."""
-    return run.listed_fact("pi")
+    return run.every_row(at("domains"))
 
 
 def split_counts(run: RunRecord) -> np.ndarray:
@@ -89,7 +81,7 @@ def components(run: RunRecord) -> tuple[int, ...]:
     counts = split_counts(run).sum(axis=0)
     if counts.any():
         return matched(counts.astype(np.int64))
-    pi, true = learned_shares(run), true_shares(run)
+    pi, true = run.listed_fact("pi"), true_shares(run)
     both = np.isfinite(pi).all(axis=1) & np.isfinite(true).all(axis=1)
     if not pi.shape[1] or not true.shape[1] or not both.any():
         return ()
@@ -99,7 +91,7 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
 def shares_by_domain(run: RunRecord) -> np.ndarray:
     """Return `pi` of the component of each domain (rounds, domains); NaN without a component or `pi`."""
-    pi, matches = learned_shares(run), components(run)
+    pi, matches = run.listed_fact("pi"), components(run)
     out = np.full((len(pi), len(matches)), np.nan)
     for domain, component in enumerate(matches):
         if component < pi.shape[1]:
@@ -115,10 +107,7 @@ def purities(run: RunRecord) -> np.ndarray:
 
 def trivial_purities(run: RunRecord) -> np.ndarray:
     """Return the purity of a split with a single component (rounds,): the share of the largest domain."""
-    counts = split_counts(run).sum(axis=2)
-    total = counts.sum(axis=1)
-    largest = counts.max(axis=1, initial=0.0)
-    return np.divide(largest, total, out=np.full(len(total), np.nan), where=total > 0)
+    return _shares(split_counts(run).sum(axis=2)).max(axis=1)
 
 
 def _matched_rows(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +147,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
 
 def loss(run: RunRecord, quantile: str) -> np.ndarray:
     """Return a quantile of the participants' training losses (rounds,): "min", "q25", "q50", "q75" or "max"."""
-    return run.every_round(lambda line: line.get("client_loss", {}).get(quantile))
+    return run.every_round(at("client_loss", quantile))
 
 
 def _fullest(run: RunRecord, half: int) -> dict[str, float]:
@@ -167,7 +156,7 @@ def _fullest(run: RunRecord, half: int) -> dict[str, float]:
     rows, domains = table.sum(axis=1), true_shares(run)[half:]
     if not domains.shape[1]:
         domains = _shares(table.sum(axis=2))
-    shares = _shares(rows) if rows.any() else learned_shares(run)[half:]
+    shares = _shares(rows) if rows.any() else run.listed_fact("pi")[half:]
     if shares.shape[1] < 2 or not _columns(domains).size or _columns(domains).max() > COLLAPSED:
         return {}
     means = _columns(shares)
@@ -210,13 +199,10 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
         cycles: number of cycles over the run; None gives none.
     """
     after, values = run.accuracy(view)
-    whole = 0 if cycles is None else int(cycles)
-    out = np.full((whole, 2), np.nan)
-    if cycles is None or not len(after):
-        return out
+    out = np.full((int(cycles or 0), 2), np.nan)
     # An evaluation belongs to the round before it: of 200 rounds in two cycles the first has 1 to 100.
-    place = np.floor((after - 1) * cycles / run.rounds)
-    for cycle in range(whole):
+    place = np.floor((after - 1) * (cycles or 0) / run.rounds)
+    for cycle in range(len(out)):
         inside = values[place == cycle]
         if len(inside):
             out[cycle] = inside.min(), inside.max()
@@ -244,15 +230,6 @@ def domain_names(record: ExperimentRecord) -> list[str]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-@plan_table("Steadiness")
-def steadiness_table(record: ExperimentRecord, summary: Summary) -> Table | None:
-    """Build the table of the spread of accuracy over the run, a row per method; None without a blend.
-
-    Over all evaluations; the spread of losses is the middle half of the participants.
-    """
-    return table_of(summary, STEADINESS) if record.blended else None
-
-
 @plan_table("Components and domains")
 def blend_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of components against domains, a row per method; None without components.
@@ -260,56 +237,6 @@ def blend_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     Shares of rows over the second half of the run; entropy (0 is certain) and likelihood in nats.
     """
     return table_of(summary, BLEND)
-
-
-@plan_table("Peaks and troughs")
-def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
-    """Build the table of peaks and troughs in each cycle of a blend, two rows per method; None without cycles.
-
-    The highest and the lowest {score} of {whose} in each cycle of the blend.
-    """
-    ranges = {
-        method.name: np.array([extremes(run, record.view, method.cycles) for run in method.runs])
-        for _, method in record.numbered
-        if method.cycles is not None
-    }
-    cycles = max((values.shape[1] for values in ranges.values()), default=0)
-    if not cycles:
-        return None
-    rows = []
-    for name, values in ranges.items():
-        for kind, side in (("peak", 1), ("trough", 0)):
-            cells = [percent(Measure.of(values[:, cycle, side].tolist())) for cycle in range(values.shape[1])]
-            gain = signed_points(summary.method(name).measure(f"{kind}_gain"))
-            rows.append([f"{name}, {kind}", *[gain] * (cycles > 2), *cells, *["-"] * (cycles - len(cells))])
-    header = ["method", *["last minus second"] * (cycles > 2), *(f"cycle {cycle}" for cycle in range(1, cycles + 1))]
-    return Table(header, rows)
-
-
-@plan_table("Likelihood of inputs")
-def density_table(record: ExperimentRecord, summary: Summary) -> Table | None:
-    """Build the table of late log-densities of inputs, by view and by group; None if no method reports them.
-
-    Mean log-density of the inputs' features, in nats, over {span}; not comparable between methods.
-    """
-    rows: dict[str, dict[str, Measure]] = {}
-    for view, group in ((view, group) for view in CLIENTS for group in (None, *record.groups)):
-        title = CLIENTS[view] if group is None else f"{CLIENTS[view]}, {group}"
-        for _, method in record.numbered:
-            curves = [_densities(run, view, group) for run in method.runs]
-            if any(len(at) for at, _ in curves):
-                late = [run.late(view, c, record.window, rows_in) for run, c in zip(method.runs, curves, strict=True)]
-                rows.setdefault(method.name, {})[title] = Measure.of(late)
-    titles = list(dict.fromkeys(title for cells in rows.values() for title in cells))
-    cells = [[name, *(nats(cells.get(title, UNKNOWN)) for title in titles)] for name, cells in rows.items()]
-    return Table(["method", *titles], cells) if titles else None
-
-
-def _densities(run: RunRecord, view: str, group: str | None) -> figures.Curve:
-    """Return the curve of the mean log-density of inputs, of one view or of one group in it."""
-    if group is None:
-        return run.curve(view, lambda scores: scores.get("density"))
-    return run.curve(view, lambda scores: scores.get("densities", {}).get(group))
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -350,7 +277,7 @@ def blend_learned(record: ExperimentRecord) -> figures.Drawn | None:
 
 def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> None:
     """Draw learned shares as lines with bands, and true ones as dashes."""
-    rest = [learned_shares(run).sum(axis=1) - np.nansum(shares_by_domain(run), axis=1) for run in runs]
+    rest = [run.listed_fact("pi").sum(axis=1) - np.nansum(shares_by_domain(run), axis=1) for run in runs]
     if np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6:
         figures.band(axes, [figures.by_round(values) for values in rest], "", figures.Look(figures.OTHER_COLOR, "-"))
     for domain in range(domains):
@@ -435,9 +362,4 @@ def _draw_box(axes: Axes, place: int, box: dict[str, float], color: str) -> None
     axes.vlines(box["q50"], place - 0.3, place + 0.3, color="black", lw=1.8)
 
 
-TOPIC = Topic(
-    (*BLEND, STEADINESS[-1], *GAINS, Number("training_loss")),
-    measure,
-    (blend_learned, split_purity, client_losses),
-    (steadiness_table, peaks_table, blend_table, density_table),
-)
+TOPIC = Topic((*BLEND, *OTHERS), measure, (blend_learned, split_purity, client_losses), (blend_table,))

@@ -1,19 +1,19 @@
-"""Single clients: how accuracy is spread over them, and their labels."""
-
-from __future__ import annotations
-
-from operator import itemgetter
+"""Single clients: how accuracy is spread over them, their labels, and nodes of real clients with their answers."""
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from fedtide.core.errors import printable
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
+from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import METRICS, cumulative
 from fedtide.evaluate.rounds import rows_in
-from fedtide.report.formats import FORMATS, Number, points
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.remote.asks import RoundLine, nodes_of, read_asks, state_of
+from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
 from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
 
@@ -24,8 +24,8 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     """Return the standard deviation of accuracy over clients; other metrics are in the topic of accuracy."""
     if not run.ends_judged(record.view):
         return {}
-    at, variance = run.curve(record.view, itemgetter("client_variance"))
-    return {"client_std": run.late(record.view, (at, np.sqrt(variance)), record.window, rows_in)}
+    after, variance = run.curve(record.view, at("client_variance"))
+    return {"client_std": run.late(record.view, (after, np.sqrt(variance)), record.window, rows_in)}
 
 
 @plan_table("Over clients")
@@ -67,19 +67,20 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
     """Return the late accuracy of each client at each seed."""
     means = []
     for run in method.runs:
-        columns = run.columns(record.view)
-        counted = (columns.round >= len(run.lines) - record.window) & ~np.isnan(columns.accuracy)
-        at, _ = run.accuracy(record.view)
-        weight, counts = np.ones(len(counted)), run.weights_of(record.view, at)
+        table = run.clients(record.view)
+        names = ("round", "client", "rows", "accuracy")
+        rounds, clients, rows, accuracies = (table[name].to_numpy() for name in names)
+        counted = (rounds >= len(run.lines) - record.window) & np.isfinite(accuracies)
+        after, _ = run.accuracy(record.view)
+        counts = run.weights_of(record.view, after)
+        weights = np.ones(len(counted))
         if counts is not None:  # a client has a part of the weight, by its rows
-            counted &= np.isin(columns.round + 1, at)
-            _, evaluation = np.unique(columns.round[counted], return_inverse=True)
-            rows = columns.rows[counted]
-            part = rows / np.bincount(evaluation, rows)[evaluation]
-            weight[counted] = part * counts[np.searchsorted(at, columns.round[counted] + 1)]
-        _, place = np.unique(columns.client[counted], return_inverse=True)
-        weights = weight[counted]
-        means.append(np.bincount(place, weights * columns.accuracy[counted]) / np.bincount(place, weights))
+            counted &= np.isin(rounds + 1, after)
+            _, evaluation = np.unique(rounds[counted], return_inverse=True)
+            part = rows[counted] / np.bincount(evaluation, rows[counted])[evaluation]
+            weights[counted] = part * counts[np.searchsorted(after, rounds[counted] + 1)]
+        _, place = np.unique(clients[counted], return_inverse=True)
+        means.append(np.bincount(place, (weights * accuracies)[counted]) / np.bincount(place, weights[counted]))
     return np.concatenate(means) if means else np.empty(0)
 
 
@@ -89,11 +90,106 @@ def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
 
     A column is a client: the darker a cell, the more of its training rows belong to that class.
     """
-    labels = (run.labels for run in record.runs if run.labels is not None and run.labels["counts"] is not None)
-    for first in labels:
-        counts = first["counts"].numpy().astype(np.float64)
-        return draw_label_shares(counts, first["of"], first["names"]) if heterogeneous(counts) else None
-    return None
+    labels = next((run.labels for run in record.runs if run.labels and run.labels["counts"] is not None), None)
+    counts = np.zeros((0, 0)) if labels is None else labels["counts"].numpy().astype(np.float64)
+    return draw_label_shares(counts, labels["of"], labels["names"]) if labels and heterogeneous(counts) else None
 
 
-TOPIC = Topic((SPREAD,), measure, (label_shares, client_distribution), (clients_table,))
+# -- nodes of real clients ---------------------------------------------------------------------------------------------
+
+STATES = {
+    "answered": ("answered", "#0072B2"),
+    "abstained": ("had nothing to say", "#56B4E9"),
+    "at work": ("still at work", "#F0E442"),
+    "late": ("late, or lost on the way", "#E69F00"),
+    "refused": ("refused", "#D55E00"),
+    "idle": ("there, not asked", "#DDDDDD"),
+    "away": ("not connected", "#FFFFFF"),
+}
+"""States of a node in a round, the best first, with words and colors for any kind of color vision."""
+
+DRAWN = 60
+"""Maximum number of nodes in a picture."""
+
+
+def _lines(record: ExperimentRecord) -> list[RoundLine]:
+    """Return the lines of all rounds, and of questions before round 0, if any."""
+    lines = [line for run in record.runs for line in read_asks(run.folder)]
+    return [line for line in lines if line.round >= 0 or line.asks]
+
+
+def are_real(record: ExperimentRecord) -> bool:
+    """Tell whether clients were real, and not simulated."""
+    return bool(_lines(record))
+
+
+@plan_table("Nodes")
+def nodes_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of the nodes; None if clients were simulated.
+
+    Answers of clients, not rounds; the server sees facts shown by client of each client, all else as sums.
+    """
+    lines = _lines(record)
+    if not lines:
+        return None
+    header = ["node", "clients", "rounds connected", "asked", "answered", "late or lost", "refused",
+              "commonest reason", "shown by client", "received", "sent", "median wait"]  # fmt: skip
+    rows = []
+    for node in nodes_of(lines):
+        commonest = node.reasons.most_common(1)
+        reason = f"{_short(commonest[0][0])} ({commonest[0][1]})" if commonest else "-"
+        counts = [node.words[word] for word in ("answered", "late", "refused")]
+        wait = seconds(Measure(float(np.median(node.seconds)), None, [])) if node.seconds else "-"
+        rows.append([printable(node.name), str(len(node.clients)), f"{node.rounds} of {len(lines)}", str(node.asked),
+                     *map(str, counts), reason, ", ".join(sorted(node.shown)) or "nothing", bytes_of(node.down),
+                     bytes_of(node.up), wait])  # fmt: skip
+    return Table(header, rows)
+
+
+def _short(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@plan_picture("nodes_over_rounds", "State of each node", "real clients")
+def nodes_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw the state of each node of real clients in each round.
+
+    The worst state of the node's clients in each round.
+    """
+    lines = _lines(record)
+    names = [node.name for node in nodes_of(lines)][:DRAWN]
+    if not lines or not names:
+        return None
+    order = list(STATES)
+    cells = np.full((len(names), len(lines)), order.index("away"))
+    for column, line in enumerate(lines):
+        states: dict[str, list[int]] = {name: [] for name in names}
+        for ask in line.asks:
+            for name, node in ask.nodes.items():
+                if name in states:
+                    states[name] += [order.index(state_of(word)) for word in node.clients.values()]
+        for row, name in enumerate(names):
+            # The worst state, because a person has to look at it.
+            silent = "idle" if name in line.present else "away"
+            cells[row, column] = max(states[name], default=order.index(silent))
+    figure = Figure(figsize=(9.6, min(1.2 + 0.22 * len(names), 9.0)))
+    axes = figure.subplots()
+    colors = ListedColormap([color for _, color in STATES.values()])
+    first = lines[0].round - 0.5
+    axes.imshow(
+        cells, aspect="auto", cmap=colors, vmin=-0.5, vmax=len(order) - 0.5, interpolation="nearest",
+        extent=(first, first + len(lines), len(names) - 0.5, -0.5),
+    )  # fmt: skip
+    axes.set_yticks(range(len(names)), [printable(name) for name in names])
+    axes.set_xlabel("round")
+    axes.grid(False)
+    used = [state for number, state in enumerate(order) if (cells == number).any()]
+    for state in used:
+        word, color = STATES[state]
+        axes.scatter([], [], marker="s", color=color, edgecolors="#999999", label=word)
+    figures.legend_above(axes)
+    return figures.svg(figure, "what became of each node in each round")
+
+
+TOPIC = Topic((SPREAD,), measure, (label_shares, client_distribution, nodes_over_rounds), (clients_table, nodes_table))

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedtide.core.record import STOPPED
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import time_to_accuracy
 from fedtide.evaluate.rounds import score_in
 from fedtide.report.formats import FORMATS, Number, arrival, count, percent, rounds, seconds, size
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
-from fedtide.report.summary import MethodSummary, Summary
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
+from fedtide.report.summary import Summary
 from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
 
 SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1.0, "seconds"))
@@ -56,20 +56,19 @@ OTHERS = (
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
     """Return the costs of one run, in bytes and seconds, and signs of a training that went wrong."""
-    out = {name: run.total(name) for name in ("down", "up", "answered", "refused")}
+    out = {name: float(np.nansum(run.every_round(at(name)))) for name in ("down", "up", "answered", "refused")}
     out["diverged"] = float(sum(score_in(scores) is None for _, scores in run.entries(record.view)))
     out |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
     if record.clock == "seconds":
         out["simulated_seconds"] = float(run.lines[-1]["seconds"])
-    trained = [line["trained"] for line in run.lines if "trained" in line]
-    asked, counted = (sum(column) for column in zip(*trained, strict=True)) if trained else (0, 0)
+    asked, counted = np.nansum(run.every_row(at("trained")), axis=0).tolist() or (0.0, 0.0)
+    rounds = sum("trained" in line for line in run.lines)
     if asked:
-        out |= {"asked_to_train": asked / len(trained), "counted_in_a_round": counted / len(trained)}
-        out["counted"] = counted / asked
-    losses = [line["client_loss"]["q50"] for line in run.lines if "client_loss" in line]
-    losses = [loss for loss in losses if loss is not None]
-    if losses:
-        out |= {"first_loss": losses[0], "peak_loss": max(losses)}
+        out |= {"asked_to_train": asked / rounds, "counted_in_a_round": counted / rounds, "counted": counted / asked}
+    losses = run.every_round(at("client_loss", "q50"))
+    losses = losses[np.isfinite(losses)]
+    if len(losses):
+        out |= {"first_loss": float(losses[0]), "peak_loss": float(losses.max())}
     return out | (_times(record, run) if run.ends_judged(record.view) else {})
 
 
@@ -84,9 +83,10 @@ def _times(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
         first = time_to_accuracy(times[after - 1], run.course(record.view)[1], record.targets[run.seed])
         out = {"time_to_accuracy": min(first, times[-1]), "reached_accuracy": float(math.isfinite(first))}
     if record.experiment.stop_at is not None:
-        end = len(run.lines) if run.target is None else int(after[len(after) - run.target[1]])
+        stopped = run.lines[-1].get(STOPPED)
+        end = int(after[len(after) - stopped["evaluations"]]) if stopped else len(run.lines)
         out |= {"rounds_to_target": float(end), "time_to_target": float(times[end - 1])}
-        out["reached_target"] = float(run.target is not None)
+        out["reached_target"] = float(bool(stopped))
     return out
 
 
@@ -100,28 +100,19 @@ def cost_table(record: ExperimentRecord, summary: Summary) -> Table:
     Bytes and wall-clock seconds of one run; a seed that never reaches a target and stays there counts with its end (≥).
     """
     clock = "rounds" if summary.clock == "rounds" else "simulated time"
-    times = [
-        (time, time.title.format(clock, summary.score, summary.paired[0].baseline if summary.paired else ""))
-        for time in TIMES
-        if any(time.name in m.measures for m in summary.methods)
-        and (summary.paired or time.name != "time_to_accuracy")
-        and (summary.clock == "seconds" or time.name != "time_to_target")
-    ]
-
-    rows = [
-        [
-            m.name,
-            *(number.written(m.measure(number.name)) for number in COSTS),
-            *(_arrival(summary, m, time) for time, _ in times),
-        ]
-        for m in summary.methods
-    ]
-    return Table(["method", *(number.title for number in COSTS), *(title for _, title in times)], rows)
-
-
-def _arrival(summary: Summary, method: MethodSummary, time: Number) -> str:
-    written = FORMATS[summary.units[time.name]] if time.name in summary.units else time.written
-    return arrival(method.measure(time.name), method.measure(time.reached), written)
+    baseline = summary.paired[0].baseline if summary.paired else ""
+    without = {"time_to_accuracy"} if not summary.paired else set()
+    without |= {"time_to_target"} if summary.clock == "rounds" else set()
+    times = [t for t in TIMES if t.name not in without and any(t.name in m.measures for m in summary.methods)]
+    header = ["method", *(number.title.format(clock, summary.score, baseline) for number in (*COSTS, *times))]
+    rows = []
+    for m in summary.methods:
+        cells = [number.written(m.measure(number.name)) for number in COSTS]
+        for time in times:
+            written = FORMATS[summary.units[time.name]] if time.name in summary.units else time.written
+            cells.append(arrival(m.measure(time.name), m.measure(time.reached), written))
+        rows.append([m.name, *cells])
+    return Table(header, rows)
 
 
 @plan_table("The simulated clock")
@@ -146,13 +137,13 @@ def accuracy_over_seconds(record: ExperimentRecord) -> figures.Drawn | None:
     curves = _accuracy_against(record, lambda run: run.times("seconds")) if record.timed else {}
     if not curves:
         return None
-    longest = max(float(at[-1]) for of_runs in curves.values() for at, _ in of_runs if len(at))
+    longest = max(float(times[-1]) for of_runs in curves.values() for times, _ in of_runs if len(times))
     _, unit, name = next(scale for scale in SCALES if longest >= scale[0])
+    curves = {number: [(times / unit, values) for times, values in of_runs] for number, of_runs in curves.items()}
     figure, (axes,) = figures.stack_panels([3.0])
-    _draw_accuracies(axes, record, {n: [(at / unit, values) for at, values in c] for n, c in curves.items()})
+    figures.accuracies(axes, curves, record.names, f"{record.experiment.score} of {record.whose}, %")
     axes.set_xlabel(f"simulated time, {name}")
     axes.set_xlim(0, longest / unit)
-    figures.legend_above(axes)
     return figures.svg(figure, f"{record.experiment.score} over simulated time")
 
 
@@ -170,16 +161,10 @@ def epsilon_and_accuracy(record: ExperimentRecord) -> figures.Drawn | None:
     figures.bands(left, curves, record.names, "epsilon spent", scale=1.0)
     left.set_ylim(bottom=0)
     figures.over_rounds(left, 0, record.experiment.rounds)
-    bought = _accuracy_against(record, _epsilon)
-    _draw_accuracies(right, record, {number: bought[number] for number in curves if number in bought})
+    bought = {number: of_runs for number, of_runs in _accuracy_against(record, _epsilon).items() if number in curves}
+    figures.accuracies(right, bought, record.names, f"{record.experiment.score} of {record.whose}, %")
     right.set_xlabel("epsilon spent")
-    figures.legend_above(left)
     return figures.svg(figure, "privacy budget")
-
-
-def _draw_accuracies(axes: Axes, record: ExperimentRecord, curves: dict[int, list[figures.Curve]]) -> None:
-    figures.bands(axes, curves, record.names, f"{record.experiment.score} of {record.whose}, %")
-    figures.from_below(axes, [values for of_runs in curves.values() for _, values in of_runs])
 
 
 def _accuracy_against(
@@ -197,7 +182,7 @@ def _accuracy_against(
 
 def _epsilon(run: RunRecord) -> np.ndarray:
     """Return epsilon after each round (rounds,); NaN if sums are not private."""
-    return run.every_round(lambda line: line.get("epsilon"))
+    return run.every_round(at("epsilon"))
 
 
 TOPIC = Topic(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -16,7 +15,7 @@ from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.rounds import rows_in
 from fedtide.report.formats import Number, percent
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Study
 from fedtide.report.topic import Topic, plan_picture
 
@@ -26,25 +25,25 @@ OWN_WEIGHT = Number("own_weight", percent, "weight of clients' own experts")
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
     """Return the share of rows at the branch of their group, and the weight of clients' own experts."""
-    view, window, out = record.view, record.window, {}
+    view, out = record.view, {}
     if not run.ends_judged(view):
         return {}
-    branches = _branch_accuracies(run, view)
-    mixed = any(scores.get("weights", {}).get("own") for line in run.judged for scores in line["scores"].values())
+    branches = run.curve(view, branches_of)
+    weights = run.curve(view, at("weights", "own"))
+    mixed = any(at("weights", "own")(scores) for line in run.judged for scores in line["scores"].values())
     if len(record.groups) > 1 and len(branches[0]) and not mixed:  # a client's own expert belongs to no group
-        out["branch_accuracy"] = run.late(view, branches, window, rows_in)
-    weights = run.curve(view, lambda scores: scores.get("weights", {}).get("own"))
+        out["branch_accuracy"] = run.late(view, branches, record.window, rows_in)
     if len(weights[0]):
-        out["own_weight"] = run.late(view, weights, window, rows_in)
+        out["own_weight"] = run.late(view, weights, record.window, rows_in)
     return out
 
 
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 
-def _branch_accuracies(run: RunRecord, view: str) -> figures.Curve:
-    """Return the curve of the share of rows at the branch of their true group, under the best match."""
-    return run.curve(view, lambda scores: branch_accuracy(scores["choice"]) if "choice" in scores else None)
+def branches_of(scores: dict[str, Any]) -> float | None:
+    """Return the share of rows at the branch of their true group, under the best match."""
+    return branch_accuracy(scores["choice"]) if "choice" in scores else None
 
 
 def share_of_first(run: RunRecord, window: int) -> np.ndarray:
@@ -74,7 +73,7 @@ def branches(record: ExperimentRecord) -> figures.Drawn | None:
     Above: rows of {whose} that the branch or model of their group answers. Below: participants that train the branch of
     the first group.{band}
     """
-    curves = record.curves(lambda run: _branch_accuracies(run, record.view))
+    curves = record.curves(lambda run: run.curve(record.view, branches_of))
     if len(record.groups) < 2 or not curves:
         return None
     run, rounds = record.methods[next(iter(curves))].runs[0], record.experiment.rounds
@@ -104,51 +103,33 @@ def branches(record: ExperimentRecord) -> figures.Drawn | None:
 # -- gate weights ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bar:
-    """Mean gate weights of one method, on rows of all clients (group "") or of one group.
+def gate_weights_of(run: RunRecord, view: str, group: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """Return rounds done at each evaluation, and the mean gate weights (evaluations, 1 + models); own experts first.
 
-    own: weight of the clients' own experts, None without any; shared: weight of each shared model.
+    NaN without own experts. Averaged over the rows of a view, or of one group of clients; empty for a method that does
+    not mix.
     """
-
-    method: str
-    group: str
-    own: float | None
-    shared: list[float]
-
-
-def gate_weights_of(run: RunRecord, view: str, group: str = "") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rounds done at each evaluation, and the mean gate weights of own and of shared experts.
-
-    Own experts (evaluations,), NaN without any; shared experts (evaluations, models). Averaged over the rows of a view,
-    or of one group of clients; empty for a method that does not mix.
-    """
-    lines = []
-    for after, scores in run.entries(view):
-        weights = scores.get("weights", {})
-        weights = weights.get("groups", {}).get(group, {}) if group else weights
-        if "shared" in weights:
-            lines.append((after, weights.get("own", np.nan), weights["shared"]))
-    wide = max((len(shared) for _, _, shared in lines), default=0)
-    table = [[*shared, *[0.0] * (wide - len(shared))] for _, _, shared in lines]
-    rounds, own_weights = np.array([r for r, _, _ in lines]), np.array([w for _, w, _ in lines], dtype=np.float64)
-    return rounds, own_weights, np.array(table, dtype=np.float64).reshape(len(lines), wide)
+    weigh = at("weights", "groups", group) if group else at("weights")
+    lines = [(after, weights) for after, scores in run.entries(view) if "shared" in (weights := weigh(scores) or {})]
+    wide = max((len(weights["shared"]) for _, weights in lines), default=0)
+    table = np.zeros((len(lines), 1 + wide))
+    for row, (_, weights) in zip(table, lines, strict=True):
+        row[: 1 + len(weights["shared"])] = [weights.get("own"), *weights["shared"]]
+    return np.array([after for after, _ in lines]), table
 
 
-def bars(record: ExperimentRecord) -> list[Bar]:
-    """Return the late mean gate weights of every method that mixes, in its first seed.
+def bars(record: ExperimentRecord) -> dict[tuple[str, str], np.ndarray]:
+    """Return the late mean gate weights of every method that mixes, in its first seed, by method and group.
 
     No mean over seeds, because the number of a model means another model in each seed.
     """
-    out = []
+    out = {}
     for method in record.methods:
         for run, group in ((run, group) for run in method.runs[:1] for group in record.groups or [""]):
-            after, own_weights, shared = gate_weights_of(run, record.view, group)
+            after, weights = gate_weights_of(run, record.view, group)
             late = after > record.experiment.rounds - record.window
             if late.any():
-                mean = float(own_weights[late].mean())
-                weights = shared[late].mean(axis=0).tolist()
-                out.append(Bar(method.name, group, None if math.isnan(mean) else mean, weights))
+                out[method.name, group] = weights[late].mean(axis=0)
     return out
 
 
@@ -161,22 +142,24 @@ def gate_weights(record: ExperimentRecord) -> figures.Drawn | None:
     rows = bars(record)
     if not rows:
         return None
-    models = max(len(bar.shared) for bar in rows)
-    colored = min(models, len(figures.MODEL_COLORS))
+    colored = min(max(map(len, rows.values())) - 1, len(figures.MODEL_COLORS))
     names = ["a client's own expert", *(f"model {k}" for k in range(colored)), "other models"]
     colors = [figures.OWN_COLOR, *figures.MODEL_COLORS[:colored], figures.OTHER_COLOR]
-    parts = np.array([_parts(bar, colored) for bar in rows])
+    parts = np.zeros((len(rows), len(names)))
+    for part, weights in zip(parts, rows.values(), strict=True):
+        named = 100 * np.nan_to_num(weights[: 1 + colored])
+        part[: len(named)] = named
+        part[-1] = 100 * weights[1 + colored :].sum()
     figure = Figure(figsize=(9.6, 0.36 * len(rows) + 1.3))
     axes = figure.subplots()
     left = np.zeros(len(rows))
     for k in np.flatnonzero(parts.sum(axis=0)):
         width = parts[:, k]
-        axes.barh(range(len(rows)), width, left=left, color=colors[k], label=names[k], height=0.72)
-        for place in np.flatnonzero(width >= 4).tolist():
-            middle, text = left[place] + width[place] / 2, f"{width[place]:.0f}"
-            axes.text(middle, place, text, ha="center", va="center", fontsize=8, color=_ink(colors[k]))
+        bar = axes.barh(range(len(rows)), width, left=left, color=colors[k], label=names[k], height=0.72)
+        texts = [f"{value:.0f}" if value >= 4 else "" for value in width]
+        axes.bar_label(bar, texts, label_type="center", fontsize=8, color=_ink(colors[k]))
         left = left + width
-    titles = [figures.label(f"{bar.method}, {bar.group} clients" if bar.group else bar.method) for bar in rows]
+    titles = [figures.label(f"{name}, {group} clients" if group else name) for name, group in rows]
     axes.set_yticks(range(len(rows)), titles)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
@@ -184,12 +167,6 @@ def gate_weights(record: ExperimentRecord) -> figures.Drawn | None:
     axes.grid(axis="y", visible=False)
     figures.legend_above(axes, room=7.0)
     return figures.svg(figure, "gate weights")
-
-
-def _parts(bar: Bar, colored: int) -> list[float]:
-    """Return the weights in percent: of the own expert, of each model with a color, of all others."""
-    shared = [*bar.shared[:colored], *[0.0] * (colored - len(bar.shared))]
-    return [100 * share for share in (bar.own or 0.0, *shared, sum(bar.shared[colored:]))]
 
 
 def _ink(background: str) -> str:
@@ -205,17 +182,15 @@ def _ink(background: str) -> str:
 def own_weight_over_sweep(study: Study) -> figures.Drawn | None:
     """Draw the weight of clients' own experts along the first swept key, with a panel for each choice of the others."""
     along = next((key for key, values in study.axes.items() if len(values) > 1), None)
-    if along is None:
-        return None
     curves: dict[str, dict[str, dict[int, Measure]]] = {}
     for chosen, summary in zip(itertools.product(*study.axes.values()), study.summaries, strict=True):
         point = dict(zip(study.axes, chosen, strict=True))
         title = ", ".join(f"{k.rpartition('.')[2]} {_word(value)}" for k, value in point.items() if k != along)
         for method in summary.methods:
-            if (weight := method.measure("own_weight")).mean is not None:
+            if along is not None and (weight := method.measure("own_weight")).mean is not None:
                 weights = curves.setdefault(title, {}).setdefault(method.name, {})
                 weights[study.axes[along].index(point[along])] = weight
-    if not curves:
+    if along is None or not curves:
         return None
     names = list(dict.fromkeys(method.name for summary in study.summaries for method in summary.methods))
     figure, panels = figures.grid(len(curves), high=2.9)

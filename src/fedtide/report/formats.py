@@ -1,7 +1,5 @@
 """Formats of measures as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,71 +7,50 @@ from dataclasses import dataclass
 from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import Unit
 
-Written = Callable[[Measure], str]
-"""Format of a measure; "-" for an unknown value."""
+Written = Callable[..., str]
+"""Format of a measure, with a sign if `signed`; "-" for an unknown value."""
 
 
-def percent(measure: Measure, digits: int = 1) -> str:
-    """Format a share as percent with its standard error.
-
-    >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
-    '91.5 ± 0.2 %'
-    """
-    return _with_error(measure, digits, "%", 100.0)
-
-
-def points(measure: Measure, digits: int = 1, *, signed: bool = False) -> str:
-    """Format a difference of shares as percentage points with its standard error.
-
-    >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
-    '-1.7 ± 0.2 points'
-    """
-    return _with_error(measure, digits, "points", 100.0, signed=signed)
-
-
-def _with_error(
-    measure: Measure, digits: int | None = None, unit: str = "", scale: float = 1.0, *, signed: bool = False
-) -> str:
-    """Format a mean with its unit and with its standard error, if the error is known and above 0.
+@dataclass(frozen=True)
+class Format:
+    """Format of a mean with its unit and with its standard error, if the error is known and above 0.
 
     Without `digits` the error has two significant digits, or the mean three.
-    """
-    if measure.mean is None:
-        return "-"
-    mean, error = scale * measure.mean, scale * (measure.error or 0.0)
-    error = error if error > 1e-9 else 0.0
-    if digits is None:
-        leading = error or abs(mean) / 10 or 0.1
-        digits = min(max(1 - math.floor(math.log10(leading)), 0), 4)
-    mean = round(mean, digits) + 0.0  # no minus before a zero
-    text = f"{mean:{'+' if signed else ''}.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
-    return f"{text} {unit}".rstrip()
 
-
-def signed_points(measure: Measure) -> str:
-    """Format a difference of shares as percentage points with its sign."""
-    return points(measure, signed=True)
-
-
-def number(measure: Measure) -> str:
-    """Format a plain number with its standard error.
-
-    >>> number(Measure(1.0, 0.0, [1.0, 1.0])), number(Measure(-0.0984, 0.0321, [])), number(Measure(0.01234, None, []))
+    >>> percent(Measure(0.915, 0.002, [])), points(Measure(-0.017, 0.002, []), signed=True)
+    ('91.5 ± 0.2 %', '-1.7 ± 0.2 points')
+    >>> number(Measure(1.0, 0.0, [])), number(Measure(-0.0984, 0.0321, [])), number(Measure(0.01234, None, []))
     ('1.00', '-0.098 ± 0.032', '0.0123')
     """
-    return _with_error(measure)
+
+    unit: str = ""
+    scale: float = 1.0
+    digits: int | None = None
+
+    def __call__(self, measure: Measure, *, signed: bool = False) -> str:
+        """Format a measure."""
+        if measure.mean is None:
+            return "-"
+        mean, error, digits = self.scale * measure.mean, self.scale * (measure.error or 0.0), self.digits
+        error = error if error > 1e-9 else 0.0
+        if digits is None:
+            leading = error or abs(mean) / 10 or 0.1
+            digits = min(max(1 - math.floor(math.log10(leading)), 0), 4)
+        mean = round(mean, digits) + 0.0  # no minus before a zero
+        text = f"{mean:{'+' if signed else ''}.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
+        return f"{text} {self.unit}".rstrip()
 
 
-def nats(measure: Measure) -> str:
-    """Format a mean log-density with its standard error.
-
-    >>> nats(Measure(-12.345, 0.678, []))
-    '-12.35 ± 0.68'
-    """
-    return _with_error(measure, 2)
+percent, points, number = Format("%", 100.0, 1), Format("points", 100.0, 1), Format()
+"""Formats of a share, of a difference of shares in percentage points, and of a plain number."""
 
 
-def size(measure: Measure) -> str:
+def signed_points(measure: Measure, *, signed: bool = True) -> str:
+    """Format a difference of shares as percentage points with its sign."""
+    return points(measure, signed=signed)
+
+
+def size(measure: Measure, *, signed: bool = False) -> str:
     """Format a number of bytes in a suitable unit."""
     if measure.mean is None:
         return "-"
@@ -82,7 +59,8 @@ def size(measure: Measure) -> str:
         if abs(left) < 1000:
             break
         left, unit = left / 1000, larger
-    return f"{left:.3g} {unit}" if abs(left) < 1000 else f"{left:.0f} {unit}"
+    sign = "+" if signed else ""
+    return f"{left:{sign}.3g} {unit}" if abs(left) < 1000 else f"{left:{sign}.0f} {unit}"
 
 
 def bytes_of(count: int) -> str:
@@ -101,7 +79,8 @@ def seconds(measure: Measure, *, signed: bool = False) -> str:
     ('12.5 ± 0.5 s', '20.5 min')
     """
     long = measure.mean is not None and abs(measure.mean) >= 600
-    return _with_error(measure, 1, "min" if long else "s", 1 / 60 if long else 1.0, signed=signed)
+    written = Format("min", 1 / 60, 1) if long else Format("s", 1.0, 1)
+    return written(measure, signed=signed)
 
 
 def rounds(measure: Measure, *, signed: bool = False) -> str:
@@ -110,11 +89,9 @@ def rounds(measure: Measure, *, signed: bool = False) -> str:
     >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(-2.0, 0.0, [-2.0, -2.0]), signed=True)
     ('12.5 ± 0.5 rounds', '-2 rounds')
     """
-    if measure.mean is None:
-        return "-"
-    whole = not measure.error and measure.mean.is_integer()
-    unit = "round" if whole and abs(measure.mean) == 1 else "rounds"
-    return _with_error(measure, 0 if whole else 1, unit, signed=signed)
+    whole = not measure.error and measure.mean is not None and measure.mean.is_integer()
+    unit = "round" if whole and abs(measure.mean or 0.0) == 1 else "rounds"
+    return Format(unit, 1.0, 0 if whole else 1)(measure, signed=signed)
 
 
 def arrival(time: Measure, reached: Measure, written: Written) -> str:
@@ -131,14 +108,14 @@ def arrival(time: Measure, reached: Measure, written: Written) -> str:
     return f"≥ {written(time)} ({arrived} of {seeds} seeds)" if arrived else "not reached"
 
 
-def count(measure: Measure) -> str:
+def count(measure: Measure, *, signed: bool = False) -> str:
     """Format a mean count."""
-    return "-" if measure.mean is None else f"{measure.mean:.4g}"
+    return "-" if measure.mean is None else f"{measure.mean:{'+' if signed else ''}.4g}"
 
 
-def rounds_count(measure: Measure) -> str:
+def rounds_count(measure: Measure, *, signed: bool = False) -> str:
     """Format a mean count of rounds, whose differences are written with the unit."""
-    return count(measure)
+    return rounds(measure, signed=True) if signed else count(measure)
 
 
 FORMATS: dict[Unit, Written] = {
@@ -170,17 +147,9 @@ class Number:
 
 
 def difference(measure: Measure, written: Written) -> str:
-    """Format a difference of two measures of this format, signed but for sizes.
+    """Format a difference of two measures of this format with its sign.
 
     >>> difference(Measure(0.017, 0.002, []), percent), difference(Measure(-2e6, None, []), size)
     ('+1.7 ± 0.2 points', '-2 MB')
-    >>> difference(Measure(-2.5, 0.5, []), rounds_count)
-    '-2.5 ± 0.5 rounds'
     """
-    if written in (rounds, rounds_count):
-        return rounds(measure, signed=True)
-    if written is seconds:
-        return seconds(measure, signed=True)
-    if written is number:
-        return _with_error(measure, signed=True)
-    return signed_points(measure) if written in (percent, points, signed_points) else written(measure)
+    return points(measure, signed=True) if written is percent else written(measure, signed=True)

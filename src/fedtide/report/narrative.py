@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from operator import itemgetter
 
-from fedtide.config import Experiment
 from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.measure import Measure
-from fedtide.fields.user_code import SESSION
 from fedtide.report.blends import COLLAPSED
+from fedtide.report.clients import are_real
 from fedtide.report.formats import percent, points
-from fedtide.report.nodes import are_real
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
 
@@ -232,24 +230,17 @@ def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
 
 def setting(record: ExperimentRecord) -> str:
     """Describe the experiment."""
-    experiment, shift, real = record.experiment, record.experiment.shift, are_real(record)
-    clients = getattr(experiment.data.partition, "clients", None)
-    simulated = f"{clients or 'The'} clients hold {_source(experiment)}{_dealt(experiment)}"
-    text = "The clients are real, and have rows of their own" if real else simulated
-    text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
-    if not real:
+    experiment, shift = record.experiment, record.experiment.shift
+    text = f"{counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
+    if are_real(record):
+        text += "The clients are real, and have rows of their own. "
+    else:
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()
     if experiment.stop_at is not None:
         times = counted(experiment.stop_at.evaluations, "evaluation")
         text += f"A run ends after {times} in a row at {100 * experiment.stop_at.accuracy:g} % or more. "
-    for method in (method for method in experiment.method if method.init_from is not None):
-        text += f"{method.name} begins with the weights of {method.init_from}. "
-    run = next((run for run in record.runs if run.lines), None)
-    empty = 0 if run is None else sum(line["window"]["came"] == 0 for line in run.lines if "window" in line)
-    if run is not None and empty:
-        text += f"In {empty} of {len(run.lines)} windows no client had new rows. "
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
         "train_clients": "The model is judged on the rows of the next window, in which clients may be new."
@@ -257,7 +248,7 @@ def setting(record: ExperimentRecord) -> str:
         else "The model is judged on rows that the clients kept back.",
         "val": "There are no test rows: the model is judged on the clients' validation rows.",
     }
-    return " ".join([text + judged[record.view], *_not_probed(record)]).strip()
+    return " ".join([text + judged[record.view], *_not_probed(record)])
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:
@@ -265,27 +256,3 @@ def _not_probed(record: ExperimentRecord) -> list[str]:
     lines = {method.name: method.runs[0].forgetting for _, method in record.numbered}
     skipped = {name: of_run[0]["skipped"] for name, of_run in lines.items() if of_run and "skipped" in of_run[0]}
     return [f"Local forgetting of {name} cannot be measured: {reason}." for name, reason in skipped.items()]
-
-
-def _source(experiment: Experiment) -> str:
-    source = experiment.data.source
-    if source.kind == "day-night-characters":
-        symbols = {"day": "digits", "night": "letters"}.get(source.domain, "digits and letters")
-        return f"real pictures of handwritten {symbols}"
-    if source.kind == "play-roles":
-        return "lines of Shakespeare's roles"
-    name = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
-    if isinstance(name, str) and name.startswith(SESSION):
-        return "rows of a Python session"
-    return f"rows of {name if isinstance(name, str) else listed(list(name))}"
-
-
-def _dealt(experiment: Experiment) -> str:
-    """Describe how rows are dealt; "" under a shift that describes it."""
-    if experiment.shift.what.kind != "static":
-        return ""
-    groups, kind = experiment.data.groups, getattr(experiment.data.partition, "kind", "")
-    words = {"iid": "dealt at random", "natural": "as they were made" if groups.by == "none" else ""}
-    dealt = words.get(kind, f"dealt by {kind}")
-    by_group = {"domain": "each of one domain", "labels": "each the labels of its group"}.get(groups.by, "")
-    return "".join(f", {part}" for part in (by_group, dealt) if part)

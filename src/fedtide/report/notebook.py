@@ -22,8 +22,7 @@ def render_study(study: Study, page: Path) -> str:
     return render(
         "notebook.html",
         title=summary.title,
-        nano=study.nano,
-        warning=NANO,
+        nano=NANO if study.nano else "",
         alarms=narrative.alarms(summary) if single else [],
         headline=narrative.headline(record, summary) if single else "",
         content=methods_table(summary) if single else sweep_table(study),
@@ -34,8 +33,7 @@ def render_study(study: Study, page: Path) -> str:
 
 def render_table(title: str, content: Table, page: Path) -> str:
     """Return HTML of a title and a table; `page` is the path of the report."""
-    empty = {"nano": False, "warning": "", "alarms": [], "headline": "", "picture": None}
-    return render("notebook.html", title=title, content=content, page=page, **empty)
+    return render("notebook.html", title=title, content=content, page=page)
 
 
 def render_simulation(result: Any) -> str:

@@ -16,7 +16,15 @@ from fedtide.draw.html import Part, Picture, Pictured, anchor, render, save_pict
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import Table
 from fedtide.report import narrative
-from fedtide.report.accuracy import SCORES, SIGNS, WORST_POINT, about_methods, accuracy_of_all, methods_table, sign
+from fedtide.report.accuracy import (
+    SCORES,
+    SIGNS,
+    WORST_POINT,
+    about_methods,
+    accuracy_of_all,
+    difference_cell,
+    methods_table,
+)
 from fedtide.report.claims import about_claims, claims_by_point, claims_table
 from fedtide.report.costs import REFUSED
 from fedtide.report.experts import own_weight_over_sweep
@@ -25,8 +33,8 @@ from fedtide.report.periods import SWING
 from fedtide.report.run_records import NANO, ExperimentRecord, environment_line
 from fedtide.report.study import names_of, read_finished, write_summary
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
-from fedtide.report.topic import caption_of, words_of
-from fedtide.report.topics import PICTURES, TOPICS, number_of
+from fedtide.report.topic import words_of
+from fedtide.report.topics import PICTURES, TOPICS
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ def write_report(
 def pictures_of(record: ExperimentRecord) -> list[Pictured]:
     """Return title, caption and picture of all pictures, in the order of a page."""
     words = words_of(record)
-    return [(plan.title.format(**words), caption_of(plan, record), plan(record)) for plan in PICTURES.values()]
+    return [(plan.title.format(**words), plan.caption(record), plan(record)) for plan in PICTURES.values()]
 
 
 def tables_of(record: ExperimentRecord, summary: Summary, *, verdicts: bool = True) -> list[tuple[str, Table, str]]:
@@ -141,7 +149,7 @@ def tables_of(record: ExperimentRecord, summary: Summary, *, verdicts: bool = Tr
     claims = claims_table(summary.claims, verdicts=verdicts) if summary.claims else None
     plans = [plan for topic in TOPICS for plan in topic.tables]
     tables = [("Claims", claims, about_claims(summary.claims, verdicts=verdicts))]
-    tables += [(plan.title, plan(record, summary), caption_of(plan, record)) for plan in plans]
+    tables += [(plan.title, plan(record, summary), plan.caption(record)) for plan in plans]
     return [(title, table, caption) for title, table, caption in tables if table is not None]
 
 
@@ -220,10 +228,6 @@ def sweep_table(study: Study) -> Table:
 COLUMNS = (*SCORES, WORST_POINT, SWING, Number("worst_decile", percent, "worst tenth of clients"), REFUSED)
 
 
-Pair = tuple[Point, MethodSummary, Point, MethodSummary]
-"""A method of a later folder, and its counterpart in the first folder."""
-
-
 def compare(points: Sequence[Point]) -> Section:
     """Return the beginning of a page about these points of several folders."""
     settings = [point.record.experiment.model_dump() for point in points]
@@ -240,9 +244,15 @@ def compare(points: Sequence[Point]) -> Section:
     parts = [Part("All methods", methods_of_all(points), caption, "all-methods", marks)]
     pairs = list(paired(points))
     if pairs:
-        extra = [n for n in (WORST_POINT, SWING) if any(n.name in ours.measures for _, ours, *_ in pairs)]
-        rows = [_row(pair, extra) for pair in pairs]
-        table = Table(["method", "against", "which seeds", score, *(number.title for number in extra)], rows)
+        numbers = [n for n in (WORST_POINT, SWING) if any(n.name in ours.measures for _, ours, *_ in pairs)]
+        rows = []
+        for later, ours, first, theirs in pairs:
+            common = ", ".join(str(seed) for seed in ours.seeds if seed in theirs.seeds)
+            gap = Paired(ours.name, theirs.name, ours.against(theirs, ours.score), ours.same_run(theirs))
+            cells = [difference(ours.against(theirs, number.name), number.written) for number in numbers]
+            names = f"{later.name}: {ours.name}", f"{first.name}: {theirs.name}"
+            rows.append([*names, common or "none in common", difference_cell(gap), *cells])
+        table = Table(["method", "against", "which seeds", score, *(number.title for number in numbers)], rows)
         words = ", ".join(f"{mark} {word.format('the other')}" for mark, word in SIGNS.items())
         caption = f"The later folder minus the first one at each common seed, ± one standard error. Signs: {words}."
         parts.append(Part("Differences between folders", table, caption, "differences-between-folders"))
@@ -253,18 +263,14 @@ def methods_of_all(points: Sequence[Point]) -> Table:
     """Build the table of all methods, whose late means may cover other rounds."""
     methods = [(point, method) for point in points for method in point.summary.methods]
     columns = [number for number in COLUMNS if any(number.name in method.measures for _, method in methods)]
-    rows = [
-        [
-            f"{point.name}: {method.name}",
-            point.summary.span,
-            *(column.written(method.measure(column.name)) for column in columns),
-        ]
-        for point, method in methods
-    ]
+    rows = []
+    for point, method in methods:
+        cells = [column.written(method.measure(column.name)) for column in columns]
+        rows.append([f"{point.name}: {method.name}", point.summary.span, *cells])
     return Table(["method", "averaged over", *(column.title for column in columns)], rows)
 
 
-def paired(points: Sequence[Point]) -> Iterator[Pair]:
+def paired(points: Sequence[Point]) -> Iterator[tuple[Point, MethodSummary, Point, MethodSummary]]:
     """Yield each method of the later folders with its counterpart in the first folder, at the same point if any.
 
     The counterpart has the same name, else it is the baseline, else the first method.
@@ -276,13 +282,3 @@ def paired(points: Sequence[Point]) -> Iterator[Pair]:
         baseline = other.summary.paired[0].baseline if other.summary.paired else next(iter(methods))
         for method in point.summary.methods:
             yield point, method, other, methods.get(method.name, methods[baseline])
-
-
-def _row(pair: Pair, numbers: Sequence[Number]) -> list[str]:
-    later, ours, first, theirs = pair
-    common = ", ".join(str(seed) for seed in ours.seeds if seed in theirs.seeds)
-    gap = Paired(ours.name, theirs.name, ours.against(theirs, ours.score), ours.same_run(theirs))
-    mark = f"{sign(gap)} " if gap.difference.mean is not None else ""
-    cells = [difference(ours.against(theirs, n.name), n.written) for n in (number_of(ours.score), *numbers)]
-    names = f"{later.name}: {ours.name}", f"{first.name}: {theirs.name}"
-    return [*names, common or "none in common", mark + cells[0], *cells[1:]]

@@ -1,33 +1,102 @@
-"""A period of the shift: swing of accuracy within it, accuracy by its hours, and the signal that the server sees."""
+"""Periods of the shift: swing of accuracy, accuracy by hours and dates, and the rhythm of a learned prior."""
 
-from __future__ import annotations
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
 
 import matplotlib
+import matplotlib.dates as mdates
 import numpy as np
 from matplotlib.axes import Axes
 
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import swing
-from fedtide.evaluate.rounds import score_in
-from fedtide.report.formats import Number, points
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.mixtures.rhythm import order_like
+from fedtide.report.formats import Number, percent, points, rounds
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
 from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
 
 SWING = Number("swing", points, "swing", by_group=True)
 
-FEW_POINTS = 4
-"""Maximum number of evaluations in a period that are too few for a curve."""
+RHYTHM = (
+    Number("rounds_to_period", rounds, "rounds until a period was believed", reached="period_found"),
+    Number("learned_period", rounds, "period at the end"),
+    Number("period_known", percent, "rounds with a period"),
+    Number("shares_known", percent, "rounds with shares"),
+    Number("shares_error", points, "error of the shares"),
+    Number("period_found", percent),
+)
+
+DAY = 86400.0
+NOTHING = 1e-9
+"""Weight of an evaluation that has none."""
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
-    """Return the swing of accuracy within a period, of all rows and of each group."""
-    if not record.period or not run.ends_judged(record.view):
+    """Return the swing of accuracy within a period, of all rows and of each group, and numbers of a learned prior."""
+    out = {}
+    if record.period and run.ends_judged(record.view):
+        curves = {"swing": run.accuracy(record.view)}
+        curves |= {f"swing_{group}": run.accuracy(record.view, group) for group in record.groups}
+        out = {name: swing(*curve, record.period, record.window) for name, curve in curves.items()}
+    return out | measure_rhythm(run)
+
+
+def measure_rhythm(run: RunRecord) -> dict[str, float]:
+    """Return the numbers of a learned prior; empty without one.
+
+    A period that is never believed counts with the end of the run.
+    """
+    if not has_learned(run):
         return {}
-    curves = {"swing": run.accuracy(record.view)}
-    curves |= {f"swing_{group}": run.accuracy(record.view, group) for group in record.groups}
-    return {name: swing(*curve, record.period, record.window) for name, curve in curves.items()}
+    (periods, believed), read = periods_of(run), run.listed_fact("prior")
+    out = {
+        "period_known": float(believed.mean()),
+        "period_found": float(believed.any()),
+        "rounds_to_period": float(believed.argmax() + 1 if believed.any() else len(believed)),
+        "shares_known": float(np.isfinite(read[:, 0]).mean()) if read.size else 0.0,
+    }
+    if believed.any():
+        out["learned_period"] = float(periods[believed][-1, 0])
+    true = _true_shares(run)
+    if read.size and true.shape == read.shape:
+        both = np.isfinite(read[:, 0]) & np.isfinite(true[:, 0])
+        if both.sum() > 1:
+            out["shares_error"] = float(np.sqrt(((read[both][:, _order(read, true)] - true[both]) ** 2).mean()))
+    return out
+
+
+def has_learned(run: RunRecord) -> bool:
+    """Tell whether the run has a learned prior, which reports the chance of a period."""
+    return bool(np.isfinite(run.fact("chance")).any())
+
+
+def periods_of(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Return the periods of every round (rounds, longest), NaN without one, and whether one is believed."""
+    periods = run.listed_fact("periods")
+    return periods, np.isfinite(periods[:, 0]) if periods.size else np.zeros(len(run.lines), dtype=bool)
+
+
+def _true_shares(run: RunRecord) -> np.ndarray:
+    """Return the shares of groups among the participants (rounds, groups); NaN if unknown."""
+    counts = run.every_row(at("groups"))
+    total = counts.sum(1, keepdims=True) if counts.size else counts
+    return counts / np.where(total > 0, total, np.nan)
+
+
+def _order(read: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """Return which read share (rounds, K) belongs to which group: a server has no names for groups."""
+    both = np.isfinite(read[:, 0]) & np.isfinite(true[:, 0])
+    return order_like(read[both], true[both]) if both.sum() > 1 else np.arange(read.shape[1])
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 @plan_table("Swings of groups")
@@ -37,6 +106,18 @@ def swings_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     The highest minus the lowest {score} of each group within a period.
     """
     return table_of(summary, [Number(f"swing_{group}", points, f"{group} clients") for group in summary.groups])
+
+
+@plan_table("The learned rhythm")
+def rhythm_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of learned priors, a row per method; None without one.
+
+    Rounds and shares that learned priors read from sums; a period never believed counts with the end.
+    """
+    return table_of(summary, RHYTHM)
+
+
+# -- one period --------------------------------------------------------------------------------------------------------
 
 
 @plan_picture("period", "One period, hour by hour", "a whole period in which groups take turns")
@@ -50,7 +131,6 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
     if not period or not record.groups or not methods or period > record.experiment.rounds:
         return None
     figure, panels = figures.grid(len(methods), high=3.3)
-    low, high = [], []
     for axes, method in zip(panels, methods, strict=True):
         _shade_hours(axes, method, period)
         for k, group in enumerate(record.groups):
@@ -59,31 +139,14 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
             figures.band(axes, curves, figures.label(f"{group} clients"), line, every=1)
         pooled = [_folded(record, run, period) for run in method.runs]
         figures.band(axes, pooled, "all", figures.Look("#555555", ":"))
-        _note_points(axes, max(len(at) for at, _ in pooled) - 1)
         axes.set_title(figures.label(method.name), fontsize=10)
         axes.set_xlabel(figures.label(f"rounds since the peak of {record.groups[0]}"))
         axes.set_xlim(0, period)
-        values = [np.asarray(curve.get_ydata()) for curve in axes.lines]
-        values += [np.asarray(area.get_paths()[0].vertices)[:, 1] for area in axes.collections]
-        low += [column.min() for column in values]
-        high += [column.max() for column in values]
-    room = 0.12 * (max(high) - min(low)) + 0.5
-    bottom = min(low) - room if min(low) < 0 else max(min(low) - room, 0)  # a skill may be below 0
-    panels[0].set_ylim(bottom, min(max(high) + room, 100))
-    for axes in filter(figures.leftmost, panels):
-        axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
+        if figures.leftmost(axes):
+            axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
+    figures.fit_percent(panels)
+    figures.figure_legend(figure, panels)
     return figures.svg(figure, f"{record.experiment.score} within one period")
-
-
-def _note_points(axes: Axes, points: int) -> None:
-    """Note a small number of points in a period, and draw their curve thin."""
-    if 0 < points <= FEW_POINTS:
-        for line in axes.lines:
-            line.set(linewidth=0.9, marker=line.get_marker() if line.get_marker() != "None" else ".")
-        text = f"{points} point{'s' * (points > 1)} a period"
-        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8, color="#555555")
 
 
 def _shade_hours(axes: Axes, method: MethodRecord, period: float) -> None:
@@ -125,9 +188,8 @@ def participants(record: ExperimentRecord) -> figures.Drawn | None:
     # The participants change from round to round: in one panel these lines would hide each other.
     figure, panels = figures.grid(len(curves), widest=2, high=1.9)
     for axes, (number, of_runs) in zip(panels, curves.items(), strict=True):
-        figures.band(
-            axes, [(at[-span:], values[-span:]) for at, values in of_runs], "", figures.look(number), width=1.2
-        )
+        late = [(ends[-span:], values[-span:]) for ends, values in of_runs]
+        figures.band(axes, late, "", figures.look(number), width=1.2)
         axes.set_title(figures.label(record.names[number]), fontsize=10)
         figures.over_rounds(axes, rounds - span, rounds)
         if figures.leftmost(axes):
@@ -135,4 +197,199 @@ def participants(record: ExperimentRecord) -> figures.Drawn | None:
     return figures.svg(figure, f"{record.experiment.score} on the participants")
 
 
-TOPIC = Topic((SWING,), measure, (one_period, participants), (swings_table,))
+# -- dates -------------------------------------------------------------------------------------------------------------
+
+
+@figures.styled
+def accuracy_over_dates(record: ExperimentRecord) -> figures.Drawn:
+    """Draw accuracy on the next window over dates, faded, and below it the number of clients with new rows."""
+    figure, (top, below) = figures.stack_panels([3.4, 1.0])
+    curves = record.curves(partial(course, record.view))
+    ylabel = f"{record.experiment.score} of {record.whose}\non the next window, %, faded"
+    figures.accuracies(top, curves, record.names, ylabel)
+    run = next(run for run in record.runs if run.lines)
+    clients = [(_place(line["window"]["begin"]), line["window"]["came"]) for line in run.lines if "window" in line]
+    begins, counts = np.array(clients, dtype=np.float64).T
+    below.fill_between(begins, counts, step="post", color="#444444", alpha=0.35, lw=0)
+    below.set_ylim(bottom=0)
+    below.set_ylabel("clients with\nnew rows")
+    locator = mdates.AutoDateLocator(minticks=4, maxticks=9)
+    below.xaxis.set_major_locator(locator)
+    below.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
+    below.set_xlabel("beginning of the window")
+    return figures.svg(figure, f"{record.experiment.score} over dates")
+
+
+def _place(iso: str) -> float:
+    """Return the place of a time on an axis of dates, by the clocks of its zone."""
+    return float(mdates.date2num(datetime.fromisoformat(iso).replace(tzinfo=None)))
+
+
+def course(view: str, run: RunRecord) -> figures.Curve:
+    """Return the dates of the windows that were tested on, on an axis of dates, and the faded accuracy there."""
+    begins = {line["round"] + 1: _place(line["window"]["next"]) for line in run.judged if "window" in line}
+    rounds, values = run.course(view)
+    return np.array([begins[after] for after in rounds]), values
+
+
+# -- by hour, weekday, month -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A cycle of dates.
+
+    Args:
+        name: title of the axis.
+        of: place of a date in the cycle.
+        names: names of the places; () for numbers.
+        longest: maximum length of a window, in seconds.
+        shortest: minimum length of a run, in seconds.
+    """
+
+    name: str
+    of: Callable[[datetime], int]
+    names: tuple[str, ...] = ()
+    longest: float = DAY
+    shortest: float = 14 * DAY
+
+
+CYCLES = (
+    Cycle("hour of the day", lambda date: date.hour, longest=DAY / 2, shortest=2 * DAY),
+    Cycle("weekday", lambda date: date.weekday(), ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")),
+    Cycle("month", lambda date: date.month - 1, ("J", "F", "M", "A", "M", "J", "J", "A", "S", "O", "N", "D"),
+          longest=31 * DAY, shortest=365 * DAY),
+)  # fmt: skip
+
+
+def cycles_of(record: ExperimentRecord) -> list[Cycle]:
+    """Return the cycles with short enough windows and long enough runs."""
+    lines = max(([line for line in run.judged if "window" in line] for run in record.runs), key=len, default=[])
+    if len(lines) < 4:
+        return []
+    places = np.array([_place(line["window"]["next"]) for line in lines]) * DAY
+    length, span = float(np.diff(places).min()) / record.experiment.eval_every, float(np.ptp(places))
+    fitting = [cycle for cycle in CYCLES if length <= cycle.longest * 1.001 and span >= cycle.shortest * 0.99]
+    return [cycle for cycle in fitting if len({_place_in(cycle, line) for line in lines}) > 1]
+
+
+def _place_in(cycle: Cycle, line: dict[str, Any]) -> int:
+    """Return the place in a cycle of the beginning of the window that an evaluation is about."""
+    return cycle.of(datetime.fromisoformat(line["window"]["next"]))
+
+
+def by_cycle(view: str, cycle: Cycle, run: RunRecord) -> figures.Curve:
+    """Return the tested places in a cycle, and the accuracy, or the skill, of all rows there."""
+    lines = [line for line in run.judged if "window" in line and score_in(line["scores"].get(view, {})) is not None]
+    place = np.array([_place_in(cycle, line) for line in lines], dtype=np.float64)
+    scores = np.array([score_in(line["scores"][view]) for line in lines])
+    weights = np.array([weight_in(line, view) or NOTHING for line in lines])
+    places = np.unique(place)
+    return places, np.array([np.average(scores[place == k], weights=weights[place == k]) for k in places])
+
+
+@plan_picture("by_hour", "By hour, weekday and month", 'shift.what = "calendar", with short windows and a long run')
+def accuracy_by_cycle(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw accuracy by hour, weekday and month, if rounds are windows of wall-clock time.
+
+    {Score} of {whose} on the next window, by its local time. Below: share of the rows.{band}
+    """
+    cycles = cycles_of(record)
+    if not cycles:
+        return None
+    wide = 9.6 if len(cycles) > 1 else 6.4
+    figure, stacks = figures.stacked(len(cycles), widest=3, heights=[2.6, 0.9], wide=wide)
+    for (top, below), cycle in zip(stacks, cycles, strict=True):
+        curves = record.curves(partial(by_cycle, record.view, cycle))
+        figures.bands(top, curves, record.names, every=1)
+        top.tick_params(labelbottom=False)
+        _draw_rows(below, record, cycle)
+        below.set_xlabel(cycle.name)
+        ticks = range(len(cycle.names)) if cycle.names else range(0, 25, 6)
+        for axes in (top, below):
+            axes.set_xticks(ticks, cycle.names or None)
+            axes.set_xlim(-0.5, len(cycle.names or range(24)) - 0.5)
+    figures.fit_percent([top for top, _ in stacks])
+    stacks[0][0].set_ylabel(f"{record.experiment.score} of {record.whose}\non the next window, %")
+    stacks[0][1].set_ylabel("rows, %")
+    figures.figure_legend(figure, stacks[0])
+    return figures.svg(figure, f"{record.experiment.score} by hour, weekday and month")
+
+
+def _draw_rows(axes: Axes, record: ExperimentRecord, cycle: Cycle) -> None:
+    """Draw the share of the tested rows in each place of a cycle, in the first run."""
+    run = next(run for run in record.runs if run.judged)
+    lines = [line for line in run.judged if "window" in line and record.view in line["scores"]]
+    rows = [line["scores"][record.view]["rows"] for line in lines]
+    counts = np.bincount([_place_in(cycle, line) for line in lines], rows)
+    axes.bar(np.arange(len(counts)), 100 * counts / max(counts.sum(), 1.0), width=0.8, color="#444444", alpha=0.35)
+    axes.set_ylim(bottom=0)
+
+
+# -- the rhythm of a learned prior -------------------------------------------------------------------------------------
+
+
+@plan_picture("rhythm", "The server's clock", 'a method with prior = "learned"')
+def server_clock(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw the rhythm that a learned prior found, and the true one.
+
+    Share of the first group among the participants in the first seed: read from sums (dots), forecast (line), and true
+    (area).
+    """
+    drawn = [(method.name, run) for method in record.methods for run in method.runs[:1] if has_learned(run)]
+    if not drawn:
+        return None
+    figure, panels = figures.grid(len(drawn), widest=1, high=1.9)
+    for axes, (name, run) in zip(panels, drawn, strict=True):
+        _draw(axes, record, name, run)
+    panels[-1].set_xlabel("rounds done")
+    figures.figure_legend(figure, panels)
+    return figures.svg(figure, "the server's clock")
+
+
+def _draw(axes: Axes, record: ExperimentRecord, name: str, run: RunRecord) -> None:
+    """Draw one run."""
+    ends = np.arange(1, len(run.lines) + 1)
+    read, ahead, true = run.listed_fact("prior"), run.listed_fact("forecast"), _true_shares(run)
+    expected = run.every_row(at("expected"))
+    first = figures.label(record.groups[0]) if record.groups else "first group"
+    if expected.size:
+        share, name_of = 100 * expected[:, 0], f"{first}, expected"
+        axes.fill_between(ends, 0, share, color=figures.GROUP_COLORS[0], alpha=0.3, lw=0, label=name_of)
+    if read.size and true.shape == read.shape:
+        order = _order(read, true)
+        read, ahead = read[:, order], ahead[:, order] if ahead.size else ahead
+    if read.size:
+        axes.plot(ends, 100 * read[:, 0], ".", ms=3.5, color="#555555", label="read in the round")
+    periods, believed = periods_of(run)
+    text, forecast = "no period is believed", figures.GROUP_COLORS[1]
+    if ahead.size:
+        axes.plot(ends, 100 * ahead[:, 0], color=forecast, lw=1.6, label="forecast before it")
+    if believed.any():
+        after, last = int(believed.argmax()) + 1, periods[believed][-1]
+        axes.axvline(after, color=figures.INK, lw=1, ls=(0, (4, 3)))
+        lengths = " and ".join(f"{period:.1f}" for period in last if math.isfinite(period))
+        text = f"after round {after} a period is believed; now {lengths} rounds"
+        if believed[-1] and ahead.size:
+            coming = _next_period(100 * ahead[:, 0], float(np.nanmax(last)))
+            after_end = ends[-1] + 1 + np.arange(len(coming))
+            axes.plot(after_end, coming, color=forecast, lw=1.6, ls=(0, (2, 1.5)), label="next period")
+            axes.axvspan(ends[-1], ends[-1] + len(coming), color="#888888", alpha=0.08, lw=0)
+    axes.set_title(f"{figures.label(name)}: {text}", fontsize=10, loc="left")
+    axes.set_xlim(0, None)
+    axes.set_ylim(-3, 103)
+    axes.set_ylabel(f"{first}, %")
+
+
+def _next_period(forecasts: np.ndarray, period: float) -> np.ndarray:
+    """Return the last forecasts as those of the rounds of one more period."""
+    back = np.round(len(forecasts) + np.arange(math.ceil(period)) - period).astype(int)
+    return forecasts[np.clip(back, 0, len(forecasts) - 1)]
+
+
+TOPIC = Topic(
+    (SWING, *RHYTHM),
+    measure,
+    (accuracy_by_cycle, one_period, participants, server_clock),
+    (swings_table, rhythm_table),
+)

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -28,28 +28,13 @@ from fedtide.report.topics import PICTURES
 __all__ = sorted([*PICTURES, "accuracy_of_all", "gate_weights_over_sweep"])
 
 
-@runtime_checkable
-class Found(Protocol):
-    """Result of a run folder."""
-
-    study: Study
-
-
-@runtime_checkable
-class Simulated(Protocol):
-    """Result of a simulation, which has no run folder."""
-
-    rounds: list[int]
-    accuracy: list[float]
-
-
-Run = Found | str | Path
+Run = Any
 """A run folder, or its result."""
 
 
-def accuracy(run: Run | Simulated, point: str | None = None) -> Figure:
+def accuracy(run: Run, point: str | None = None) -> Figure:
     """Draw accuracy over rounds; below it the participants, their domains and drifted clients. Also of a simulation."""
-    if isinstance(run, Simulated):
+    if hasattr(run, "accuracy"):
         return _shown(accuracy_of_simulation(run.rounds, run.accuracy))
     return _plot(run, point, "accuracy")
 
@@ -76,7 +61,7 @@ def __getattr__(name: str) -> Callable[..., Figure]:
         return _plot(run, point, name)
 
     draw.__name__ = draw.__qualname__ = name
-    draw.__doc__ = (PICTURES[name].draw.__doc__ or "").partition("\n")[0]
+    draw.__doc__ = (PICTURES[name].make.__doc__ or "").partition("\n")[0]
     return draw
 
 
@@ -87,9 +72,10 @@ def __dir__() -> list[str]:
 def _study(run: Run) -> Study:
     if isinstance(run, str | Path):
         return read_study(Path(run))
-    if not isinstance(run, Found):
+    study = getattr(run, "study", None)
+    if not isinstance(study, Study):
         raise refused("run", run, "a run folder, or the result of ft.run or ft.results")
-    return run.study
+    return study
 
 
 def _record(run: Run, point: str | None) -> ExperimentRecord:

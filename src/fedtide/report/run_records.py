@@ -2,135 +2,39 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
-from fedtide.core.record import FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
+from fedtide.core.record import CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.data.saved import labels_of, names_of
 from fedtide.draw.figures import Curve
 from fedtide.evaluate.metrics import faded, mean_of_last
 from fedtide.evaluate.rounds import score_in, weight_in
-from fedtide.runs.folder import load, plan, shift_file
+from fedtide.runs.folder import Planned, load, plan, shift_file
 
 # -- lines of a record -------------------------------------------------------------------------------------------------
 
-
-def _check_time(text: str) -> str:
-    if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("a time without a zone")
-    return text
-
-
-def _check_rectangle(rows: list[list[float]]) -> list[list[float]]:
-    if len({len(row) for row in rows}) != 1:
-        raise ValueError("rows of different lengths")
-    return rows
+ROUND = {
+    "round": int, "seconds": float | int, "down": int, "up": int, "refused": int, "participants": dict,
+    "scores": dict | None, "facts": dict | None,
+}  # fmt: skip
+"""Kinds of the values in a line of `rounds.jsonl` without which there is no report."""
 
 
-Time = Annotated[str, AfterValidator(_check_time)]
-Values = dict[str, float | None]
-
-ABSENT: Any = None
-"""Default of an optional part; null is no such part."""
-
-
-class _Part(BaseModel, strict=True):
-    """A part of a line; other keys are ignored."""
-
-
-class _Weights(_Part):
-    shared: list[float] = []
-    own: float = 0.0
-    groups: dict[str, _Weights] = {}
-
-
-class _Scores(_Part):
-    accuracy: float | None = None
-    skill: float | None = None
-    commonest: float | None = None
-    reference: float | None = None
-    density: float | None = None
-    densities: Values = {}
-    baselines: Values = {}
-    others: Values = {}
-    weights: _Weights = _Weights()
-
-
-class _Window(_Part):
-    begin: Time
-    next: Time
-    came: int
-
-
-class _Spread(_Part):
-    within: float | None
-    all: float | None
-
-
-class _Losses(_Part):
-    min: float | None
-    q25: float | None
-    q50: float | None
-    q75: float | None
-    max: float | None
-
-
-class _Round(_Part):
-    """A line of `rounds.jsonl`."""
-
-    round: int
-    seconds: float
-    down: int
-    up: int
-    refused: int
-    participants: dict[str, Any]
-    scores: dict[str, _Scores] = {}
-    others: dict[str, dict[str, _Scores]] = {}
-    facts: dict[str, Any] = {}
-    domains: list[float] = []
-    split: Annotated[list[list[float]], AfterValidator(_check_rectangle)] = []
-    client_loss: _Losses = ABSENT
-    drifted: int = 0
-    events: list[str] = []
-    trained: Annotated[list[int], Field(min_length=2, max_length=2)] = []
-    heterogeneity: _Spread = ABSENT
-    embedding: _Spread = ABSENT
-    window: _Window = ABSENT
-
-
-class _Probe(_Part):
-    """A line of `forgetting.jsonl` with a measurement."""
-
-    round: int
-    models: list[int]
-    owners: list[int]
-    known: bool
-    accuracy: dict[str, Any]
-    forgetting: dict[str, Any]
-    loss_increase: dict[str, Any]
-
-
-def _check(line: Any, kind: type[_Part], where: str) -> None:
+def _check(line: Any, kinds: dict[str, Any], where: str) -> None:
     """Raise a clear error for a line of another form."""
-    try:
-        kind.model_validate(line)
-    except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        reason = f"'{key}' is missing or of another kind" if key else "not a table"
-        raise FedtideError(f"{where}: damaged: {reason}") from None
+    wrong = [key for key, kind in kinds.items() if not (isinstance(line, dict) and isinstance(line.get(key), kind))]
+    if wrong:
+        raise FedtideError(f"{where}: damaged: '{wrong[0]}' is missing or of another kind")
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -146,31 +50,24 @@ CLIENTS = {
 Clock = Literal["rounds", "seconds"]
 """Unit of times: simulated seconds, or rounds if all rounds take equally long."""
 
-Weigh = Callable[[dict[str, Any], str], float | None]
-"""Weight of an evaluation, a line of the record, in a mean over several evaluations of a view."""
 
+def at(*keys: str) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that gets a value inside nested tables; None without it.
 
-@dataclass(frozen=True)
-class ClientColumns:
-    """Columns of `clients.csv`, an entry for each client and evaluation.
-
-    slot: NaN for a client without one. group: if groups drift, the number of the current group.
+    >>> at("facts", "loss")({"facts": {"loss": 0.5}}), at("facts", "loss")({})
+    (0.5, None)
     """
 
-    round: np.ndarray
-    client: np.ndarray
-    rows: np.ndarray
-    accuracy: np.ndarray
-    slot: np.ndarray
-    group: list[str]
+    def get(value: Any) -> Any:
+        for key in keys:
+            value = (value or {}).get(key)
+        return value
 
-    @staticmethod
-    def of(lines: Sequence[tuple[int, int, int, float, float, str]]) -> ClientColumns:
-        """Turn lines into columns."""
-        round_, client, rows, accuracy, slot, group = zip(*lines, strict=True) if lines else ((),) * 6
-        numbers, clients, counts = (np.array(column, np.int64) for column in (round_, client, rows))
-        values, slots = (np.array(column, np.float64) for column in (accuracy, slot))
-        return ClientColumns(numbers, clients, counts, values, slots, [*group])
+    return get
+
+
+Weigh = Callable[[dict[str, Any], str], float | None]
+"""Weight of an evaluation, a line of the record, in a mean over several evaluations of a view."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +76,6 @@ class RunRecord:
 
     seed: int
     folder: Path
-    finished: bool
     rounds: int
     probed: tuple[int, ...] = ()
     shift: Path | None = None
@@ -190,13 +86,13 @@ class RunRecord:
         """Lines of `rounds.jsonl`.
 
         Raises:
-            FedtideError: the run is finished and the record lacks some of its rounds.
+            FedtideError: the record lacks some of the rounds.
         """
         lines = read_rounds(self.folder)
         for number, line in enumerate(lines, start=1):
-            _check(line, _Round, f"{self.folder / 'rounds.jsonl'}: line {number}")
+            _check(line, ROUND, f"{self.folder / 'rounds.jsonl'}: line {number}")
         ended = len(lines) if lines and STOPPED in lines[-1] else self.rounds
-        if self.finished and [line.get("round") for line in lines] != list(range(ended)):
+        if [line.get("round") for line in lines] != list(range(ended)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
         if not self.other:
             return lines
@@ -207,31 +103,21 @@ class RunRecord:
         """Lines of `forgetting.jsonl`; a round without a measurement has `skipped`, the reason.
 
         Raises:
-            FedtideError: the run is finished and lacks some of the rounds that its configuration names.
+            FedtideError: the record lacks some of the rounds that its configuration names.
         """
         lines = read_rounds(self.folder, FORGETTING) if self.probed else []
         for number, line in enumerate(lines, start=1):
             if not (isinstance(line, dict) and "skipped" in line):
-                _check(line, _Probe, f"{self.folder / FORGETTING}: line {number}")
+                _check(line, {"round": int, "known": bool}, f"{self.folder / FORGETTING}: line {number}")
         reached = [number for number in sorted(self.probed) if number < len(self.lines)]
-        if self.finished and [line.get("round") for line in lines] != reached:
+        if [line.get("round") for line in lines] != reached:
             raise FedtideError(f"{self.folder / FORGETTING}: not the rounds that forgetting.rounds names")
         return lines
-
-    @property
-    def target(self) -> tuple[float, int] | None:
-        """Accuracy at which the run ended, and the required evaluations in a row; None if it did not stop early."""
-        stopped = self.lines[-1].get(STOPPED) if self.lines else None
-        return (stopped["accuracy"], stopped["evaluations"]) if stopped else None
 
     @cached_property
     def labels(self) -> dict[str, Any] | None:
         """Counts of each class for some clients (`fedtide.data.saved.labels`); None if they were not saved."""
         return labels_of(self.shift) if self.shift is not None and self.shift.is_file() else None
-
-    def saved_names(self, key: Literal["group_names", "domain_names"]) -> list[str]:
-        """Return `group_names` of the population or `domain_names` of the source; empty if the shift was not saved."""
-        return names_of(self.shift, key) if self.shift is not None and self.shift.is_file() else []
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
@@ -251,9 +137,7 @@ class RunRecord:
 
     def accuracy(self, view: str, group: str | None = None) -> Curve:
         """Return the accuracy curve of one view, of all rows or of one group of clients."""
-        if group is None:
-            return self.curve(view, score_in)
-        return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
+        return self.curve(view, score_in if group is None else at("groups", group))
 
     def ends_judged(self, view: str) -> bool:
         """Tell whether the last evaluation has an accuracy: a mean over earlier ones would be of another model."""
@@ -279,27 +163,14 @@ class RunRecord:
         dated = any("window" in line for line in self.judged)
         return rounds, faded(rounds, values, self.weights_of(view, rounds)) if dated else values
 
-    def commonest(self, view: str) -> Curve:
-        """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
-        return self.curve(view, lambda scores: scores.get("commonest"))
-
-    def baseline(self, view: str, name: str) -> Curve:
-        """Return the curve of the skill of a baseline of time series, `yesterday` or `last_week`."""
-        return self.curve(view, lambda scores: scores.get("baselines", {}).get(name))
-
     def times(self, clock: Clock) -> np.ndarray:
         """Return the time at the end of every round: simulated seconds, or how many rounds are done."""
-        seconds = self.every_round(lambda line: line["seconds"])
+        seconds = self.every_round(at("seconds"))
         return seconds if clock == "seconds" else np.arange(1.0, len(seconds) + 1)
-
-    def total(self, name: str) -> float:
-        """Return the sum of a number over all rounds."""
-        return float(np.nansum(self.every_round(lambda line: line.get(name))))
 
     def every_round(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         """Return a value of every round; NaN in rounds without one."""
-        values = [value(line) for line in self.lines]
-        return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+        return np.array([value(line) for line in self.lines], dtype=np.float64)
 
     def every_row(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         """Return a list of numbers of every round (rounds, longest); NaN beyond the end of a list."""
@@ -307,85 +178,53 @@ class RunRecord:
         rows = [row if isinstance(row, list) else [] for row in values]
         table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for target, row in zip(table, rows, strict=True):
-            target[: len(row)] = [np.nan if v is None else v for v in row]
+            target[: len(row)] = row
         return table
 
     def fact(self, name: str) -> np.ndarray:
         """Return a numeric fact of every round; NaN if it is missing or no number."""
-        facts = (line.get("facts", {}).get(name) for line in self.lines)
+        facts = map(at("facts", name), self.lines)
         return np.array([v if isinstance(v, int | float) else np.nan for v in facts], dtype=np.float64)
 
     def listed_fact(self, name: str) -> np.ndarray:
         """Return a fact that is a list, of every round (rounds, longest); NaN in rounds without one."""
-        return self.every_row(lambda line: line.get("facts", {}).get(name))
+        return self.every_row(at("facts", name))
 
     def seconds(self, key: str) -> float:
         """Sum wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
         path = self.folder / "timings.jsonl"
         try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-            return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
+            return float(sum(line[key] for line in read_rounds(self.folder, path.name)))
         except UNREADABLE:
             raise FedtideError(f"{path}: a line is damaged") from None
 
-    def client_rows(self, view: str) -> Iterator[dict[str, str]]:
-        """Yield the rows of `clients.csv` of one view."""
-        name = view_of(view, self.other)
-        return (row for row in self._read_clients() if row["view"] == name)
+    @cached_property
+    def _clients(self) -> Any:
+        """Table of `clients.csv` of pyarrow, null for empty cells."""
+        from pyarrow import BufferReader, csv, float64, int64, string  # slow to import
 
-    def _read_clients(self) -> Iterator[dict[str, str]]:
-        """Yield all rows of `clients.csv`; accuracies that are missing are "nan"."""
         path = self.folder / "clients.csv"
-        if not path.is_file():
-            return
-        with open(path, encoding="utf-8", newline="") as file:
-            try:
-                for row in csv.DictReader(file):
-                    if TRUTH in row and not row[TRUTH].isdecimal():
-                        raise ValueError
-                    yield row | {"accuracy": str(float(row["accuracy"] or "nan"))}
-            except (csv.Error, *UNREADABLE):
-                raise FedtideError(f"{path}: a line is damaged") from None
-
-    @cached_property
-    def _columns(self) -> dict[str, ClientColumns]:
-        """Columns of `clients.csv` by view; the file is long, and read once."""
-        lines: dict[str, list[tuple[int, int, int, float, float, str]]] = {}
+        kinds = {**dict.fromkeys(CLIENT_COLUMNS, string()), **dict.fromkeys(("accuracy", "loss"), float64())}
+        kinds |= dict.fromkeys(("round", "client", "rows", "slot", TRUTH), int64())
+        cells = csv.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True)
         try:
-            for row in self._read_clients():
-                slot, group = float(row["slot"] or math.nan), sys.intern(row.get(TRUTH, row["group"]))
-                numbers = int(row["round"]), int(row["client"]), int(row["rows"]), float(row["accuracy"])
-                lines.setdefault(row["view"], []).append((*numbers, slot, group))
+            source = path if path.is_file() else BufferReader(f"{','.join(CLIENT_COLUMNS)}\n".encode())
+            table = csv.read_csv(source, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=cells)
+            table.select(["round", "view", "client", "group", "rows", "accuracy", "slot"])
         except UNREADABLE:
-            raise FedtideError(f"{self.folder / 'clients.csv'}: a line is damaged") from None
-        return {view: ClientColumns.of(rows) for view, rows in lines.items()}
+            raise FedtideError(f"{path}: a line is damaged") from None
+        return table
 
-    def columns(self, view: str) -> ClientColumns:
-        """Return the columns of one view."""
-        return self._columns.get(view_of(view, self.other), ClientColumns.of([]))
+    def clients(self, view: str) -> Any:
+        """Return the table of `clients.csv` of one view."""
+        from pyarrow import compute
 
-    def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
-        """Return for each evaluation round the group and the cluster of each client that has one.
+        return self._clients.filter(compute.equal(self._clients["view"], view_of(view, self.other)))
 
-        If groups drift, the group is the number of the current one.
-        """
-        out: dict[int, dict[int, tuple[str, int]]] = {}
-        columns = self.columns(view)
-        for number, client, group, slot in zip(
-            columns.round.tolist(), columns.client.tolist(), columns.group, columns.slot.tolist(), strict=True
-        ):
-            if not math.isnan(slot):
-                out.setdefault(number, {})[client] = (group, int(slot))
-        return out
-
-    @cached_property
+    @property
     def regrouped(self) -> bool:
         """True if clients have groups that drift, so that their group is the current one."""
-        path = self.folder / "clients.csv"
-        if not path.is_file():
-            return False
-        with open(path, encoding="utf-8", newline="") as file:
-            return TRUTH in file.readline().rstrip("\n").split(",")
+        return TRUTH in self._clients.column_names
 
 
 @dataclass(frozen=True)
@@ -462,13 +301,15 @@ class ExperimentRecord:
     @cached_property
     def groups(self) -> list[str]:
         """Names of the groups of clients, judged or not; empty for a single group."""
-        saved = (run.saved_names("group_names") for run in self.runs)
-        return next((names for names in saved if len(names) > 1), [])
+        return self._saved_names("group_names")
 
     @cached_property
     def domains(self) -> list[str]:
         """Names of the domains of the source; empty for a single domain."""
-        saved = (run.saved_names("domain_names") for run in self.runs)
+        return self._saved_names("domain_names")
+
+    def _saved_names(self, key: Literal["group_names", "domain_names"]) -> list[str]:
+        saved = (names_of(run.shift, key) for run in self.runs if run.shift is not None and run.shift.is_file())
         return next((names for names in saved if len(names) > 1), [])
 
     @property
@@ -558,39 +399,29 @@ def span_of(window: int, rounds: int, *, stops: bool = False) -> str:
 
 def read_experiment(root: Path) -> list[ExperimentRecord]:
     """Return every point of the experiment of a run folder; a single one without a sweep."""
-    experiment = load(root, imports=False)
-    records: dict[str, dict[str, MethodRecord]] = {}
-    points: dict[str, Experiment] = {}
-    for planned in plan(experiment, root):
-        points[planned.point] = planned.experiment
-        methods = records.setdefault(planned.point, {})
-        method = methods.setdefault(planned.method.name, MethodRecord(planned.method, planned.experiment, [], 0))
-        if not planned.finished:
-            methods[method.name] = replace(method, unfinished=method.unfinished + 1)
-            continue
-        probed = planned.experiment.forgetting
-        run = RunRecord(
-            planned.seed,
-            planned.folder,
-            planned.finished,
-            planned.experiment.rounds,
-            () if probed is None else probed.rounds,
-            shift_file(planned.folder.parent.parent, planned.method, planned.seed),
-        )
-        method.runs.append(run)
-    return [
-        ExperimentRecord(point, points[point], [form for method in methods.values() for form in _with_others(method)])
-        for point, methods in records.items()
-    ]
+    points: dict[str, dict[str, list[Planned]]] = {}
+    for run in plan(load(root, imports=False), root):
+        points.setdefault(run.point, {}).setdefault(run.method.name, []).append(run)
+    records = {point: [record for runs in methods.values() for record in _method_records(runs)]
+               for point, methods in points.items()}  # fmt: skip
+    return [ExperimentRecord(point, methods[0].experiment, methods) for point, methods in records.items()]
 
 
-def _with_others(record: MethodRecord) -> list[MethodRecord]:
+def _method_records(planned: list[Planned]) -> list[MethodRecord]:
     """Return the record of a method, followed by one for each other use of its models."""
-    others = [
-        replace(record, method=record.method.named(other), runs=[replace(run, other=other) for run in record.runs])
-        for other in record.method.others
+    method, experiment = planned[0].method, planned[0].experiment
+    probed = () if experiment.forgetting is None else experiment.forgetting.rounds
+    runs = [
+        RunRecord(run.seed, run.folder, experiment.rounds, probed, shift_file(run.folder.parents[1], method, run.seed))
+        for run in planned
+        if run.finished
     ]
-    return [record, *others]
+    unfinished = len(planned) - len(runs)
+    others = [
+        MethodRecord(method.named(other), experiment, [replace(run, other=other) for run in runs], unfinished)
+        for other in method.others
+    ]
+    return [MethodRecord(method, experiment, runs, unfinished), *others]
 
 
 # -- environment.json --------------------------------------------------------------------------------------------------
@@ -601,30 +432,25 @@ NANO = "played to see that it works; its numbers mean nothing"
 
 def environment_line(root: Path, name: str) -> str:
     """Describe the time, machine and packages that made a folder; "" if unknown."""
-    path = root / "environment.json"
-    if not path.is_file():
-        return ""
     try:
         about = _environment_of(root)
         packages = ", ".join(f"{package} {version}" for package, version in about["packages"].items() if version)
         machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
         return f"{name}: {about['made']}, {machine}; {packages}"
+    except FileNotFoundError:
+        return ""
     except UNREADABLE:
         reason = "it is needed for the last line of the report only and may be removed"
-        raise FedtideError(f"{path}: damaged; {reason}") from None
+        raise FedtideError(f"{root / 'environment.json'}: damaged; {reason}") from None
 
 
-def _environment_of(root: Path) -> dict[str, Any]:
-    path = root / "environment.json"
-    about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not isinstance(about, dict):
-        raise ValueError(path)
-    return about
+def _environment_of(root: Path) -> Any:
+    return json.loads((root / "environment.json").read_text(encoding="utf-8"))
 
 
 def is_nano(root: Path) -> bool:
-    """Tell whether a folder was played at the scale nano."""
+    """Tell whether a folder was played at the scale nano; the line about the environment reports a damaged file."""
     try:
-        return _environment_of(root).get("scale") == "nano"
-    except UNREADABLE:
-        return False  # the line about the environment reports the damage
+        return bool(_environment_of(root)["scale"] == "nano")
+    except (FileNotFoundError, *UNREADABLE):
+        return False

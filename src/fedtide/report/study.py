@@ -13,7 +13,7 @@ from typing import Any
 from fedtide.config import axes
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import TRUTH, plain
+from fedtide.core.record import plain
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.tables import is_cell
 from fedtide.evaluate.measure import Measure
@@ -126,9 +126,6 @@ def write_summary(path: Path, study: Study) -> None:
 
 # -- rows for data frames ----------------------------------------------------------------------------------------------
 
-WHOLE = ("round", "client", "rows", "slot", TRUTH)
-"""Columns of clients.csv with whole numbers."""
-
 
 def points_of(study: Study) -> list[Row]:
     """Return the name and the swept values of each point of a sweep; an empty row without a sweep."""
@@ -162,8 +159,8 @@ def clients(study: Study) -> Iterator[Row]:
     """Yield a row for each client, evaluation and view of each run: the cells of `clients.csv`."""
     for about, run in _runs(study):
         for view in dict.fromkeys(view for line in run.judged for view in line["scores"]):
-            for row in run.client_rows(view):
-                yield {**about, **{name: _cell(name, text) for name, text in row.items()}, "view": view}
+            for row in run.clients(view).to_pylist():
+                yield {**about, **row, "view": view}
 
 
 def clusters(study: Study) -> Iterator[Row]:
@@ -185,12 +182,3 @@ def _runs(study: Study) -> Iterator[tuple[Row, RunRecord]]:
         for method in record.methods:
             for run in method.runs:
                 yield {**point, "method": method.name, "seed": run.seed}, run
-
-
-def _cell(name: str, text: str) -> Any:
-    """Return a cell of clients.csv, as a number if its column has numbers; None for an empty cell."""
-    if not text:
-        return None
-    if name in WHOLE:
-        return int(text)
-    return float(text) if name in ("accuracy", "loss") else text

@@ -1,83 +1,61 @@
 """A topic of the report: its numbers, and the tables and pictures that show them."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from fedtide.draw.figures import Drawn, styled
+from fedtide.draw.figures import styled
 from fedtide.draw.tables import Table
 from fedtide.report.formats import Number
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
 
-Draw = Callable[[ExperimentRecord], Drawn | None]
-"""Draws a picture of a record; None if there is nothing to show."""
-
-Build = Callable[[ExperimentRecord, Summary], Table | None]
-"""Builds a table of a record and its summary; None if there is nothing to show."""
+Make = Callable[..., Any]
+"""Draws a picture of a record, or builds a table of a record and its summary; None if there is nothing to show."""
 
 Measured = Callable[[ExperimentRecord, MethodRecord, RunRecord], dict[str, float]]
 """Returns the numbers of one run; it may leave out any of them."""
 
 
 @dataclass(frozen=True)
-class PicturePlan:
-    """A picture of the page and of `ft.plot`.
+class Plan:
+    """A picture of the page and of `ft.plot`, or a table of the page.
 
-    The docstring of `draw` has a description in the first paragraph, and the caption in the second one. Names in braces
+    The docstring of `make` has a description in the first paragraph, and the caption in the second one. Names in braces
     in caption and title are those of `words_of`.
 
     Args:
-        name: name in `ft.plot`.
         title: title above it.
-        draw: draws it.
+        make: makes it.
+        name: name of a picture in `ft.plot`.
         needs: condition on a run, for the error of a run without this picture.
     """
 
-    name: str
     title: str
-    draw: Draw
+    make: Make
+    name: str = ""
     needs: str = ""
 
-    def __call__(self, record: ExperimentRecord) -> Drawn | None:
-        """Draw it."""
-        return self.draw(record)
+    def __call__(self, *content: Any) -> Any:
+        """Make it."""
+        return self.make(*content)
+
+    def caption(self, record: ExperimentRecord) -> str:
+        """Return the caption."""
+        paragraphs = (inspect.getdoc(self.make) or "").split("\n\n")
+        return " ".join("".join(paragraphs[1:2]).split()).format(**words_of(record))
 
 
-@dataclass(frozen=True)
-class TablePlan:
-    """A table of the page, with its title and the caption in its docstring, as for pictures."""
-
-    title: str
-    build: Build
-
-    def __call__(self, record: ExperimentRecord, summary: Summary) -> Table | None:
-        """Build it."""
-        return self.build(record, summary)
-
-
-def plan_picture(name: str, title: str, needs: str = "") -> Callable[[Draw], PicturePlan]:
+def plan_picture(name: str, title: str, needs: str = "") -> Callable[[Make], Plan]:
     """Return a decorator that makes a picture of a function that draws it."""
-    return lambda draw: PicturePlan(name, title, styled(draw), needs)
+    return lambda draw: Plan(title, styled(draw), name, needs)
 
 
-def plan_table(title: str) -> Callable[[Build], TablePlan]:
+def plan_table(title: str) -> Callable[[Make], Plan]:
     """Return a decorator that makes a table of a function that builds it."""
-    return lambda build: TablePlan(title, build)
-
-
-def caption_of(plan: PicturePlan | TablePlan, record: ExperimentRecord) -> str:
-    """Return the caption of a picture or table."""
-    paragraphs = (inspect.getdoc(plan.draw if isinstance(plan, PicturePlan) else plan.build) or "").split("\n\n")
-    return " ".join("".join(paragraphs[1:2]).split()).format(**words_of(record))
-
-
-def no_numbers(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
-    """Return no numbers."""
-    return {}
+    return lambda build: Plan(title, build)
 
 
 @dataclass(frozen=True)
@@ -85,9 +63,9 @@ class Topic:
     """A topic of the report: its numbers, the function that measures them, its pictures and tables."""
 
     numbers: tuple[Number, ...] = ()
-    measure: Measured = no_numbers
-    pictures: tuple[PicturePlan, ...] = ()
-    tables: tuple[TablePlan, ...] = ()
+    measure: Measured = lambda record, method, run: {}
+    pictures: tuple[Plan, ...] = ()
+    tables: tuple[Plan, ...] = ()
 
 
 def words_of(record: ExperimentRecord) -> dict[str, str]:

@@ -13,29 +13,22 @@ from fedtide.report import (
     clients,
     clusters,
     costs,
-    dates,
-    drift,
     experts,
-    local_forgetting,
-    nodes,
+    forgetting,
     periods,
-    rhythm,
-    turns,
 )
 from fedtide.report.accuracy import BY_WAY
 from fedtide.report.formats import FORMATS, Number, number, percent
-from fedtide.report.topic import PicturePlan, Topic
+from fedtide.report.topic import Plan, Topic
 
-MODULES = (
-    accuracy, dates, periods, rhythm, blends, experts, drift, clusters, turns, clients, local_forgetting, costs, nodes,
-)  # fmt: skip
+MODULES = (accuracy, periods, blends, experts, clusters, forgetting, clients, costs)
 
 TOPICS: tuple[Topic, ...] = tuple(module.TOPIC for module in MODULES)
 
 NUMBERS: dict[str, Number] = {number.name: number for topic in TOPICS for number in topic.numbers}
 """Every number of a run; docs/reports.md describes the numbers."""
 
-PICTURES: dict[str, PicturePlan] = {plan.name: plan for topic in TOPICS for plan in topic.pictures}
+PICTURES: dict[str, Plan] = {plan.name: plan for topic in TOPICS for plan in topic.pictures}
 """Every picture of a run by its name in `ft.plot`."""
 
 

@@ -4,8 +4,6 @@ Each library is imported by its class. In the end each value is there once: file
 only the steps that it lacks. A run that is played again after a kill has the same numbers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -17,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedtide.config import Experiment, resolved
 from fedtide.config.overrides import flatten
@@ -66,21 +64,8 @@ class TrackedRun:
         return self.root.resolve().name
 
 
-class Tracker(Protocol):
-    """Takes the numbers of one run, from its first round on."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of a round; `step` rounds are done."""
-
-    def close(self, *, finished: bool) -> None:
-        """End, of a run that is `finished` or that will go on."""
-
-
-def tracker(track: Track, about: TrackedRun) -> Tracker:
-    """Begin to track a run, from its first round on."""
-    if isinstance(track, TensorBoard):
-        return _TensorBoard(track, about)
-    return _MLflow(track, about) if isinstance(track, MLflow) else _WandB(track, about)
+# Each tracker takes the numbers of a round, of which `step` are done, by `write`, and ends by `close`: of a run that is
+# finished or that will go on.
 
 
 class _TensorBoard:
@@ -112,23 +97,19 @@ class _MLflow:
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
 
-        track_folder = about.root.resolve() / "track"
-        path = track.path or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{track_folder / 'mlflow.db'}"
+        folder = about.root.resolve() / "track"
+        path = track.path or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
         self._client: Any = MlflowClient(tracking_uri=path)
         self._metric = Metric
-        name = track.experiment or about.name
+        name, tags = track.experiment or about.name, {"fedtide": about.key}
         experiment = self._client.get_experiment_by_name(name)
-        number = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(name, (track_folder / "artifacts").as_uri())
-        )
+        number = experiment and experiment.experiment_id
+        number = number or self._client.create_experiment(name, (folder / "artifacts").as_uri())
         runs = self._client.search_runs([number], f"tags.fedtide = '{about.key}'", max_results=1)
-        tags = {"fedtide": about.key}
         run = runs[0] if runs else self._client.create_run(number, run_name=about.title, tags=tags)
         self._run = run.info.run_id
-        settings = ((self._named(key), str(value)[:500]) for key, value in about.settings.items())
-        params = [Param(key, value) for key, value in settings if key not in run.data.params]
+        settings = {mlflow_name(key): str(value)[:500] for key, value in about.settings.items()}
+        params = [Param(key, value) for key, value in settings.items() if key not in run.data.params]
         for begin in range(0, len(params), 100):
             self._client.log_batch(self._run, params=params[begin : begin + 100])
         self._client.log_batch(self._run, tags=[RunTag("fedtide.folder", str(about.root))])
@@ -139,17 +120,11 @@ class _MLflow:
         self._left: list[Any] = []
         self._sent = time.monotonic()
 
-    @staticmethod
-    def _named(name: str) -> str:
-        """Return a name without what MLflow does not take."""
-        return re.sub(r"[^\w\-. /:]", "_", name)
-
     def write(self, step: int, values: Mapping[str, float]) -> None:
         now = time.time_ns() // 1_000_000
-        named = ((self._named(name), value) for name, value in values.items())
-        self._left += [
-            self._metric(name, value, now, step) for name, value in named if step not in self._known.get(name, ())
-        ]
+        for name, value in values.items():
+            if step not in self._known.get(mlflow_name(name), ()):
+                self._left.append(self._metric(mlflow_name(name), value, now, step))
         if time.monotonic() - self._sent > PACE or len(self._left) >= MOST:
             self._send()
 
@@ -163,6 +138,11 @@ class _MLflow:
         self._send()
         if finished:
             self._client.set_terminated(self._run, "FINISHED")
+
+
+def mlflow_name(name: str) -> str:
+    """Return a name without characters that MLflow does not take."""
+    return re.sub(r"[^\w\-. /:]", "_", name)
 
 
 class _WandB:
@@ -195,6 +175,12 @@ class _WandB:
         self._run.finish(exit_code=0)
 
 
+TRACKERS: dict[str, Callable[[Any, TrackedRun], Any]] = {
+    "tensorboard": _TensorBoard, "mlflow": _MLflow, "wandb": _WandB,
+}  # fmt: skip
+"""Tracker of each kind; one is made at the beginning of a run."""
+
+
 def values_of(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a line of `rounds.jsonl` by name, of an evaluation below the name of its view.
 
@@ -212,35 +198,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Feed:
-    """One run on its way from its record to a tracker."""
-
-    def __init__(self, run: Planned, tracker: Tracker) -> None:
-        self.run, self.tracker = run, tracker
-        self._file, self._read = run.folder / "rounds.jsonl", 0
-
-    def feed(self) -> None:
-        """Pass on the rounds that were recorded since the last time."""
-        with open(self._file, "rb") as file:
-            file.seek(self._read)
-            whole = file.read().rpartition(b"\n")[0]
-        if not whole:
-            return
-        self._read += len(whole) + 1
-        try:
-            lines = [json.loads(line) for line in whole.split(b"\n")]
-        except UNREADABLE:
-            raise FedtideError(f"{self._file}: a line is damaged") from None
-        for line in lines:
-            self.tracker.write(int(line["round"]) + 1, values_of(line))
-
-
 class Tracked:
     """The tracked runs of a run folder, noted in `track/track.json`; one process at a time has it."""
 
     def __init__(self, root: Path, track: Track) -> None:
         self.root, self.track = root, track
         self._file = root / "track" / "track.json"
+        self._open: dict[Path, tuple[Any, int]] = {}
         try:
             notes = json.loads(self._file.read_text(encoding="utf-8"))
             self.study = str(notes["study"])
@@ -254,30 +218,47 @@ class Tracked:
         """Tell whether all of a run was tracked."""
         return self._place(run) in self.whole.get(self.track.kind, ())
 
-    def begin(self, run: Planned) -> Feed:
-        """Begin to track a run, from its first round on."""
+    def feed(self, run: Planned) -> None:
+        """Pass on the rounds of a run that were recorded since the last time, from the first round on."""
+        file = run.folder / "rounds.jsonl"
+        tracker, read = self._open.get(run.folder) or (self._begin(run), 0)
+        with open(file, "rb") as record:
+            record.seek(read)
+            lines = record.read().splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n"):
+                read += len(line)
+                try:
+                    values = json.loads(line)
+                except UNREADABLE:
+                    raise FedtideError(f"{file}: a line is damaged") from None
+                tracker.write(int(values["round"]) + 1, values_of(values))
+        self._open[run.folder] = tracker, read
+
+    def end(self, run: Planned) -> None:
+        """End with a run, and note whether all of it was tracked."""
+        tracker, _ = self._open.pop(run.folder)
+        tracker.close(finished=run.finished)
+        if run.finished and not self.is_whole(run):
+            self.whole.setdefault(self.track.kind, []).append(self._place(run))
+            self._note()
+
+    def end_all(self, runs: list[Planned]) -> None:
+        """End with the open ones of these runs, and track the finished ones that were not tracked to their end."""
+        for run in runs:
+            if run.folder in self._open:
+                self.end(run)
+            if run.finished and not self.is_whole(run):
+                self.feed(run)
+                self.end(run)
+
+    def _begin(self, run: Planned) -> Any:
         self._note()
         values = resolved(run.experiment.model_copy(update={"method": (run.method,), "seeds": (run.seed,)}))
         (method,) = values.pop("method")
         settings = {".".join(path): value for path, value in flatten({**values, "method": method})}
         about = TrackedRun(self.root, self.study, self._place(run), run.title, settings)
-        return Feed(run, tracker(self.track, about))
-
-    def end(self, feed: Feed) -> None:
-        """End with a run, and note whether all of it was tracked."""
-        finished = feed.run.finished
-        feed.tracker.close(finished=finished)
-        if finished and not self.is_whole(feed.run):
-            self.whole.setdefault(self.track.kind, []).append(self._place(feed.run))
-            self._note()
-
-    def track_all(self, run: Planned) -> None:
-        """Track a run from its record."""
-        feed = self.begin(run)
-        try:
-            feed.feed()
-        finally:
-            self.end(feed)
+        return TRACKERS[self.track.kind](self.track, about)
 
     def _place(self, run: Planned) -> str:
         return run.folder.relative_to(self.root).as_posix()
@@ -302,7 +283,6 @@ class Tracking(RunsDisplay):
         self._stack = ExitStack()
         self._tracked: Tracked | None = None
         self._runs: list[Planned] = []
-        self._feeds: dict[int, Feed] = {}
 
     def begin(self, runs: list[Planned], finished: int) -> None:
         """Begin with the runs that are left."""
@@ -318,28 +298,19 @@ class Tracking(RunsDisplay):
 
         def follow(tracked: Tracked) -> None:
             # Not before it plays, because rounds behind the checkpoint of a killed run are cut off then.
-            feed = self._feeds.get(run) or self._feeds.setdefault(run, tracked.begin(self._runs[run]))
-            feed.feed()
+            tracked.feed(self._runs[run])
             if progress.round == progress.rounds:
-                tracked.end(self._feeds.pop(run))
+                tracked.end(self._runs[run])
 
-        self._guarded(follow)
+        self._guard(follow)
 
     def end(self) -> None:
         """End the open runs, and track the runs that were finished before a kill and not tracked to their end."""
         self._display.end()
-
-        def finish(tracked: Tracked) -> None:
-            for number in list(self._feeds):
-                tracked.end(self._feeds.pop(number))
-            for run in plan(self._experiment, self._root):
-                if run.finished and not tracked.is_whole(run):
-                    tracked.track_all(run)
-
         with self._stack:
-            self._guarded(finish)
+            self._guard(lambda tracked: tracked.end_all(plan(self._experiment, self._root)))
 
-    def _guarded(self, act: Callable[[Tracked], None]) -> None:
+    def _guard(self, act: Callable[[Tracked], None]) -> None:
         if self._tracked is None:
             return
         try:
@@ -370,5 +341,6 @@ def track(root: Path, chosen: Track | None = None) -> list[Planned]:
     with run_lock(root / "track", "lock"):
         tracked = Tracked(root, settings)
         for run in runs:
-            tracked.track_all(run)
+            tracked.feed(run)
+            tracked.end(run)
     return runs

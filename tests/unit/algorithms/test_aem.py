@@ -182,8 +182,8 @@ def test_further_personalizations_of_the_same_models_are_as_if_each_had_a_federa
         assert len(mine.runs) == len(other.runs) == 1
         for left, right in zip(mine.runs, other.runs, strict=True):
             assert [line["scores"] for line in left.judged] == [line["scores"] for line in right.judged]
-            assert [*left.client_rows("train_clients")]
-            values = [[row["accuracy"] for row in each.client_rows("train_clients")] for each in (left, right)]
+            values = [each.clients("train_clients")["accuracy"].to_pylist() for each in (left, right)]
+            assert values[0]
             assert values[0] == values[1]
     summary = summarize(ours)
     assert [method.name for method in summary.methods] == [method.name for method in ours.methods]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.evaluate.measure import Measure
 from fedtide.report import blends
 from fedtide.report.blends import (
     components,
@@ -21,7 +20,6 @@ from fedtide.report.blends import (
     split_counts,
     trivial_purities,
 )
-from fedtide.report.formats import percent, signed_points
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import Summary
@@ -226,14 +224,3 @@ def test_numbers_are_in_the_summary_and_have_formats(summary):
     assert BLENDED & set(measures["A"]) == {"training_loss", "loss_spread", "peak_gain", "trough_gain"}
     assert BLENDED & set(measures["still"]) == {"training_loss", "loss_spread"}
     assert all(is_number(name) for of_method in measures.values() for name in of_method)
-
-
-def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, summary):
-    table = blends.peaks_table(record, summary)
-    assert table.header == ["method", "last minus second", "cycle 1", "cycle 2", "cycle 3"]
-    assert [row[0] for row in table.rows][:2] == ["A, peak", "A, trough"]
-    assert len(table.rows) == 8
-    curves = [run.accuracy("held_out_clients")[1] for run in record.methods[0].runs]
-    peaks = [[values[part].max() for values in curves] for part in (slice(0, 4), slice(4, 8), slice(8, 12))]
-    gain = [c - b for b, c in zip(*peaks[1:], strict=True)]
-    assert table.rows[0][1:] == [signed_points(Measure.of(gain)), *(percent(Measure.of(peak)) for peak in peaks)]

@@ -68,21 +68,20 @@ def test_evenness_is_a_share_of_its_largest(sizes, expected):
 
 
 def test_churn_counts_those_who_were_there_before():
-    assert math.isnan(churn({}, {1: 0}))
-    assert churn({1: 0, 2: 1}, {1: 1, 2: 1, 3: 0}) == 0.5
+    assert math.isnan(churn(np.array([np.nan]), np.array([0])))
+    assert churn(np.array([0, 1, np.nan]), np.array([1, 1, 0])) == 0.5
 
 
 def test_churn_does_not_count_clusters_that_got_another_number():
     """Client 5 moves from the second cluster to the first, and all numbers change."""
-    before = dict(enumerate([0, 0, 0, 1, 1, 1, 2, 2]))
-    after = dict(enumerate([2, 2, 2, 0, 0, 2, 1, 1]))
+    before, after = np.array([0, 0, 0, 1, 1, 1, 2, 2]), np.array([2, 2, 2, 0, 0, 2, 1, 1])
     assert churn(before, after) == 1 / 8
-    assert churn(before, {client: 9 - cluster for client, cluster in before.items()}) == 0
+    assert churn(before, 9 - before) == 0
 
 
 def test_a_cluster_that_splits_is_still_one_of_its_halves():
     """Of six the larger part of four is what was there; two have a new cluster. Two that merge lose the smaller one."""
-    whole, halves = dict.fromkeys(range(6), 4), dict(enumerate([3, 3, 0, 0, 0, 0]))
+    whole, halves = np.full(6, 4), np.array([3, 3, 0, 0, 0, 0])
     assert churn(whole, halves) == churn(halves, whole) == 2 / 6
 
 
@@ -103,26 +102,24 @@ CSV = """round,view,client,group,rows,accuracy,loss,slot,name
 
 def by_hand(folder: Path) -> RunRecord:
     (folder / "clients.csv").write_text(CSV)
-    return RunRecord(0, folder, False, 4)
+    return run_of_lines(folder, {}, {}, {}, {})
 
 
 def test_membership_is_what_clients_csv_says(tmp_path):
     """Two evaluations; night's only client comes last, and client 2 has no rows at the second."""
-    members = membership(by_hand(tmp_path), "train_clients", ["day", "night"], 200)
+    members = membership(by_hand(tmp_path), "train_clients", ["day", "night"])
     assert members.after.tolist() == [2, 4]
-    assert members.clients.tolist() == [1, 2, 3, 0]
-    assert members.group.tolist() == [0, 0, 0, 1]
-    np.testing.assert_array_equal(members.table, [[2, 2], [0, np.nan], [0, 0], [0, 2]])
-    assert {k: v.tolist() for k, v in members.sizes.items()} == {0: [3 / 4, 1 / 3], 2: pytest.approx([1 / 4, 2 / 3])}
-    assert members.of == 4
+    drawn = members.select(200)
+    assert drawn.clients.tolist() == [1, 2, 3, 0]
+    np.testing.assert_array_equal(drawn.groups, [[0, 0], [0, np.nan], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(drawn.slots, [[2, 2], [0, np.nan], [0, 0], [0, 2]])
     rates = agreement(by_hand(tmp_path), "train_clients", ["day", "night"], 0)
     assert rates["churn"] == pytest.approx(1 / 3)  # of 0, 1 and 3, who were judged twice
 
 
-def test_of_many_clients_some_are_drawn_and_sizes_are_those_of_all(tmp_path):
-    members = membership(by_hand(tmp_path), "train_clients", ["day", "night"], 2)
-    assert (members.clients.tolist(), members.of) == ([1, 0], 4)
-    assert members.sizes[0].tolist() == [3 / 4, 1 / 3]
+def test_of_many_clients_some_are_drawn(tmp_path):
+    members = membership(by_hand(tmp_path), "train_clients", ["day", "night"])
+    assert members.select(2).clients.tolist() == [1, 0]
 
 
 def test_clients_are_drawn_evenly_over_groups():
@@ -155,7 +152,7 @@ def test_own_experts_are_no_cluster_and_models_without_clients_are_empty_ones(tm
     run = run_in(tmp_path, members=[4, 0, 0, 0, 0, 0])
     rates = agreement(run, "train_clients", ["day", "night"], 0)
     assert (rates["evenness"], rates["fullest_cluster"], rates["purity"]) == (0, 1, 1)
-    assert membership(run, "train_clients", ["day", "night"], 200).table.tolist() == [[-1], [-1], [3], [3]]
+    assert membership(run, "train_clients", ["day", "night"]).slots.tolist() == [[-1], [-1], [3], [3]]
 
 
 @pytest.mark.parametrize(("slots", "used"), [("0101", 2), ("0505", 2), ("5555", 1), ("0123", 4)])
@@ -193,9 +190,7 @@ def test_clusters_are_compared_with_the_groups_of_that_moment(tmp_path):
 
 def test_clients_are_sorted_by_their_last_group_and_then_by_those_before(tmp_path):
     (tmp_path / "clients.csv").write_text(DRIFTING)
-    members = membership(RunRecord(0, tmp_path, False, 4), "train_clients", [], 200)
+    members = membership(run_of_lines(tmp_path, {}, {}, {}, {}), "train_clients", []).select(200)
     assert members.clients.tolist() == [0, 3, 1, 2]
-    assert members.group.tolist() == [0, 0, 1, 10]
-    np.testing.assert_array_equal(members.truth, [[0, 0], [1, 0], [0, 1], [1, 10]])
-    np.testing.assert_array_equal(members.table, [[0, 0], [1, 1], [0, 0], [1, 1]])
-    assert {k: v.tolist() for k, v in members.shares.items()} == {0: [0.5, 0.5], 1: [0.5, 0.25], 10: [0, 0.25]}
+    np.testing.assert_array_equal(members.groups, [[0, 0], [1, 0], [0, 1], [1, 10]])
+    np.testing.assert_array_equal(members.slots, [[0, 0], [1, 1], [0, 0], [1, 1]])

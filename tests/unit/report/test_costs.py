@@ -45,7 +45,7 @@ def record(tmp_path, *, seconds=None, average_last=10, seeds=3, curves=CURVES) -
             for place, value in enumerate(values, start=1):
                 lines[EVERY * place - 1]["scores"] = {"train_clients": dict.fromkeys(METRIC_NAMES, value)}
             (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            runs.append(RunRecord(seed, path, True, EVERY * len(values)))
+            runs.append(RunRecord(seed, path, EVERY * len(values)))
         methods.append(MethodRecord(method, experiment, runs, 0))
     return ExperimentRecord("", experiment, methods)
 

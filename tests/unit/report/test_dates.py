@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtide.evaluate.metrics import faded
-from fedtide.report import dates
+from fedtide.report import periods
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from helpers.studies import finished, study
@@ -42,15 +42,15 @@ def test_what_fades_fades_with_each_window_however_often_is_evaluated():
 
 def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(record):
     run = record.methods[0].runs[0]
-    hour, weekday = dates.cycles_of(record)
+    hour, weekday = periods.cycles_of(record)
     assert (hour.name, weekday.name) == ("hour of the day", "weekday")
     lines = [line for line in run.judged if line["window"]["next"][11:13] == "06"]
-    at, values = dates.by_cycle(record.view, hour, run)
+    at, values = periods.by_cycle(record.view, hour, run)
     assert at.tolist() == [0.0, 6.0, 12.0, 18.0]
     scores = [line["scores"]["train_clients"] for line in lines]
     right = sum(entry["rows"] * entry["accuracy"] for entry in scores)
     assert values[1] == pytest.approx(right / sum(entry["rows"] for entry in scores))
-    assert dates.by_cycle(record.view, weekday, run)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert periods.by_cycle(record.view, weekday, run)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def few_and_many(root, folder, rows, accuracy):
@@ -83,7 +83,7 @@ def test_windows_count_by_their_rows(root, tmp_path):
     assert found["last"].mean == found["worst_point"].mean == pytest.approx(last)
     assert 0.7 < last < 0.8
     assert len(rows) == record.window
-    assert dates._course(run, record.view)[1][-1] == pytest.approx(last)
+    assert periods.course(record.view, run)[1][-1] == pytest.approx(last)
 
 
 def test_rounds_that_are_no_windows_count_the_same(root, tmp_path):
@@ -110,11 +110,11 @@ def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     whole = 1 - error / sum(entry["reference"] for entry in scores)
     assert summary.methods[0].measures["skill"].values == [pytest.approx(whole)]
     assert whole != pytest.approx(np.mean([entry["skill"] for entry in scores]), abs=1e-3)
-    hour = dates.cycles_of(record)[0]
+    hour = periods.cycles_of(record)[0]
     night = [line["scores"]["train_clients"] for line in run.judged if line["window"]["next"][11:13] == "00"]
     error = sum((1 - entry["skill"]) * entry["reference"] for entry in night)
     skill = 1 - error / sum(entry["reference"] for entry in night)
-    assert dates.by_cycle(record.view, hour, run)[1][0] == pytest.approx(skill)
+    assert periods.by_cycle(record.view, hour, run)[1][0] == pytest.approx(skill)
     errors = np.array([entry["reference"] for entry in scores])
     worst = np.average([entry["worst_decile"] for entry in scores], weights=errors)
     assert summary.methods[0].measures["worst_decile"].values == [pytest.approx(worst)]

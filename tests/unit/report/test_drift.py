@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.report.drift import (
+from fedtide.report.clusters import (
     Fall,
     cluster_counts,
     falls,
     intervals,
     marks,
-    measure,
+    measure_drift,
     notice,
     reclusterings,
 )
@@ -41,7 +41,6 @@ def test_falls_by_hand():
     values = [0.7, 0.8, 0.5, 0.795, 0.7, 0.75]
     first, second = falls(AFTER, values, [4, 9], 12)
     assert first == Fall(4, 0.8, 0.5, 4, True)
-    assert first.depth == pytest.approx(0.3)
     assert second == Fall(9, 0.795, 0.7, 3, False)
 
 
@@ -84,7 +83,7 @@ def record_of(folder: Path, facts: list[dict], accuracy: dict[int, float], **mor
 
 
 def following(run: RunRecord) -> dict[str, float]:
-    return measure(record_like(), None, run)
+    return measure_drift(run, record_like())
 
 
 def test_the_measures_of_a_run_by_hand(tmp_path):

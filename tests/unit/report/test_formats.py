@@ -40,8 +40,8 @@ def test_a_measure_has_its_unit_and_its_error(written, given, text):
 
 
 @pytest.mark.parametrize(("written", "value", "text"), [
-    (formats.rounds_count, 1.0, "+1 round"), (formats.rounds_count, -2.5, "-2.5 rounds"), (formats.count, 3.0, "3"),
-    (formats.percent, 0.5, "+50.0 points"), (formats.size, 2e6, "2 MB"), (formats.seconds, -5.0, "-5.0 s"),
+    (formats.rounds_count, 1.0, "+1 round"), (formats.rounds_count, -2.5, "-2.5 rounds"), (formats.count, 3.0, "+3"),
+    (formats.percent, 0.5, "+50.0 points"), (formats.size, 2e6, "+2 MB"), (formats.seconds, -5.0, "-5.0 s"),
 ])  # fmt: skip
 def test_a_difference_has_a_sign_and_its_unit(written, value, text):
     assert difference(Measure(value, None, [value]), written) == text

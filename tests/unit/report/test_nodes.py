@@ -11,7 +11,7 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
 from fedtide.remote.asks import nodes_of, read_asks, state_of
-from fedtide.report.nodes import are_real, nodes_over_rounds, nodes_table
+from fedtide.report.clients import are_real, nodes_over_rounds, nodes_table
 
 
 def ask(reveal: tuple[str, ...] = (), **clients: str) -> dict:

@@ -67,7 +67,7 @@ def test_curves_rounds_and_clients_have_the_names_of_the_records(done, library):
         assert np.allclose([curves["accuracy"][k] for k in mine], values)
     _, rounds = done.rounds()
     assert len(rounds["round"]) == 4 * 4
-    assert sum(rounds["up"]) == sum(run.total("up") for m in done.study.records[0].methods for run in m.runs)
+    assert sum(rounds["up"]) == sum(line["up"] for run in done.study.records[0].runs for line in run.lines)
     _, clients = done.clients()
     assert {type(value) for value in clients["client"]} == {int}
     assert {type(value) for value in clients["accuracy"]} == {float}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtide.report.rhythm import measure
+from fedtide.report.periods import measure_rhythm
 from helpers.records import run_of_lines
 
 
@@ -26,7 +26,7 @@ def test_numbers_by_hand(tmp_path):
         line([2, 8], prior=[0.8, 0.2], periods=[31.0, 7.0], gain=90.0, chance=20.0),
         line([0, 10], prior=[0.9, 0.1], periods=[32.5]),
     )  # fmt: skip
-    assert measure(None, None, run) == {
+    assert measure_rhythm(run) == {
         "period_known": 0.4,
         "period_found": 1.0,
         "rounds_to_period": 4.0,
@@ -39,5 +39,5 @@ def test_numbers_by_hand(tmp_path):
 def test_without_a_period_the_rounds_are_those_of_the_run(tmp_path):
     run = run_of_lines(tmp_path, line([5, 5], gain=0.0, chance=1.0), line([5, 5]))
     unknown = {"period_known": 0.0, "period_found": 0.0, "rounds_to_period": 2.0, "shares_known": 0.0}
-    assert measure(None, None, run) == unknown
-    assert measure(None, None, run_of_lines(tmp_path, line([5, 5], prior=[0.5, 0.5]))) == {}
+    assert measure_rhythm(run) == unknown
+    assert measure_rhythm(run_of_lines(tmp_path, line([5, 5], prior=[0.5, 0.5]))) == {}

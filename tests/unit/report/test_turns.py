@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.data.shift.who import Periodic
+from fedtide.report.forgetting import Transfer, Turn, measure, turns
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
-from fedtide.report.turns import Transfer, Turn, measure, turns
 from helpers import studies
 from helpers.examples import examples
 from helpers.studies import STEADY, A, study
@@ -172,7 +172,7 @@ def test_what_fell_since_the_last_turn_is_at_most_what_was_forgotten(made):
     known = ~np.isnan(made.fallen)
     assert (made.forgotten[known] >= -made.fallen[known] - 1e-12).all()
     for i, which in zip(*np.nonzero(known), strict=True):
-        assert not any(turn.has(made.after[i]) and turn.which == which for turn in made.turns)
+        assert not any(t.first < made.after[i] <= t.end and t.which == which for t in made.turns)
 
 
 @law

@@ -37,7 +37,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch):
     Kept.runs = {}
-    monkeypatch.setattr(feed, "tracker", Kept)
+    monkeypatch.setattr(feed, "TRACKERS", dict.fromkeys(feed.TRACKERS, Kept))
     monkeypatch.setattr("fedtide.config.settings.find_spec", lambda name: object())
     return Kept.runs
 
