@@ -72,7 +72,10 @@ Weigh = Callable[[dict[str, Any], str], float | None]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Record of one run, that is one method and one seed; `other` names another use of its models."""
+    """Record of one run, that is one method and one seed.
+
+    rounds: rounds of the finished run; 0 for a run that goes on. other: name of another use of its models.
+    """
 
     seed: int
     folder: Path
@@ -92,7 +95,7 @@ class RunRecord:
         for number, line in enumerate(lines, start=1):
             _check(line, ROUND, f"{self.folder / 'rounds.jsonl'}: line {number}")
         ended = len(lines) if lines and STOPPED in lines[-1] else self.rounds
-        if [line.get("round") for line in lines] != list(range(ended)):
+        if self.rounds and [line.get("round") for line in lines] != list(range(ended)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
         if not self.other:
             return lines

@@ -199,7 +199,7 @@ def curve_of(folder: Path) -> tuple[RunRecord, Curve]:
     Evaluations without rows are left out, for example of a window in which nothing came. An accuracy is NaN if there is
     none.
     """
-    run = RunRecord(0, folder, finished=False, rounds=0)
+    run = RunRecord(0, folder, rounds=0)
     return run, run.curve("val", lambda scores: math.nan if score_in(scores) is None else score_in(scores))
 
 
