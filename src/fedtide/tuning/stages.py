@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ from fedtide.runs.digest import digest_of
 
 Place = tuple[str, ...]
 """Path of a value in the tables of an experiment."""
+Placed = list[tuple[Place, Any]]
+"""Places and their values."""
 
 FIXED = ("name", "algorithm", "shift", "safe", "transforms")
 """Keys of a method that no search may change, so that all compared methods meet the same data."""
@@ -58,7 +60,7 @@ class Search:
         """Name shown to people."""
         return f"{self.stage} · {self.method}" if self.stage else self.method
 
-    def assigned(self, values: Mapping[str, Any]) -> list[tuple[Place, Any]]:
+    def assigned(self, values: Mapping[str, Any]) -> Placed:
         """Return the places of a trial's values, with the values."""
         return [(place, values[p.key]) for p in self.parameters for place in (p.place, *p.also)]
 
@@ -190,7 +192,7 @@ def base_of(experiment: Experiment) -> dict[str, Any]:
     return values
 
 
-def with_values(experiment: Experiment, values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
+def with_values(experiment: Experiment, values: Placed) -> dict[str, Any]:
     """Return the tuned experiment with given values, as nested dicts that are not validated yet."""
     out = base_of(experiment)
     for place, value in values:

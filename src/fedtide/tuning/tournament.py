@@ -36,6 +36,7 @@ from fedtide.report.run_records import Curve, RunRecord
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import TerminalBars
+from fedtide.runs.experiment import RunCall
 from fedtide.runs.folder import check_entries, load, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.preflight import resolve_auto
@@ -238,10 +239,7 @@ def verify(root: Path) -> Iterator[Verdict]:
 class Climb:
     """One run, as it travels to a process: its last round, and the end of the budget (seconds since 1970)."""
 
-    experiment: str
-    method: str
-    seed: int
-    folder: str
+    run: RunCall
     rounds: int
     until: float
 
@@ -250,9 +248,9 @@ def climb(call: Climb, stop: Callable[[], bool]) -> Generator[int, None, dict[st
     """Play a run to a round, in any process: yield rounds; return their number, the seconds, and the failure."""
     began, count, failed = time.time(), 0, ""
     try:
-        experiment = from_dict(json.loads(call.experiment))
-        method = next(method for method in experiment.method if method.name == call.method)
-        run = Run(experiment, method, call.seed, Path(call.folder))
+        experiment = from_dict(json.loads(call.run.experiment))
+        method = next(method for method in experiment.method if method.name == call.run.method)
+        run = Run(experiment, method, call.run.seed, Path(call.run.folder))
         rounds = run.play(lambda: stop() or time.time() > call.until, until=call.rounds)
         for _ in rounds if began < call.until else ():
             count += 1
@@ -304,7 +302,7 @@ class Play:
         """
         text = as_json(self.experiment)
         pairs = [(entry, seed) for seed in step.seeds for entry in step.entries]
-        calls = [Climb(text, *pair, str(self.folder(*pair)), step.rounds, self.until) for pair in pairs]
+        calls = [Climb(RunCall(text, *pair, str(self.folder(*pair))), step.rounds, self.until) for pair in pairs]
         outcomes: dict[tuple[str, int], dict[str, Any]] = {pair: {} for pair in pairs}
         self.display.start(len(calls) * (step.rounds - below))
         for message in in_parallel(climb, calls, self.pool, self.stop):

@@ -41,7 +41,7 @@ from fedtide.runs.display import TerminalBars
 from fedtide.runs.folder import check_entries, make_folder
 from fedtide.runs.parallel import in_parallel, started
 from fedtide.runs.runner import evaluated, judge_of
-from fedtide.tuning.stages import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
+from fedtide.tuning.stages import Placed, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
 
 TRIALS = "trials.jsonl"
 READY = "tuned.toml"
@@ -199,7 +199,7 @@ def write_trials(root: Path, trials: Sequence[Trial]) -> None:
     write_text(root / TRIALS, "".join(f"{json.dumps(asdict(trial), allow_nan=False)}\n" for trial in trials))
 
 
-def write_ready(root: Path, experiment: Experiment, best: Sequence[tuple[Place, object]]) -> None:
+def write_ready(root: Path, experiment: Experiment, best: Placed) -> None:
     """Write the experiment with the best values, without search and sweep, ready for `fedtide run`."""
     ready = from_dict(with_values(experiment, best), where=str(root / READY))
     write_text(root / READY, f"{COMMENT}{brief(ready)}\n")
@@ -255,11 +255,11 @@ class Call:
 
 
 def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Trial | None]:
-    """Play a trial: yield the number of rounds done over all its seeds, return the trial with its outcome.
+    """Play a trial: yield the rounds done with each seed, return the trial with its outcome.
 
     `stop` is asked after every round; a stopped trial has no outcome (None).
     """
-    trial, done = call.trial, 0
+    trial = call.trial
     try:
         experiment = from_dict(call.experiment, where="the trial")
     except FedtideError as error:
@@ -269,8 +269,7 @@ def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Tri
         curve, before = Curve(seed, (), ()), trial.curves
         try:
             for rounds, scores in judged(experiment, trial.method, seed, Path(call.folder)):
-                done += 1
-                yield done
+                yield rounds
                 if stop():
                     return None
                 if scores is None:
@@ -340,26 +339,24 @@ def execute(
             rmtree(memory)
         trials = read_trials(root, searches, config)
         wanted = sum(search.trials for stage in searches for search in stage)
-        display.begin(wanted, len(trials), experiment.rounds * len(seeds_of(experiment)))
+        display.begin(wanted, len(trials))
         stack.callback(display.end)
         most = max(len(stage) for stage in searches) * tune.parallel_trials
         pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0, root))
-        best: list[tuple[Place, Any]] = []
+        best: Placed = []
         for stage in searches:
             for first in range(0, max(search.trials for search in stage), tune.parallel_trials):
                 batch = [
                     (search, call)
                     for search in stage
-                    for call in _next_calls(experiment, root, search, first, best, trials)
+                    for call in _next_calls(experiment, root, tuned_of(search, trials), first, best)
                 ]
                 for message in in_parallel(play_trial, [call for _, call in batch], pool, stop):
-                    if not message.final:
-                        display.advance(message.call, message.value)
-                    elif (trial := message.value) is not None:
+                    if message.final and message.value is not None:
+                        trial = replace(message.value, config=config)
                         trials.append(trial)
                         append_line(root / TRIALS, asdict(trial))
-                        search = batch[message.call][0]
-                        display.trial(message.call, search.title, trial, tuned_of(search, trials).best)
+                        display.trial(trial, tuned_of(batch[message.call][0], trials))
                 if stop.asked:
                     return False
             best += [pair for search in stage for pair in _best_values(root, tuned_of(search, trials))]
@@ -368,17 +365,10 @@ def execute(
     return True
 
 
-def _next_calls(
-    experiment: Experiment,
-    root: Path,
-    search: Search,
-    first: int,
-    best: Sequence[tuple[Place, Any]],
-    trials: Sequence[Trial],
-) -> Iterator[Call]:
+def _next_calls(experiment: Experiment, root: Path, tuned: Tuned, first: int, best: Placed) -> Iterator[Call]:
     """Yield the missing trials of a batch, which follow from the trials of earlier batches and stages alone."""
-    tune, config = tune_of(experiment, str(root)), digest_of_tuning(experiment)
-    done = {trial.number: trial for trial in tuned_of(search, trials).trials}
+    tune, search = tune_of(experiment, str(root)), tuned.search
+    done = {trial.number: trial for trial in tuned.trials}
     numbers = range(first, min(first + tune.parallel_trials, search.trials))
     if all(number in done for number in numbers):
         return
@@ -386,12 +376,12 @@ def _next_calls(
     ended = bounds(before, experiment.rounds) if tune.pruning else {}
     for number, values in zip(numbers, asked(search, before, tune, len(numbers)), strict=True):
         if number not in done:
-            trial = Trial(search.stage, search.method, number, values, config=config)
+            trial = Trial(search.stage, search.method, number, values)
             with_trial = with_values(experiment, [*best, *search.assigned(values)])
             yield Call(trial, with_trial, seeds_of(experiment), ended, str(root))
 
 
-def _best_values(root: Path, tuned: Tuned) -> list[tuple[Place, Any]]:
+def _best_values(root: Path, tuned: Tuned) -> Placed:
     """Return the places and values of a method's best trial."""
     if tuned.best is None:
         reason = f"all {len(tuned.trials)} trials of '{tuned.search.title}' failed; the first: {tuned.trials[0].reason}"
@@ -482,35 +472,17 @@ def _as_optuna(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
 class LiveTuning(TerminalBars):
     """Display of every finished trial with the best of its method so far."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._done: dict[int, int] = {}
-        self._rounds = self._finished = self._trials = 0
-
-    def begin(self, trials: int, finished: int, rounds: int) -> None:
-        """Start a tuning of `trials` trials, of which `finished` are done, with `rounds` rounds each."""
-        self._trials, self._finished, self._rounds = trials, finished, rounds
+    def begin(self, trials: int, finished: int) -> None:
+        """Start a tuning of `trials` trials, of which `finished` are done."""
         already = f", {finished} already done" if finished else ""
         self.say(f"{counted(trials, 'trial')}{already}")
-        self.start(trials * rounds, self._count(), finished * rounds)
+        self.start(trials, "trials", finished, counted=True)
 
-    def advance(self, call: int, done: int) -> None:
-        """Show that a trial of the batch has done `done` rounds."""
-        self.add(done - self._done.get(call, 0))
-        self._done[call] = done
-
-    def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
-        """Show a finished trial of the batch; the rounds that it did not play count as played."""
-        self._finished += 1
-        self.add(self._rounds - self._done.pop(call, 0), shown=self._count())
+    def trial(self, trial: Trial, tuned: Tuned) -> None:
+        """Show a finished trial of a method."""
+        self.add(1)
         values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.values.items())
-        outcome = {
-            "finished": f"{100 * (trial.shown or 0.0):.1f} %",
-            "pruned": f"pruned at {100 * (trial.shown or 0.0):.1f} %",
-            "failed": f"failed: {trial.reason}",
-        }[trial.state]
-        so_far = "" if best is None else f"; best so far {100 * (best.accuracy or 0.0):.1f} %"
-        self.say(f"  {title}, trial {trial.number + 1} ({values}): {outcome}{so_far}")
-
-    def _count(self) -> str:
-        return f"{self._finished}/{self._trials} trials"
+        shown = f"{100 * (trial.shown or 0.0):.1f} %"
+        outcome = {"finished": shown, "pruned": f"pruned at {shown}", "failed": f"failed: {trial.reason}"}[trial.state]
+        so_far = "" if tuned.best is None else f"; best so far {100 * (tuned.best.accuracy or 0.0):.1f} %"
+        self.say(f"  {tuned.search.title}, trial {trial.number + 1} ({values}): {outcome}{so_far}")

@@ -40,11 +40,11 @@ class Watching(LiveTuning):
         super().__init__(Console(quiet=True))
         self.begun, self.trials, self.then = None, [], then
 
-    def begin(self, trials, finished, rounds):
-        self.begun = trials, finished, rounds
+    def begin(self, trials, finished):
+        self.begun = trials, finished
 
-    def trial(self, call, title, trial, best):
-        self.trials.append((title, trial.number, trial.state))
+    def trial(self, trial, tuned):
+        self.trials.append((tuned.search.title, trial.number, trial.state))
         self.then(len(self.trials))
 
 
@@ -115,7 +115,7 @@ def test_killed_after_any_trial_and_gone_on_with(tmp_path, whole, after):
     (root / "memory-a1b2c3d4").mkdir()
     watching = Watching()
     assert execute(load(root), root, workers=1, display=watching)
-    assert watching.begun == (16, after, 12)
+    assert watching.begun == (16, after)
     assert len(watching.trials) == 16 - after
     assert result_of(root) == result_of(whole)
     assert not list(root.glob("memory-*"))
@@ -143,7 +143,7 @@ def test_nothing_is_played_again_when_all_is_done(tmp_path, whole):
     before, watching = result_of(whole), Watching()
     (whole / READY).unlink()
     assert execute(load(whole), whole, display=watching)
-    assert (watching.begun, watching.trials) == ((16, 16, 12), [])
+    assert (watching.begun, watching.trials) == ((16, 16), [])
     assert result_of(whole) == before
 
 
