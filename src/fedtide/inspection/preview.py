@@ -72,11 +72,7 @@ class Preview:
     def looked_at(self) -> str:
         """The rounds that are looked at, in words."""
         count = len(self.moments)
-        if count == self.rounds:
-            return f"all {self.rounds} rounds"
-        if self.moments[-1].round == count - 1:
-            return f"the first {count} of {self.rounds} rounds"
-        return f"{count} of {self.rounds} rounds, evenly spread"
+        return f"all {count} rounds" if count == self.rounds else f"{count} of {self.rounds} rounds"
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -98,9 +94,9 @@ class Preview:
         return (shares * counts[:, None]).round().numpy()
 
     @cached_property
-    def arrivals(self) -> list[torch.Tensor]:
-        """The clients that arrive in each round."""
-        return [self.population.arrivals(self.cohort, moment) for moment in self.moments]
+    def arrivals(self) -> list[tuple[Moment, torch.Tensor]]:
+        """The rounds, with the clients that arrive in each."""
+        return [(moment, self.population.arrivals(self.cohort, moment)) for moment in self.moments]
 
     @cached_property
     def expected(self) -> np.ndarray:
@@ -110,9 +106,8 @@ class Preview:
     @cached_property
     def arrived(self) -> np.ndarray:
         """Share of each group among the clients that arrive (rounds, groups)."""
-        groups = len(self.population.group_names)
-        counts = [self.population.group[clients].bincount(minlength=groups).numpy() for clients in self.arrivals]
-        return normalize(np.array(counts))
+        groups = [self.population.group[clients] for _, clients in self.arrivals]
+        return normalize(np.array([group.bincount(minlength=len(self.population.group_names)) for group in groups]))
 
     @cached_property
     def reachable(self) -> np.ndarray:
@@ -121,16 +116,12 @@ class Preview:
 
     @cached_property
     def mix(self) -> np.ndarray:
-        """Share of each class among the rows of arriving clients (rounds, classes); NaN if there are no rows."""
-        mixes = []
-        for moment, clients in zip(self.moments, self.arrivals, strict=True):
-            mix = np.full(self.population.rows.classes, np.nan)
-            if len(clients):
-                counts = self.population.counts(clients, "train", moment).double()
-                mixed = (self.population.label_shares(clients, moment) * counts[:, None]).sum(0)
-                mix = (mixed / mixed.sum()).numpy()
-            mixes.append(mix)
-        return np.array(mixes)
+        """Share of each class among the rows of arriving clients (rounds, classes); 0 if there are no rows."""
+        counts = []
+        for moment, clients in self.arrivals:
+            rows = self.population.counts(clients, "train", moment).double()
+            counts.append((self.population.label_shares(clients, moment) * rows[:, None]).sum(0).numpy())
+        return normalize(np.array(counts))
 
     @cached_property
     def domains(self) -> np.ndarray | None:
@@ -138,11 +129,8 @@ class Preview:
         domain, names = self.population.rows.domain, self.population.rows.domain_names
         if domain is None or len(names) < 2:
             return None
-        counts = []
-        for moment, clients in zip(self.moments, self.arrivals, strict=True):
-            rows = self.population.pooled(clients, moment, "train")[0]
-            counts.append(torch.bincount(domain[rows.long()].long(), minlength=len(names)).numpy())
-        return normalize(np.array(counts))
+        rows = [self.population.pooled(clients, moment, "train")[0].long() for moment, clients in self.arrivals]
+        return normalize(np.array([domain[some].long().bincount(minlength=len(names)) for some in rows]))
 
     @cached_property
     def changed(self) -> np.ndarray | None:
@@ -198,7 +186,7 @@ class Preview:
         if self.reachable.min() < population.registered:
             lines.append(f"{self.reachable.min():,} to {self.reachable.max():,} clients can be reached")
         if self.labeled:
-            mixes = self.mix[np.isfinite(self.mix).all(1)]
+            mixes = self.mix[self.mix.any(1)]
             far = _variation(mixes, mixes.mean(0)).max() if len(mixes) else 0.0
             lines.append(f"the mix of labels that arrives is up to {far:.2f} from its mean (total variation)")
         if self.changed is not None:
