@@ -43,8 +43,7 @@ from fedtide.fields.shapes import bare, is_choice, is_table, tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.inspection.answers import Finding
-from fedtide.inspection.findings import Findings
-from fedtide.inspection.study import LOSSES, TRAITS
+from fedtide.inspection.findings import LOSSES, TRAITS, Findings
 from fedtide.laws.case import reductions_of, toy, variants_of
 from fedtide.laws.every import LAWS
 from fedtide.runs.build import host_of

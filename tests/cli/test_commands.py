@@ -20,8 +20,7 @@ from fedtide.config.keys import keys_of
 from fedtide.config.schema import SHARED, options_model
 from fedtide.data.partition import IID
 from fedtide.data.sources import Gaussians
-from fedtide.laws.check import Verdict
-from fedtide.laws.every import LAWS
+from fedtide.laws.every import LAWS, Verdict
 from fedtide.models import MLP
 from fedtide.runs import folder
 from helpers.shell import contents, done, refused, written
@@ -156,7 +155,7 @@ def test_what_is_found_is_json_and_words_go_to_the_standard_error(capsys, here, 
         "runs": [{"run": "A · seed 0", "rounds": 1, "wrong": None}]
     }
     laws = [Verdict(law, broken) for law, broken in zip(LAWS[:2], (None, "it does not"), strict=True)]
-    monkeypatch.setattr("fedtide.laws.check.check", lambda *given: laws)
+    monkeypatch.setattr("fedtide.laws.every.check", lambda *given: laws)
     (first, second) = json.loads(said("check", "mine:it", "--quiet", "--json", status=1))["laws"]
     assert (first["law"], first["broken"], second["broken"]) == (LAWS[0].name, None, "it does not")
     assert done("run", "none.toml", "--json", "--quiet") == 2

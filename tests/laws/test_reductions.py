@@ -14,7 +14,8 @@ from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.laws.case import reductions_of, with_rows
+from fedtide.laws.case import reductions_of
+from fedtide.laws.every import with_rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs.build import host_of, task_of
 from helpers.toys import Played, played, toy

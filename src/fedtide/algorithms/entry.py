@@ -22,7 +22,7 @@ from fedtide.learn.task import Task
 from fedtide.transforms.transform import Transform, apply
 
 Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "nothing"]
-"""What an inspection may find that speaks for a method; `fedtide.inspection.study` says when."""
+"""What an inspection may find that speaks for a method; `fedtide.inspection.findings` says when."""
 
 
 @dataclass(frozen=True)

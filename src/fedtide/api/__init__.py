@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedtide.data.population import Population
     from fedtide.inspection.findings import Findings
     from fedtide.inspection.preview import Shown
-    from fedtide.laws.check import Verdict as LawVerdict
+    from fedtide.laws.every import Verdict as LawVerdict
     from fedtide.runs.digest import Verdict as RunVerdict
     from fedtide.runs.job import Spelled
     from fedtide.runs.trained import Trained
@@ -353,6 +353,6 @@ def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
         A verdict for each law: `broken` is None if it holds, `silent` is the reason if it was not checked.
     """
     from fedtide.api.jobs import Request
-    from fedtide.laws.check import check as check_laws
+    from fedtide.laws.every import check as check_laws
 
     return list(check_laws(algorithm, Request(sets=sets).assignments))

@@ -92,7 +92,7 @@ def check(
     output: Shown = Output(),
 ) -> int:
     """Command of `fedtide.check`. The exit status is 1 if one does not hold."""
-    from fedtide.laws.check import check as check_laws
+    from fedtide.laws.every import check as check_laws
 
     broken = checked = 0
     screen, laws = console(output), []

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedtide.core.errors import refused
-from fedtide.data.sources.cells import YEAR_1973
 from fedtide.draw.prose import listed
 from fedtide.inspection import questions
 from fedtide.inspection.questions import DISTANCE, GAIN, Changes, Clients, Compared, Cycle, Drift, Sample
@@ -53,17 +52,8 @@ LEAK = 0.98
 """Share of the labels that models explain from which a feature may be the label in another form."""
 LEAST_ALPHA = 0.01
 """Alpha below which clients hold one label each."""
-MINUTE = 60.0
-"""Seconds that rows span at least if their times are seconds."""
-NIGHT = 5
-"""Hour before which it is a surprise that most rows come."""
 WHY = {"others": "other clients are there", "same": "the same clients hold other things"}
-WHAT = {
-    "labels": "labels",
-    "features": "features",
-    "groups": "groups of clients",
-    "meaning": "labels of the same input",
-}
+WHAT = {"groups": "groups of clients", "meaning": "labels of the same input"}
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,7 @@ class Answers:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on rows that were drawn, on a feature that is the label, and on doubtful times or zones."""
+        """Notes on rows that were drawn, on rows without clients, and on a feature that is the label."""
         return tuple(_notes(self))
 
 
@@ -174,15 +164,6 @@ def _notes(answers: Answers) -> Iterator[str]:
             f"note: features tell the label almost wholly; {leak} is most like it. If it is the label in another form, "
             f"leave it out (--without {leak})"
         )
-    times = table.time
-    if times is not None and not table.simulated and np.ptp(times) < MINUTE and np.abs(times).max() < YEAR_1973:
-        name = ", ".join(table.columns.time)
-        yield f"note: the numbers of {name} are read as seconds since 1970, and span less than a minute"
-    day = answers.cycles.get("day")
-    if day is not None and level_of(day.activity.distance, UNEVEN) != "no":
-        busiest = int(np.bincount(day.slot, minlength=day.slots).argmax()) * 24 // day.slots
-        if busiest < NIGHT:
-            yield f"note: most rows come at {busiest} h; if clients have another clock, name its zone (--zone)"
 
 
 def _leak(answers: Answers) -> str | None:
@@ -409,7 +390,7 @@ def _sizes(changes: Changes, what: Sequence[str]) -> str:
     for name in what:
         size = sizes.get(name)
         by = f" by {percent(size.seen)} (chance {percent(size.chance)})" if size else ""
-        words.append(f"{WHAT[name]}{by}")
+        words.append(f"{WHAT.get(name, name)}{by}")
     return listed(words)
 
 
@@ -452,9 +433,9 @@ def _of_drift(rows: Sample, drift: Drift | None) -> list[Finding]:
 
 def _matter(drift: Drift) -> Finding:
     ahead = drift.ahead
-    if ahead is None or drift.recency is None or drift.cost is None:
+    if ahead is None:
         return Finding("matter", "not asked", "no columns of features")
-    gains = {"recent": drift.recency.gain, "itself": drift.cost.gain}
+    gains = {name: effect.gain for name, effect in drift.gains.items()}
     words = (
         f"of the next stretch a model of all the past explains {percent(ahead.past)}, of the last three "
         f"{percent(ahead.recent)}, with half of it known {percent(ahead.itself)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -500,25 +500,21 @@ class Drift:
         block: (rows,) number of the block.
         blocks: their number.
         labels: distance of labels.
-        looks: distance of cells of features.
         changes: over the blocks.
         course: line, step and place, of the largest change.
         steps: the first blocks after several steps, if these explain the change and a line does not.
         ahead: test then train; None without features.
-        recency: gain of recent blocks, against shuffled blocks.
-        cost: gain by the block itself, against shuffled blocks.
+        gains: by what rows are better than all of the past, "recent" or "itself", against shuffled blocks.
     """
 
     block: np.ndarray
     blocks: int
     labels: Against
-    looks: Against | None
     changes: Changes
     course: tuple[float, float, int]
     steps: tuple[int, ...]
     ahead: Ahead | None
-    recency: Against | None
-    cost: Against | None
+    gains: Mapping[str, Against]
 
 
 def blocks_of(seconds: np.ndarray, most: int = BLOCKS) -> np.ndarray:
@@ -550,13 +546,13 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
     shuffles = list(draw_shuffles(shares.anywhere(block), rng.at("blocks")))
     labels = against(lambda block: mean_distance(block, rows.label, size), block, shuffles)
     changes = changes_of(rows, block, blocks, clients, rng, shuffles, cyclic=False)
-    looks = seen = recency = cost = None
+    seen, gains = None, dict[str, Against]()
     means = shares.normalize(count_by(block, rows.label, size))
     if rows.cell is not None and rows.z is not None:
         cell, cells_size = rows.cell, (blocks, CELLS)
         within = draw_shuffles(shares.within(block, rows.label), rng.at("looks"))
         looks = against(lambda block: mean_distance(block, cell, cells_size), block, within)
-        seen, recency, cost = _ahead_of(rows, rows.z, block, blocks, rng)
+        seen, gains = _ahead_of(rows, rows.z, block, blocks, rng)
         if looks.distance > labels.distance:
             means = shares.normalize(count_by(block, cell, cells_size))
         mixed = max(labels.distance, looks.distance) >= DISTANCE[0]
@@ -564,10 +560,12 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
             means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
     course, (at, share) = shares.course(means), shares.steps(means)
     several = at if len(at) > 1 and share > course[0] + shares.APART else ()
-    return Drift(block, blocks, labels, looks, changes, course, several, seen, recency, cost)
+    return Drift(block, blocks, labels, changes, course, several, seen, gains)
 
 
-def _ahead_of(rows: Sample, z: np.ndarray, block: np.ndarray, blocks: int, rng: Rng) -> tuple[Ahead, Against, Against]:
+def _ahead_of(
+    rows: Sample, z: np.ndarray, block: np.ndarray, blocks: int, rng: Rng
+) -> tuple[Ahead, dict[str, Against]]:
     """Judge models of the past, and compare their recency and cost with those of shuffled blocks."""
     picked = draw_some(np.arange(len(block)), MODELED, rng.at("ahead"))
     z, t = z[picked], rows.targets[picked]
@@ -575,5 +573,5 @@ def _ahead_of(rows: Sample, z: np.ndarray, block: np.ndarray, blocks: int, rng: 
     count = MODEL_SHUFFLES if max(seen.recency, seen.cost) >= GAIN[0] else FEW_SHUFFLES
     shuffles = draw_shuffles(shares.anywhere(block[picked]), rng.at("shuffled"), count)
     shuffled = [judge_ahead(z, t, other, blocks, rng.at("halves")) for other in shuffles]
-    recency = Against.of(seen.recency, [other.recency for other in shuffled])
-    return seen, recency, Against.of(seen.cost, [other.cost for other in shuffled])
+    recent = Against.of(seen.recency, [other.recency for other in shuffled])
+    return seen, {"recent": recent, "itself": Against.of(seen.cost, [other.cost for other in shuffled])}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -21,7 +21,6 @@ from fedtide.core.base import Payload, Reply, Scores, Slot
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, leaves, same
-from fedtide.data.ragged import Ragged
 from fedtide.fleets.local_engine import Host, LocalEngine
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
@@ -74,19 +73,6 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     pairs = ((key, values.get(key), value) for key, value in changes.items())
     tables = {key: {**one, **other} for key, one, other in pairs if isinstance(one, dict) and isinstance(other, dict)}
     return {**values, **changes, **tables}
-
-
-def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
-    """Return a host whose clients hold other training rows.
-
-    Args:
-        host: a host.
-        lists: numbers of the training rows of each client.
-        rows: columns of the data set to replace, `x` or `y`.
-    """
-    population: Any = host.population
-    parts = {**population.parts, "train": Ragged.of([numbers.numpy() for numbers in lists])}
-    return replace(host, population=replace(population, parts=parts, rows=replace(population.rows, **rows)))
 
 
 @dataclass

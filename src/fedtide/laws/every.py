@@ -1,13 +1,14 @@
-"""The laws of algorithms: functions of a `Case` that raise `Broken` if a law does not hold."""
+"""The laws of algorithms: functions of a `Case` that raise `Broken` if a law does not hold; and their check."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -31,10 +32,11 @@ from fedtide.fleets import scoring
 from fedtide.fleets import stacked_engine as stacked
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import join
 from fedtide.fleets.worker_engine import WorkersEngine
-from fedtide.laws.case import Broken, Case, NotApplicable, Played, Watched, alike, hold, judged, near, played, with_rows
+from fedtide.laws.case import Broken, Case, NotApplicable, Played, Watched, alike, hold, judged, near, played, toy
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.models.branched import branch_of
 from fedtide.remote.fleet import SIMULATION_ONLY
@@ -50,6 +52,9 @@ from fedtide.wire.masks import library
 from fedtide.wire.pipeline import Opening, ServerStep
 from fedtide.wire.release import Draw
 from fedtide.wire.vector import BITS, Form
+
+PACKAGE = Path(__file__).parents[1]
+"""Folder of this package."""
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
 """Oddities that the rows of a client may have."""
@@ -437,6 +442,19 @@ def dropouts(case: Case, seeds: int = 2) -> None:
     alike(first, last, "the weights change in a round in which no client answers")
     # Awaited clients are noted at once, and nothing else.
     alike(run.steps[0].state, run.state, "the state goes on changing while no client answers")
+
+
+def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
+    """Return a host whose clients hold other training rows.
+
+    Args:
+        host: a host.
+        lists: numbers of the training rows of each client.
+        rows: columns of the data set to replace, `x` or `y`.
+    """
+    population: Any = host.population
+    parts = {**population.parts, "train": Ragged.of([numbers.numpy() for numbers in lists])}
+    return replace(host, population=replace(population, parts=parts, rows=replace(population.rows, **rows)))
 
 
 def degenerate(case: Case, plays: tuple[tuple[str, ...], ...] = ALONE) -> None:
@@ -870,3 +888,74 @@ CHECKS: dict[str, list[Callable[[Case], None]]] = {
 }
 LAWS = tuple(Law(name, check) for name, checks in CHECKS.items() for check in checks)
 """All laws, in the order in which they are checked: the first failure explains most."""
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a law.
+
+    Args:
+        law: the law.
+        broken: the reason if it does not hold; None if it holds.
+        silent: reason why it does not apply to the algorithm, or is not checked; None if it was checked.
+    """
+
+    law: Law
+    broken: str | None = None
+    silent: str | None = None
+
+
+def check(algorithm: str, sets: Sequence[str] = ()) -> Iterator[Verdict]:
+    """Check every law on an algorithm, one after the other.
+
+    A law is left out if the registry declares an exemption. If the algorithm cannot be played, nothing else is
+    checked.
+
+    Args:
+        algorithm: `module:function`, `python:module:function`, or a registered name.
+        sets: overrides `key=value` of the toy experiment, "method.mu=0.1" for an option.
+
+    Raises:
+        FedtideError: there is no such algorithm, or it does not take the options.
+    """
+    name = algorithm.removeprefix("python:")
+    make = partial(toy, name, sets=sets)
+    make()
+    entry = REGISTRY.get(name)
+    with ExitStack() as stack:
+        case = Case(make, cache(lambda: stack.enter_context(Pool(3, joined=True))))
+        for law in LAWS:
+            why = None if entry is None else entry.exempt.get(law.name)
+            verdict = Verdict(law, silent=why) if why else _verdict(law, case)
+            yield verdict
+            if law is LAWS[0] and verdict.broken is not None:
+                return
+
+
+def _verdict(law: Law, case: Case) -> Verdict:
+    try:
+        law.check(case)
+    except NotApplicable as why:
+        return Verdict(law, silent=str(why))
+    except Broken as why:
+        return Verdict(law, broken=str(why))
+    except Exception as error:  # of the person's code
+        return Verdict(law, broken=described(error))
+    return Verdict(law)
+
+
+def described(error: Exception) -> str:
+    """Describe an error in one line, with the last line of the person's own code in its traceback."""
+    line = f"{type(error).__name__}: {error}" if not isinstance(error, FedtideError) else str(error)
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
+    places = [
+        f" ({path.name}, line {frame.lineno}, in {frame.name})"
+        for path, frame in frames
+        if path.suffix == ".py" and PACKAGE not in path.parents and "/lib/python" not in str(path)
+    ]
+    where = places[-1] if places else ""
+    return " ".join(f"{line}{notes}{where}".split())[:400]

@@ -14,10 +14,9 @@ from fedtide.config import Experiment, Method, from_dict, to_toml
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import changed
-from fedtide.inspection.findings import Findings, inspect_table
-from fedtide.inspection.study import methods as proposed_methods
-from fedtide.inspection.study import reasons
-from fedtide.inspection.study import study as proposed_study
+from fedtide.inspection.findings import Findings, inspect_table, reasons
+from fedtide.inspection.findings import methods as proposed_methods
+from fedtide.inspection.findings import study as proposed_study
 from fedtide.inspection.table import of_study
 from fedtide.personal.client_networks import ALONE as FULL_TRAINING
 from fedtide.runs import folder

@@ -20,7 +20,7 @@ from fedtide.fleets import stacked_engine as engines
 from fedtide.fleets import stacked_engine as together
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.laws.case import with_rows
+from fedtide.laws.every import with_rows
 from fedtide.learn import stack
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer

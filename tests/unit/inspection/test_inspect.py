@@ -19,8 +19,7 @@ from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.frames import GUESSED
-from fedtide.inspection.findings import PAGE, STUDY, inspect_table
-from fedtide.inspection.study import CANDIDATES, helps, methods
+from fedtide.inspection.findings import CANDIDATES, PAGE, STUDY, helps, inspect_table, methods
 from fedtide.inspection.table import Columns, Roles, read
 from fedtide.runs.build import population_of
 from fedtide.runs.preflight import preflight

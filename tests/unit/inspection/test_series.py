@@ -54,7 +54,7 @@ def test_other_files_are_tables(tmp_path, lines):
 
 def test_large_series_bound_the_training_of_each_alone(tmp_path, monkeypatch):
     """It begins anew in every window; in tournaments it comes last, with half and twice its own rate."""
-    monkeypatch.setattr("fedtide.inspection.study.STEPS", 5)
+    monkeypatch.setattr("fedtide.inspection.findings.STEPS", 5)
     found = ft.inspect(hourly(tmp_path / "north.csv", "north", 120))
     path = found.write(tmp_path / "made").parent / "study.toml"
     solver = tomllib.loads(path.read_text())["method"][1]["solver"]

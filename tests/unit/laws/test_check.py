@@ -8,9 +8,8 @@ import pytest
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
-from fedtide.laws import check as checking
-from fedtide.laws.check import check
-from fedtide.laws.every import LAWS
+from fedtide.laws import every as checking
+from fedtide.laws.every import LAWS, check
 
 FAULTS = {
     "melted": ("state", "`init` and `round` return Melted, allowed: a frozen dataclass"),
