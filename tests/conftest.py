@@ -137,7 +137,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """Starts commands; it has loaded what they would load late."""
-    late = ("fedtide.runs.parallel", "fedtide.report.page", "optuna", "torch.fx.experimental.symbolic_shapes")
+    late = ("fedtide.runs.experiment", "fedtide.report.page", "optuna", "torch.fx.experimental.symbolic_shapes")
     made = Shell(tmp_path_factory.mktemp("shell"), late)
     yield made
     made.close()

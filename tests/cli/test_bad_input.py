@@ -68,7 +68,6 @@ MISTAKES = [
     # Methods.
     ({"algorithm": "fedtem", "branch_layer": "hed"}, {}, "'A'.branch_layer: found 'hed', .*did you mean 'head'"),
     ({"algorithm": "fedtem", "branch_layer": "relu1"}, {}, "found 'relu1', allowed: a layer with parameters"),
-    ({"algorithm": "fedtkm", "prior": {"kind": "measured", "curve": [1, 1.2]}}, {}, r"prior.curve\[1\]: found 1.2, al"),
     ({"algorithm": "scsgd"}, {"shift": {"who": "always"}}, "'A'.prior.period: missing; allowed: a number of rounds, a"),
     ({"algorithm": "fedem", "decide_per": "oracle"}, {}, "found 'oracle', but that joins rows of several clients"),
     ({"algorithm": "pfedem", "gaussian_init": "public"}, {"data": {"public_samples": 1}},

@@ -50,7 +50,7 @@ def test_what_cannot_be_probed_is_said_in_the_report_and_stops_nothing(here):
 def test_workers_and_resuming_leave_the_same(here, undrawn, monkeypatch, pool):
     study(here, SCAFFOLD, forgetting={"rounds": [0, 2, 3], "eval_clients": 5})
     assert done("run", "study.toml", "--out", "one") == 0
-    monkeypatch.setattr("fedtide.runs.parallel.Pool", lambda size, joined: nullcontext(pool))  # that of all tests
+    monkeypatch.setattr("fedtide.runs.experiment.Pool", lambda size, joined: nullcontext(pool))  # that of all tests
     assert done("run", "study.toml", "--out", here / "two", "--workers", 2) == 0
     for file in ("forgetting.jsonl", "rounds.jsonl"):
         one, two = ((here / part / "scaffold" / "0" / file).read_bytes() for part in ("one", "two"))

@@ -13,7 +13,7 @@ import tomli_w
 
 import fedtide
 from fedtide.config import read
-from fedtide.runs import parallel
+from fedtide.runs import experiment as playing
 from fedtide.tuning.tune import LiveTuning
 from helpers.shell import done, refused
 from helpers.studies import PROX, RATE, A, tunable
@@ -58,8 +58,8 @@ def test_options(here, capsys):
 def test_resume_goes_on_and_report_makes_the_page_again(here, capsys, monkeypatch):
     written(rounds=2, tune={"trials": 4})
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
-    stops, stop = [], parallel.Stop
-    monkeypatch.setattr(parallel, "Stop", lambda: stops.append(stop()) or stops[-1])
+    stops, stop = [], playing.Stop
+    monkeypatch.setattr(playing, "Stop", lambda: stops.append(stop()) or stops[-1])
     shown = LiveTuning.trial
     monkeypatch.setattr(LiveTuning, "trial", lambda *given: (stops[-1].ask(), shown(*given)))
     assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 130

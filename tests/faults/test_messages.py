@@ -13,10 +13,9 @@ import torch
 
 from fedtide.core import sums
 from fedtide.core.base import Answer, Moment, Shard, Slotted, Weighted, Weights
-from fedtide.core.codec import from_bytes, to_bytes
+from fedtide.core.codec import decode_message, from_bytes, parse, to_bytes
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
-from fedtide.core.strangers import decode, parse
 from fedtide.core.trees import all_finite, leaves, same
 from fedtide.evaluate.metrics import METRICS
 from fedtide.fleets.scoring import concat_scores
@@ -166,7 +165,7 @@ def one_line(error: str, fate: str) -> str:
 def fate(data: bytes, place: int) -> str:
     """What comes of a message; what is taken is what the codec reads, and can be summed."""
     try:
-        tree = decode(data)
+        tree = decode_message(data)
     except FedtideError as error:
         return one_line(str(error), "refused as bytes")
     assert same(tree, from_bytes(data))

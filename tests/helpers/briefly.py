@@ -43,7 +43,7 @@ def carried_on(case: Case) -> None:
         again = MemoryStore(kept, small=0)
         resumed = checkpoint.load(folder, again, config="")
         assert resumed is not None
-        second = played(case.experiment, host=host, engine=ByWire, memory=again, start=resumed.start)
+        second = played(case.experiment, host=host, engine=ByWire, memory=again, start=resumed[0])
         ours, theirs = [*first, *second.steps], case.reference.steps
         for name in ("state", "facts", "moment"):
             one, other = ([getattr(step, name) for step in steps] for steps in (ours, theirs))

@@ -20,7 +20,7 @@ import fedtide.cli.commands
 import fedtide.runs.display
 import fedtide.tuning.pages
 from fedtide.fleets import pool
-from fedtide.runs import parallel
+from fedtide.runs import experiment as playing
 
 
 def serve() -> None:
@@ -49,7 +49,7 @@ def _obey(order: dict[str, Any]) -> NoReturn:
         os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if order["largest"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest"], order["largest"]))
-    parallel.WAIT_SECONDS = order["waits"]
+    playing.WAIT_SECONDS = order["waits"]
     if order["forks"]:
         names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
         pool.subprocess = type("subprocess", (), names | {"Popen": Forked})  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedtide.core import codec, strangers
+from fedtide.core import codec
 from fedtide.core.base import Weighted
 from fedtide.core.trees import map_leaves
 from fedtide.site.node_process import answer_questions
@@ -46,7 +46,7 @@ def handle(node, header, payload):
     if lie == "large":
         answer = bytes(LARGE)
     if lie in CHANGES:
-        answer = codec.to_bytes(changed(strangers.decode(answer), CHANGES[lie]))
+        answer = codec.to_bytes(changed(codec.decode_message(answer), CHANGES[lie]))
     return told, answer
 
 

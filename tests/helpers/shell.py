@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 
 from fedtide.cli.commands import main
-from fedtide.runs.parallel import WAIT_SECONDS
+from fedtide.runs.experiment import WAIT_SECONDS
 from helpers.studies import raw
 
 ROOT = Path(__file__).parents[2]

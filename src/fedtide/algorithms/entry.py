@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, create_model
 from fedtide.cohorts import Cohort
 from fedtide.core.base import Algorithm, Holdings
 from fedtide.core.errors import FedtideError, refused, within
-from fedtide.fields.explain import unknown_key
+from fedtide.fields.shapes import unknown_key
 from fedtide.fields.types import Strict, as_written, by_kind, on_default
 from fedtide.fields.vocabulary import Family, in_words
 from fedtide.learn.local import check_fit

@@ -53,9 +53,9 @@ def run(
         FedtideError: one line says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    from fedtide.api.jobs import Request, RunJob, finished
+    from fedtide.api.jobs import RunJob, finished, request_of
 
-    request = Request(out, scale, sets, seeds, workers)
+    request = request_of(out, scale, sets, seeds, workers)
     return finished(RunJob.create(experiment, request, Output(quiet)), Output(quiet))
 
 
@@ -86,9 +86,9 @@ def tune(
         FedtideError: one line says what to mend.
         KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
     """
-    from fedtide.api.jobs import Request, TuningJob, finished
+    from fedtide.api.jobs import TuningJob, finished, request_of
 
-    request = Request(out, scale, sets, seeds, workers)
+    request = request_of(out, scale, sets, seeds, workers)
     return finished(TuningJob.create(experiment, request, trials), Output(quiet))
 
 
@@ -135,10 +135,10 @@ def recommend(
         FedtideError: one line says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    from fedtide.api.jobs import Request, TournamentJob, columns, finished
+    from fedtide.api.jobs import TournamentJob, columns, finished, request_of
 
     roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
-    request = Request(out, scale, sets, None, workers)
+    request = request_of(out, scale, sets, None, workers)
     return finished(TournamentJob.create(data, request, budget, roles), Output(quiet))
 
 
@@ -266,7 +266,7 @@ def show(
     rows to train on: 14 a client
     ...
     """
-    from fedtide.api.jobs import Request
+    from fedtide.api.jobs import read_study, request_of
     from fedtide.config import Method, points
     from fedtide.data.population import Population
     from fedtide.inspection.preview import Preview, Shown
@@ -275,7 +275,8 @@ def show(
     if isinstance(shown, Population):
         m = min(clients_per_round or 10, shown.registered)
         return Shown("Population", [Preview(shown, rounds or 100, m)])
-    settings, where, _ = Request(scale=scale, sets=sets, seeds=seeds).read(shown)
+    request = request_of(scale=scale, sets=sets, seeds=seeds)
+    settings, where, _ = read_study(shown, request, request.seeds)
     first = points(settings, where)[0].experiment
     methods_by_shift = dict[str, list[Method]]()
     for method in first.method:
@@ -327,7 +328,7 @@ def inspect(
     >>> findings["meaning"].level, findings["labels"].level
     ('strong', 'no')
     """
-    from fedtide.api.jobs import Request, check_no_columns, columns, is_study
+    from fedtide.api.jobs import check_no_columns, columns, is_study, read_study, request_of
     from fedtide.inspection.findings import inspect_table
     from fedtide.inspection.table import of_study
     from fedtide.inspection.table import read as read_table
@@ -336,7 +337,7 @@ def inspect(
     study = data[0] if isinstance(data, list) and len(data) == 1 else data
     if is_study(study):
         check_no_columns(roles)
-        settings, where, _ = Request().read(study)
+        settings, where, _ = read_study(study, request_of())
         return inspect_table(of_study(settings, where), settings.seeds[0])
     return inspect_table(read_table(data, roles), seed)
 
@@ -352,7 +353,7 @@ def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
     Returns:
         A verdict for each law: `broken` is None if it holds, `silent` is the reason if it was not checked.
     """
-    from fedtide.api.jobs import Request
+    from fedtide.api.jobs import assignments
     from fedtide.laws.every import check as check_laws
 
-    return list(check_laws(algorithm, Request(sets=sets).assignments))
+    return list(check_laws(algorithm, assignments(sets)))

@@ -40,8 +40,17 @@ from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
-from fedtide.runs.export import Model, predict_file
-from fedtide.runs.job import Name, Output, Scale, Seeds, Sets, experiment_file
+from fedtide.runs.job import (
+    Output,
+    Request,
+    Scale,
+    Seeds,
+    Sets,
+    StudyRequest,
+    check_positive,
+    experiment_file,
+    fleet_sets,
+)
 from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
@@ -56,68 +65,30 @@ if TYPE_CHECKING:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Request:
-    """Arguments of `fedtide.run`, `tune` and `recommend`, without the experiment or data."""
-
-    out: Path | str | None = None
-    scale: Scale | None = None
-    sets: Sets = ()
-    seeds: Seeds | None = None
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("--workers", self.workers)
-
-    @property
-    def assignments(self) -> list[str]:
-        """Overrides as on the command line."""
-        if not isinstance(self.sets, Mapping):
-            return list(self.sets)
-        return [_assignment(path, value) for path, value in flatten(self.sets)]
-
-    def read(self, experiment: Spelled, *, timed: bool = True, seeded: bool = True) -> tuple[Experiment, str, str]:
-        """Return the experiment, its name in messages, and the name of its folder.
-
-        Args:
-            experiment: a file, `recipe:NAME`, nested dicts or an `Experiment`.
-            timed: see `fedtide.config.read`.
-            seeded: whether the seeds are those of the experiment.
-        """
-        sets = self.assignments
-        if seeded and self.seeds is not None:
-            sets.append(f"seeds={seed_list(_seed_text(self.seeds))}")
-        if isinstance(experiment, str | Path):
-            path = experiment_file(experiment) if isinstance(experiment, str) else experiment
-            return read(path, scale=self.scale, sets=sets, timed=timed), str(path), slug(path.stem)
-        values = resolved(experiment) if isinstance(experiment, Experiment) else named(experiment)
-        settings = from_dict(values, scale=self.scale, sets=sets, timed=timed)
-        return settings, "experiment", slug(settings.title or "experiment")
-
-    def check_free(self) -> None:
-        """Raise if there is something at the folder to make."""
-        if self.out is not None:
-            folder.free(Path(self.out))
-
-    def folder(self, name: str) -> Path:
-        """Return the folder to make, by default one of this name that is free."""
-        return folder.unused(Path("runs"), name) if self.out is None else Path(self.out)
+def request_of(
+    out: Path | str | None = None,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
+    workers: int | None = None,
+) -> StudyRequest:
+    """Return the request that arguments from Python make."""
+    where = None if out is None else Path(out)
+    return StudyRequest(where, scale, assignments(sets), workers, None if seeds is None else seed_text(seeds))
 
 
-def check_positive(option: str, value: int | None) -> None:
-    """Raise for a number below 1."""
-    if value is not None and value < 1:
-        raise refused(option, value, "1 or more")
-
-
-def _assignment(path: Sequence[str], value: Any) -> str:
+def assignments(sets: Sets) -> tuple[str, ...]:
+    """Return overrides as on the command line."""
+    if not isinstance(sets, Mapping):
+        return tuple(sets)
     try:
-        return f"{'.'.join(path)}={as_toml(value)}"
+        return tuple(f"{'.'.join(path)}={as_toml(value)}" for path, value in flatten(sets))
     except TypeError:
-        raise refused("sets", value, "values that a file can hold: numbers, words, lists and tables") from None
+        raise refused("sets", dict(sets), "values that a file can hold: numbers, words, lists and tables") from None
 
 
-def _seed_text(seeds: Seeds) -> str:
+def seed_text(seeds: Seeds) -> str:
+    """Return seeds as on the command line."""
     if isinstance(seeds, str):
         return seeds
     if not isinstance(seeds, Sequence):
@@ -125,14 +96,32 @@ def _seed_text(seeds: Seeds) -> str:
     return ",".join(map(str, seeds))
 
 
-def fleet_sets(fleet: str | None, address: str | None) -> list[str]:
-    """Return the overrides of `--fleet` and `--address`; an address is that of a Ray cluster."""
-    if address is not None and fleet is None:
-        fleet = "ray"
-    if address is not None and fleet != "ray":
-        raise refused("--address", address, "with --fleet ray", f"--fleet is {fleet}")
-    kind = [] if fleet is None else [f"fleet.kind={fleet}"]
-    return kind + ([] if address is None else [f"fleet.address={json.dumps(address)}"])
+def read_study(
+    experiment: Spelled, request: Request, seeds: str | None = None, *, timed: bool = True
+) -> tuple[Experiment, str, str]:
+    """Return the experiment, its name in messages, and the name of its folder.
+
+    Args:
+        experiment: a file, `recipe:NAME`, nested dicts or an `Experiment`.
+        request: with its scale and overrides.
+        seeds: in place of those of the experiment.
+        timed: see `fedtide.config.read`.
+    """
+    sets = [*request.overrides, *([] if seeds is None else [f"seeds={seed_list(seeds)}"])]
+    if isinstance(experiment, str | Path):
+        path = experiment_file(experiment) if isinstance(experiment, str) else experiment
+        return read(path, scale=request.scale, sets=sets, timed=timed), str(path), slug(path.stem)
+    values = resolved(experiment) if isinstance(experiment, Experiment) else named(experiment)
+    settings = from_dict(values, scale=request.scale, sets=sets, timed=timed)
+    return settings, "experiment", slug(settings.title or "experiment")
+
+
+def folder_of(request: Request, name: str) -> Path:
+    """Return the folder to make, by default one of this name that is free; raise if there is something at it."""
+    if request.out is None:
+        return folder.unused(Path("runs"), name)
+    folder.free(request.out)
+    return request.out
 
 
 def is_study(data: Any) -> bool:
@@ -142,7 +131,7 @@ def is_study(data: Any) -> bool:
     return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
 
 
-def columns(*, zone: str | None, **names: Sequence[Name] | Name | None) -> Roles:
+def columns(*, zone: str | None, **names: Any) -> Roles:
     """Return the roles of columns, label, client, time, features and without, as the command line has them."""
     roles: dict[str, Any] = {role: join_columns(name) for role, name in names.items()}
     return Roles(zone=zone, **roles)
@@ -443,7 +432,7 @@ class RunJob(Job):
     single: ClassVar[bool] = False
 
     @staticmethod
-    def create(experiment: Spelled, request: Request, output: Output) -> RunJob:
+    def create(experiment: Spelled, request: StudyRequest, output: Output) -> RunJob:
         """Check an experiment, say its fleet and its disk space, and make its run folder.
 
         Everything in it is built once before anything is written, and a fleet "auto" is chosen.
@@ -451,12 +440,12 @@ class RunJob(Job):
         Raises:
             FedtideError: one line says what to mend.
         """
-        request.check_free()
-        settings, where, name = request.read(experiment)
+        folder_of(request, "")
+        settings, where, name = read_study(experiment, request, request.seeds)
         workers = processes_for(settings, request.workers)
         checked = _check(settings, where)
         settings, message = resolve_auto(settings)
-        root = request.folder(name)
+        root = folder_of(request, name)
         for line in filter(None, (message or checked.message, check_room(checked.need, root))):
             say(line, console(output))
         folder.create(settings, root, where, request.scale)
@@ -475,7 +464,7 @@ class RunJob(Job):
             raise refused("--fleet", fleet, f"none, because {self.root} is stacked and has other last bits")
         job = replace(self, sets=fleet_sets(fleet, address))
         if job.settings is not None and seeds is not None:  # its settings are read before more seeds are written
-            more = folder.extended(self.root, _seed_text(seeds))
+            more = folder.extended(self.root, seed_text(seeds))
             if line := check_room(preflight(more, str(self.root)).need, self.root):
                 say(line, console(output))
             job = replace(job)
@@ -524,7 +513,7 @@ class TuningJob(Job):
     kind: ClassVar[str] = "tune folder"
 
     @staticmethod
-    def create(experiment: Spelled, request: Request, count: int | None) -> TuningJob:
+    def create(experiment: Spelled, request: StudyRequest, count: int | None) -> TuningJob:
         """Check an experiment with a `[tune]` table and both ends of every range, and make its tune folder.
 
         Args:
@@ -535,10 +524,9 @@ class TuningJob(Job):
         Raises:
             FedtideError: one line says what to mend.
         """
-        request.check_free()
-        settings, where, name = request.read(experiment, timed=False, seeded=False)
-        seeds = None if request.seeds is None else _seed_text(request.seeds)
-        settings = with_budget(settings, where, trials=count, seeds=seeds)
+        folder_of(request, "")
+        settings, where, name = read_study(experiment, request, timed=False)
+        settings = with_budget(settings, where, trials=count, seeds=request.seeds)
         tune.imported_optuna()
         range_ends = list(ends(settings, where))
         base = from_dict(base_of(settings), where=where)
@@ -551,7 +539,7 @@ class TuningJob(Job):
         if not any(view.name == "val" for view in views(people)):
             because = "trials are judged on validation rows, never on test rows"
             raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", because)
-        root = request.folder(f"{name}-tune")
+        root = folder_of(request, f"{name}-tune")
         tune.create(settings, root)
         return TuningJob(root, request.workers)
 
@@ -602,18 +590,18 @@ class TournamentJob(Job):
             seconds = seconds_of(budget)
         except ValueError as error:
             raise FedtideError(f"--budget: {error}") from None
-        request.check_free()
+        folder_of(request, "")
         if is_study(data):
             check_no_columns(roles)
-            settings, where, name = request.read(data)
+            settings, where, name = read_study(data, request)
             processes_for(settings, request.workers)
-            root = request.folder(f"{name}-recommend")
+            root = folder_of(request, f"{name}-recommend")
             entrants.begin_with_study(root, settings, where, seconds, began, request.scale)
         else:
-            if options := [*request.assignments, *([request.scale] if request.scale else [])]:
+            if options := [*request.sets, *([request.scale] if request.scale else [])]:
                 raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
             findings = inspect_table(read_table(data, roles, "recommend"))
-            root = request.folder(f"{slug(strip_endings(findings.table.name))}-recommend")
+            root = folder_of(request, f"{slug(strip_endings(findings.table.name))}-recommend")
             entrants.begin_with_data(root, findings, seconds, began)
         return TournamentJob(root, request.workers)
 
@@ -712,43 +700,3 @@ def _check(experiment: Experiment, where: str) -> Preflight:
     checked = preflight(experiment, where)
     check_needed(experiment, checked.forms, where)
     return checked
-
-
-# -- trained models ----------------------------------------------------------------------------------------------------
-
-
-def model_of(
-    root: Path, method: str | None, seed: int | None, client: int | None, cluster: int | None
-) -> tuple[str, Model]:
-    """Return a model of a run or of a node, with the name of its file."""
-    if _is_node(root, method=method, seed=seed, cluster=cluster):
-        from fedtide.site.work import model_at_node
-
-        return model_at_node(root, client)
-    trained = Trained.read(root, method, seed)
-    part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
-    return f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, client, cluster)
-
-
-def predict_rows(
-    root: Path, rows: Path, out: Path, method: str | None, seed: int | None, client: int | None, cluster: int | None
-) -> str:
-    """Predict the rows of a file with a model of a run or of a node, and return a line about it."""
-    if _is_node(root, method=method, seed=seed, cluster=cluster):
-        from fedtide.site.work import predict_at_node
-
-        done = predict_at_node(root, rows, out, client)
-        return f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted"
-    trained = Trained.read(root, method, seed)
-    count = predict_file(trained, rows, out, client=client, cluster=cluster)
-    return f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted"
-
-
-def _is_node(root: Path, **options: Any) -> bool:
-    """Tell whether a folder is that of a node of real clients; raise for an option that a node does not have."""
-    if not any(root.glob("*.ticket")):
-        return False
-    for name, value in options.items():
-        if value is not None:
-            raise refused(f"--{name}", value, "none at a node, which has one model")
-    return True

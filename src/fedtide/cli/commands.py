@@ -1,34 +1,4 @@
-"""The command line.
-
-Whatever takes long to import (computing, checks of configurations, drawing) is imported by the commands that need it:
-`--help`, and a line about a wrong option, come at once. Help of a command is the docstring of its function in
-`fedtide.api`, and of its own options its own docstring.
-"""
-
-from __future__ import annotations
-
-import inspect
-import io
-import os
-import re
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
-
-from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
-
-from fedtide import api
-from fedtide._version import installed
-from fedtide.cli import inspecting, listings, reports, running
-from fedtide.cli.running import NoRoom, is_full
-from fedtide.core.docstrings import docstring
-from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.report.terminal import Screen
-from fedtide.site import site_commands as deployment
-
-AGAIN = "; make room, and run the same command again"
-HELP = """Federated learning when the data will not hold still.
+"""Federated learning when the data will not hold still.
 
 Simulate a federation whose clients differ and come and go with the hour;
 compare methods over seeds; read one report that shows the effects of the
@@ -55,10 +25,34 @@ Exit status: 0 done; 1 a check failed (law, verify, replay); 2 wrong input,
 and one line says what; 130 stopped by Ctrl-C.
 """
 
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
+
+from fedtide import api
+from fedtide._version import installed
+from fedtide.cli import actions, listings
+from fedtide.core.docstrings import docstring
+from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.report.terminal import Screen
+from fedtide.site import site_commands as deployment
+
+AGAIN = "; make room, and run the same command again"
 commands, real = Group("Commands", sort_key=0), Group("Real clients", sort_key=1)
+# Whatever takes long to import (computing, checks of configurations, drawing) is imported by the commands that need it:
+# `--help`, and a line about a wrong option, come at once.
 app = App(
     name="fedtide",
-    help=HELP,
+    help=__doc__,
     help_format="plaintext",
     version=installed,
     group_commands=commands,
@@ -70,9 +64,7 @@ app["--version"].group = "About"
 app.register_install_completion_command(group="About")
 
 COMMANDS = {
-    running: "run init tune recommend resume",
-    reports: "report verify track export predict",
-    inspecting: "show inspect check",
+    actions: "run init tune recommend resume report verify track export predict show inspect check",
     listings: "list_recipes algorithms keys models",
     deployment: "deploy rehearse serve admit invite status join replay",
 }
@@ -108,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
         _check_text(sys.argv[1:] if arguments is None else arguments)
         status = app(arguments, console=Screen(), exit_on_error=False, print_error=False, result_action="return_value")
     except FedtideError as error:
-        status = _fail(str(error), full="" if isinstance(error, NoRoom) else AGAIN)
+        status = _fail(str(error))
     except CycloptsError as error:
         status = _fail(_of_option(error))
     except KeyboardInterrupt:
@@ -155,10 +147,10 @@ def _check_text(arguments: list[str]) -> None:
             raise FedtideError(f"{argument}: is not UTF-8, or no text in this locale; allowed: UTF-8") from None
 
 
-def _fail(line: str, status: int = 2, full: str = AGAIN) -> int:
+def _fail(line: str, status: int = 2) -> int:
     """Print an error, with advice if the disk is full, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    line += full if is_full(line) else ""
+    line += AGAIN if actions.is_full(line) and "make room" not in line else ""
     print(f"fedtide: {line}", file=sys.stderr)
     return status

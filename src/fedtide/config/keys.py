@@ -350,15 +350,11 @@ def source(name: str) -> Source:
     titled = folded(head).startswith(folded(name)) and not is_preset(make)
     title = head if titled else next((word for word in re.findall(r"[\w-]+", module) if word.lower() == name), name)
     summary = rest[:1].upper() + rest[1:] if titled else (make.__doc__ or "").partition("\n")[0]
-    between = " ".join(module.split()).split("*")  # every other part is the title of a paper
-    papers = []
-    for before, paper, after in zip(between[::2], between[1::2], between[2::2], strict=False):
-        years = re.findall(r"\b(?:19|20)\d\d\b", after)
-        if paper and years:
-            papers.append((before, paper, years[0]))
+    text, pattern = " ".join(module.split()), r"\*([^*]+)\*[^*]*?\b((?:19|20)\d\d)\b"
+    papers = re.findall(pattern, text)
     if is_preset(make):  # its module is about several papers: the one behind the name, else the last
-        papers = [paper for paper in papers if f"{title} (" in paper[0]] or papers[-1:]
-    _, paper, year = papers[0] if papers else ("", "", "")
+        papers = re.findall(pattern, text.partition(f"{title} (")[2]) or papers[-1:]
+    paper, year = papers[0] if papers else ("", "")
     return Source(title, summary, paper, year)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Safe, with_safe
-from fedtide.config.keys import place, places
+from fedtide.config.keys import place
 from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
@@ -24,8 +24,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.draw.prose import slug
 from fedtide.evaluate.metrics import SHIPPED
-from fedtide.fields.explain import explained
-from fedtide.fields.shapes import marks_of
+from fedtide.fields.shapes import explained, marks_of
 from fedtide.fields.types import OfShift, by_kind
 from fedtide.fields.user_code import name_of
 from fedtide.fields.vocabulary import nearest
@@ -104,7 +103,7 @@ def from_dict(
     imports: bool = True,
 ) -> Experiment:
     """Return the experiment of nested dicts, as `read` gets them from a file."""
-    values = copy_tables(dict(raw))
+    values = copy.deepcopy(dict(raw))
     names = _names(values)
     values = at_scale(values, where, scale)
     for assignment in sets:
@@ -121,19 +120,8 @@ def from_dict(
         raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
     experiment = _labeled(experiment, names)
     _check(experiment, where)
-    claims = tuple(claim.about(experiment.score) for claim in experiment.claim)
-    experiment = experiment.model_copy(update={"claim": claims})
     experiment._imports = imports
     return experiment
-
-
-def copy_tables(value: Any) -> Any:
-    """Copy nested tables and lists, and values in them that are neither numbers nor strings."""
-    if isinstance(value, dict):
-        return {key: copy_tables(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [copy_tables(child) for child in value]
-    return value if value is None or isinstance(value, str | int | float) else copy.deepcopy(value)
 
 
 def _check_integers(value: Any, key: str, dot: str = ".") -> None:
@@ -187,7 +175,7 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool, 
     allowed = {key for model in models if model is not None for key in model.model_fields} | SHARED
     for key in defaults:
         if methods and key not in allowed and None not in models:
-            raise FedtideError(f"{where}: defaults.{key}: no method takes it; {_hint_for(key, sorted(allowed))}")
+            raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(allowed))}")
     shared, rounds = values.get("shift", {}), values.get("rounds", Experiment.model_fields["rounds"].default)
     # A sweep may change the shift: each of its points takes the rhythm from its own shift.
     timed = timed and not values.get("sweep")
@@ -197,13 +185,6 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool, 
     ]
 
 
-def _hint_for(key: str, allowed: list[str]) -> str:
-    """Return the tail of an error about a key that no method has."""
-    hint = nearest(key, allowed)
-    meant = [place.removeprefix("method.") for place in places(key) if place.startswith("method.")][:1]
-    return hint if "did you mean" in hint or meant in ([], [key]) else f"{hint}; did you mean '{meant[0]}'?"
-
-
 def _options_of(method: dict[str, Any], number: int, where: str, *, imports: bool) -> type[BaseModel] | None:
     """Return the model of a method's options; None if its algorithm is not to be imported."""
     if "algorithm" not in method:
@@ -211,14 +192,7 @@ def _options_of(method: dict[str, Any], number: int, where: str, *, imports: boo
         raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
     algorithm = method["algorithm"]
     if not isinstance(algorithm, str):
-        key, allowed = f"{where}: method '{method.get('name', number)}'.algorithm", ALGORITHM
-        if callable(algorithm):
-            name = getattr(algorithm, "__name__", "function")
-            allowed = (
-                f"'module:{name}' with {name} in a file, module.py, because other processes import it; "
-                f"ft.simulate({name}(task), people) plays it as it is"
-            )
-        raise refused(key, algorithm, allowed)
+        raise refused(f"{where}: method '{method.get('name', number)}'.algorithm", algorithm, ALGORITHM)
     if not imports and is_own(algorithm):
         return None
     key = f"{where}: method '{method.get('name', algorithm)}'.algorithm"
@@ -246,13 +220,9 @@ def _method(
         del common["safe"]
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     where = f"{where}: method '{entry['name']}'"
-    nested = entry.pop("options", {})  # an experiment that was dumped, read again
-    if not isinstance(nested, dict):
-        raise refused(f"{where}.options", nested, "a table")
-    entry |= {key: value for key, value in nested.items() if key not in entry}
     options = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     with within(where):
-        options = _in_safe_form(entry, options, nested)
+        options = _in_safe_form(entry, options)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
         turns = options.get("branches", options.get("components", 2))
@@ -273,14 +243,8 @@ def _has_safe_form(method: Mapping[str, Any]) -> bool:
     return (entry is not None and entry.safe is not None) or (isinstance(loss, dict) and loss.get("kind") == "wsm")
 
 
-def _in_safe_form(entry: dict[str, Any], options: dict[str, Any], dumped: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's options with those that `safe = true` stands for, and set its loss.
-
-    Args:
-        entry: all that is written of the method.
-        options: its options.
-        dumped: options of an experiment that was dumped, with those that safe sets among them.
-    """
+def _in_safe_form(entry: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's options with those that `safe = true` stands for, and set the loss in all that is written."""
     if entry.get("safe") is not True:
         return options
     registered = REGISTRY.get(entry["algorithm"])
@@ -290,8 +254,7 @@ def _in_safe_form(entry: dict[str, Any], options: dict[str, Any], dumped: Mappin
             raise FedtideError("loss.blend: is not allowed with safe = true, which sets it; leave one of them out")
         entry["loss"] = {**loss, "blend": SAFE_BLEND}
         safe = safe or Safe()
-    written = {key: value for key, value in options.items() if key not in dumped}
-    return {**with_safe(entry["algorithm"], safe, written), **{key: options[key] for key in dumped if key in options}}
+    return with_safe(entry["algorithm"], safe, options)
 
 
 def _labeled(experiment: Experiment, names_before: Sequence[Any]) -> Experiment:
@@ -299,10 +262,7 @@ def _labeled(experiment: Experiment, names_before: Sequence[Any]) -> Experiment:
 
     Claims and the baseline may call a method as it was called before a scale gave it another name.
     """
-    methods = [
-        method if method.name.endswith(method.form) else method.model_copy(update={"name": method.name + method.form})
-        for method in experiment.method
-    ]
+    methods = tuple(method.model_copy(update={"name": method.bare + method.form}) for method in experiment.method)
     names = {name for method in methods for name in _all_names(method)}
     written = [method.bare for method in methods]
     full = {name: method.name for name, method in zip(names_before, methods, strict=False) if isinstance(name, str)}
@@ -314,11 +274,12 @@ def _labeled(experiment: Experiment, names_before: Sequence[Any]) -> Experiment:
             return tuple(map(full_name, name))
         return name if name in names else full.get(name, name)
 
+    score = experiment.score
     claims = [
-        claim.model_copy(update={"method": full_name(claim.method), "versus": full_name(claim.versus)})
+        claim.about(score).model_copy(update={"method": full_name(claim.method), "versus": full_name(claim.versus)})
         for claim in experiment.claim
     ]
-    update = {"method": tuple(methods), "claim": tuple(claims), "baseline": full_name(experiment.baseline)}
+    update = {"method": methods, "claim": tuple(claims), "baseline": full_name(experiment.baseline)}
     return experiment.model_copy(update=update)
 
 

@@ -33,49 +33,54 @@ from fedtide.wire.pipeline import FEWEST, Wire
 
 # -- [fleet] -----------------------------------------------------------------------------------------------------------
 
-SHARED = (
-    "processes among which several runs are divided, or with `workers` and `ray` the clients of one; None means the "
-    "machine's cores, or the CPUs of the Ray cluster."
-)
-LAYOUT = "keep convolutions in the memory format channels_last, which is faster on many processors."
 Device = Literal["cpu", "cuda", "auto"]
-WHERE = (
-    'device that models compute on: "cuda", or "auto" for a GPU if there is one. Weights and sums stay on the CPU. '
-    "Another device gives other last bits."
-)
-Threads = Annotated[
-    int,
-    Field(strict=True, ge=1, le=1024, description="of torch for a client's work; more than one changes the last bits."),
-]
+Threads = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
 
 @ingredient
 class Processes:
-    """Processes of any kind of fleet; several runs are played side by side anyway."""
+    """Processes of any kind of fleet; several runs are played side by side anyway.
 
-    workers: Annotated[Count | None, Field(description=SHARED)] = None
-    channels_last: Annotated[Flag, Field(description=LAYOUT)] = True
-    device: Annotated[Device, Field(description=WHERE)] = "cpu"
+    Args:
+        workers: processes among which several runs are divided, or with `workers` and `ray` the clients of one; None
+            means the machine's cores, or the CPUs of the Ray cluster.
+        channels_last: keep convolutions in the memory format channels_last, which is faster on many processors.
+        device: device that models compute on: "cuda", or "auto" for a GPU if there is one. Weights and sums stay on the
+            CPU. Another device gives other last bits.
+    """
+
+    workers: Count | None = None
+    channels_last: Flag = True
+    device: Device = "cpu"
 
 
 @ingredient
-class Local(Processes):
-    """One process for the clients of a run."""
+class Threaded(Processes):
+    """Processes with threads.
+
+    Args:
+        threads: of torch for a client's work; more than one changes the last bits.
+    """
 
     threads: Threads = 1
+
+
+@ingredient
+class Local(Threaded):
+    """One process for the clients of a run."""
+
     kind: Literal["local"] = "local"
 
 
 @ingredient
-class Workers(Processes):
+class Workers(Threaded):
     """Worker processes for the clients of a run, which give the bits of one process."""
 
-    threads: Threads = 1
     kind: Literal["workers"] = "workers"
 
 
 @ingredient
-class Ray(Processes):
+class Ray(Threaded):
     """Actors of a Ray cluster, which give the bits of one process.
 
     Args:
@@ -85,17 +90,15 @@ class Ray(Processes):
             compute on it.
     """
 
-    threads: Threads = 1
     address: Annotated[str, Field(min_length=1)] | None = None
     gpus: Fraction = 0.0
     kind: Literal["ray"] = "ray"
 
 
 @ingredient
-class Stacked(Processes):
+class Stacked(Threaded):
     """Several clients at once: trained together, and judging models together; gives other last bits."""
 
-    threads: Threads = 1
     kind: Literal["stacked"] = "stacked"
 
 

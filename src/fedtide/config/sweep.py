@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtide.config.overrides import assign
-from fedtide.config.reading import copy_tables, from_dict
+from fedtide.config.reading import from_dict
 from fedtide.config.schema import Experiment
 from fedtide.config.writing import resolved
 from fedtide.core.errors import FedtideError, refused, unknown
@@ -45,11 +46,11 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     along = axes(experiment, where)
     result: list[Point] = []
     for chosen in itertools.product(*(range(len(choices)) for choices in along.values())):
-        values = copy_tables(base)
+        values = copy.deepcopy(base)
         for (keys, choices), place in zip(experiment.sweep.items(), chosen, strict=True):
             coupled = keys.split(", ")
             for key, value in zip(coupled, choices[place] if len(coupled) > 1 else choices[place:], strict=False):
-                assign(values, key.split("."), copy_tables(value))
+                assign(values, key.split("."), copy.deepcopy(value))
         name = _name(along, chosen)
         folder, taken = slug(name), {point.folder for point in result}
         if name in {point.name for point in result}:  # choices of one kind that differ in a value

@@ -12,6 +12,11 @@ from pathlib import Path
 
 from fedtide.core.errors import FedtideError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def check_free(out: Path) -> None:
     """Raise if a new file already exists, or its folder does not."""
@@ -96,6 +101,16 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def lock(file: int, *, wait: bool = True) -> None:
+    """Lock an open file for this process alone, if the system has such locks.
+
+    Raises:
+        BlockingIOError: another process holds it, and this one does not wait.
+    """
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sha256(path: Path, length: int | None = None) -> str:

@@ -83,14 +83,6 @@ class About:
         return self.marks[-1][1]
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint read back: the starting point, and the length of each record file at that moment."""
-
-    start: Start[Any]
-    marks: Mapping[str, Mark]
-
-
 def save(
     folder: Path,
     start: Start[Any],
@@ -98,10 +90,9 @@ def save(
     *,
     config: str,
     marks: Mapping[str, Mark],
-    keep: int = 1,
     device: str = "",
 ) -> None:
-    """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
+    """Write the checkpoint for the round that `start` plays next, then remove the older ones.
 
     Args:
         folder: the run's `checkpoints` folder.
@@ -109,7 +100,6 @@ def save(
         memory: the clients' memory; it is told that its older versions are not needed any more.
         config: digest of the configuration, compared when the checkpoint is read.
         marks: how far each file beside `folder` was written in the rounds before, by its name.
-        keep: how many checkpoints stay.
         device: name of the device that computed.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,11 +123,11 @@ def save(
     temporary.rename(final)
     flush(folder)
     memory.settle(now)
-    _remove_old(folder, keep)
+    _remove_old(folder)
 
 
-def _remove_old(folder: Path, keep: int) -> None:
-    for old in [*_written(folder)[:-keep], *_numbered(folder, "writing-")]:
+def _remove_old(folder: Path) -> None:
+    for old in [*_written(folder)[:-1], *_numbered(folder, "writing-")]:
         _remove(old)
 
 
@@ -156,18 +146,6 @@ def _written(folder: Path) -> list[Path]:
 def _numbered(folder: Path, prefix: str) -> list[Path]:
     folders = folder.glob(f"{prefix}[0-9]*") if folder.is_dir() else ()
     return sorted(path for path in folders if re.fullmatch(prefix + "[0-9]{8,}", path.name) and path.is_dir())
-
-
-def newest_state(folder: Path) -> Path:
-    """The file with the server's state in the newest checkpoint, whatever configuration wrote it.
-
-    Raises:
-        FedtideError: there is no checkpoint.
-    """
-    written = _written(folder)
-    if not written:
-        raise FedtideError(f"{folder}: found no checkpoint, allowed: the folder of a run that has one")
-    return written[-1] / FILES[0]
 
 
 def check(folder: Path, *, config: str | None) -> About | None:
@@ -193,8 +171,10 @@ def check(folder: Path, *, config: str | None) -> About | None:
     return about
 
 
-def load(folder: Path, memory: Restorable, *, config: str) -> Resumed | None:
+def load(folder: Path, memory: Restorable, *, config: str) -> tuple[Start[Any], Mapping[str, Mark]] | None:
     """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
+
+    The result is the starting point, and the length of each record file at that moment.
 
     Leftovers of a killed process, of older checkpoints and memory, are removed.
 
@@ -207,8 +187,8 @@ def load(folder: Path, memory: Restorable, *, config: str) -> Resumed | None:
     newest = check_files(folder, about)
     state = codec.from_file(newest / "state.safetensors")
     memory.restore(newest / "memory.safetensors", (about.round, 0))
-    _remove_old(folder, keep=1)
-    return Resumed(Start(state, about.round, about.seconds, about.before), about.records)
+    _remove_old(folder)
+    return Start(state, about.round, about.seconds, about.before), about.records
 
 
 def check_files(folder: Path, about: About) -> Path:
@@ -268,7 +248,11 @@ def file_of(path: Path) -> Path:
     Raises:
         FedtideError: the folder has no checkpoint.
     """
-    return newest_state(path / "checkpoints") if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    if written := _written(path / "checkpoints"):
+        return written[-1] / FILES[0]
+    raise FedtideError(f"{path}: found no checkpoint, allowed: the folder of a run that has one")
 
 
 def load_weights(path: Path, like: Weights, key: str) -> Weights:

@@ -3,7 +3,7 @@
 As bytes, which travel, the arrays of a type lie one after the other, in the order in which they stand in the tree. In
 files, which are kept, they are safetensors with names. The skeleton holds structure and plain values. Nothing is ever
 unpickled, and no code is loaded for data. A dataclass is rebuilt only if it belongs to this package or its module is
-already loaded.
+already loaded. `decode_message` and `parse` read what strangers wrote, within bounds and with one kind of error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.base import Slotted, Weighted, Weights
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.trees import Tree, children, is_node, unshare
 
 DTYPES: dict[str, tuple[torch.dtype, Any]] = {
@@ -47,6 +48,12 @@ DEEPEST = 32
 
 LONGEST = 2**40
 """Largest dimension of a shape, which matters only if another one is zero."""
+
+CLASSES: tuple[type, ...] = (Weighted, Slotted, Weights)
+"""What an answer is made of, beside tensors, containers and plain values."""
+
+HEADER = 8 * 2**20
+"""Bytes that the header of a stranger's message may have. Parsed it takes up to 40 times as many."""
 
 UNFINISHED = r"\.tmp[A-Za-z0-9]{6}"
 """Pattern of the names of files that safetensors has not finished, as those of a process that was killed."""
@@ -278,24 +285,108 @@ def opened(seal: Tensor) -> Tree:
     return from_bytes(seal.numpy().data)
 
 
+# -- messages of strangers ---------------------------------------------------------------------------------------------
+
+
+def decode_message(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
+    """Return the tree that `to_bytes` was given, of bytes that anyone may have written.
+
+    Only classes of a short list are built, and a message takes at most a small multiple of its bytes.
+
+    Args:
+        data: the bytes.
+        classes: dataclasses that may be in the tree.
+
+    Raises:
+        FedtideError: they are not such bytes. Nothing else is raised.
+
+    >>> decode_message(to_bytes({"w": [1.5, None], "n": (3, float("inf"))}))
+    {'w': [1.5, None], 'n': (3, inf)}
+    >>> decode_message(b"nonsense")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: message: found a header of 7310308002159816558 bytes, allowed: at most 0
+    """
+    length, most = int.from_bytes(data[:8], "little"), min(max(len(data) - 8, 0), HEADER)
+    if len(data) < 8 or length > most:
+        raise FedtideError(f"message: found a header of {length} bytes, allowed: at most {most}")
+    try:
+        return from_bytes(data, {f"{kind.__module__}:{kind.__qualname__}": kind for kind in classes})
+    except (RuntimeError, *UNREADABLE) as error:
+        raise FedtideError(f"message: not one of this program ({type(error).__name__}: {error})") from None
+
+
+def parse(text: str | bytes, most: int, name: str) -> Any:
+    """Return a JSON value that anyone may have written, nested within bounds.
+
+    Numbers are finite and whole ones have 64 bits; no key stands twice.
+
+    Args:
+        text: the JSON.
+        most: bytes that it may have.
+        name: of the text, for messages.
+
+    Raises:
+        FedtideError: it is not such JSON. Nothing else is raised.
+
+    >>> parse('{"round": 3}', 100, "header")
+    {'round': 3}
+    >>> parse('{"round": NaN}', 100, "header")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: header: not JSON that is allowed (NaN is no number)
+    """
+    if not isinstance(text, str | bytes) or len(text) > most:
+        size = f"{len(text)} bytes" if isinstance(text, str | bytes) else type(text).__name__
+        raise FedtideError(f"{name}: found {size}, allowed: JSON of at most {most} bytes")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_whole, parse_float=_finite
+        )
+        if _depth(value) > DEEPEST:
+            raise ValueError(f"nested deeper than allowed: {DEEPEST}")
+    except (ValueError, RecursionError) as error:
+        raise FedtideError(f"{name}: not JSON that is allowed ({error})") from None
+    return value
+
+
+def _depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inside is None else 1 + max(map(_depth, inside), default=0)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key stands twice")
+    return table
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError("a whole number has more than 64 bits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
-
-
-def _separate(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays contiguous and without shared storage, as safetensors wants them."""
-    return {
-        name: array.contiguous()
-        if array.untyped_storage().nbytes() == array.numel() * array.element_size() and array.is_contiguous()
-        else array.clone(memory_format=torch.contiguous_format)
-        for name, array in zip(arrays, unshare(arrays.values()), strict=True)
-    }
 
 
 def to_file(path: Path, tree: Tree) -> None:
     """Write a tree to a safetensors file."""
     arrays, skeleton = encode(tree)
+    separate = {name: array.contiguous() for name, array in zip(arrays, unshare(arrays.values()), strict=True)}
     try:
-        save_file(_separate(arrays), path, metadata={"tree": json.dumps(skeleton)})
+        save_file(separate, path, metadata={"tree": json.dumps(skeleton)})
     except SafetensorError as error:
         raise FedtideError(f"{path}: cannot be written ({error})") from None
 

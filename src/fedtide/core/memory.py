@@ -72,21 +72,17 @@ class MemoryStore:
                 return entry
         return None
 
-    def reference(self, client: int, now: Version) -> Tree | Stored:
-        """The client's newest row before `now`, still in its file if it is large; None if there is none."""
-        entry = self._newest(client, now)
-        return None if entry is None else entry[1]
-
     def read(self, client: int, now: Version) -> Tree:
         """The client's newest row before `now`; None if there is none."""
-        return self.load(self.reference(client, now))
+        entry = self._newest(client, now)
+        return None if entry is None else self.load(entry[1])
 
     def settled(self, client: int) -> Tree:
         """The client's newest row that the last checkpoint holds; None if there is none."""
         return self.read(client, self._settled)
 
     def load(self, row: Tree | Stored) -> Tree:
-        """A row that `reference` gave, read from its file if it lies in one.
+        """Return a row, read from its file if it lies in one.
 
         Raises:
             FedtideError: the file is missing, or not what was written.

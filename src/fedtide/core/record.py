@@ -21,13 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.core.atomic import check_sha256, flush, naming, sha256, write_text
+from fedtide.core.atomic import check_sha256, flush, lock, naming, sha256, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
@@ -149,8 +144,6 @@ class Record:
             name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
             for name in files
         }
-        self._digests = {name: hashlib.sha256() for name in files}
-        self._hashed = dict.fromkeys(files, 0)
         for name, mark in files.items():
             os.truncate(folder / name, mark.length)
         self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
@@ -171,18 +164,11 @@ class Record:
 
     def marks(self) -> dict[str, Mark]:
         """Return how far each file is written, safely on the disk, for a checkpoint."""
-        return self._beside | {name: self._mark(name) for name in self._files}
-
-    def _mark(self, name: str) -> Mark:
-        file, digest = self._files[name], self._digests[name]
-        with naming(Path(file.name)):
-            file.flush()
-            os.fsync(file.fileno())
-        with open(file.name, "rb") as written:
-            written.seek(self._hashed[name])
-            digest.update(written.read())
-            self._hashed[name] = written.tell()
-        return Mark(self._hashed[name], digest.hexdigest())
+        for file in self._files.values():
+            with naming(Path(file.name)):
+                file.flush()
+                os.fsync(file.fileno())
+        return self._beside | {name: whole(Path(file.name)) for name, file in self._files.items()}
 
     def close(self) -> None:
         """Close the files."""
@@ -200,8 +186,7 @@ def run_lock(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / name, "a", encoding="utf-8") as file:
         try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno(), wait=False)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise FedtideError(

@@ -37,8 +37,7 @@ def is_node(tree: Tree) -> bool:
     >>> is_node({"a": 1}), is_node(torch.zeros(2)), is_node(None)
     (True, False, False)
     """
-    kind: Any = type(tree)
-    return kind is not Tensor and (isinstance(tree, dict | list | tuple) or _fields(kind) is not None)
+    return isinstance(tree, dict | list | tuple) or _fields_of(tree) is not None
 
 
 def children(tree: Tree) -> list[tuple[str | int, Tree]]:
@@ -83,31 +82,14 @@ def map_leaves(
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Yield the leaves, depth first.
+    """Return the leaves, depth first.
 
     >>> leaves({"x": 1, "y": [2, (3, None)]})
     [1, 2, 3, None]
     """
-    collected: list[Any] = []
-    _collect(tree, collected)
-    return collected
-
-
-def _collect(tree: Tree, collected: list[Any]) -> None:
-    kind: Any = type(tree)
-    if kind is Tensor:
-        collected.append(tree)
-    elif isinstance(tree, dict):
-        for child in tree.values():
-            _collect(child, collected)
-    elif isinstance(tree, list | tuple):
-        for child in tree:
-            _collect(child, collected)
-    elif (names := _fields(kind)) is not None:
-        for name in names:
-            _collect(getattr(tree, name), collected)
-    else:
-        collected.append(tree)
+    if not is_node(tree):
+        return [tree]
+    return [leaf for _, child in children(tree) for leaf in leaves(child)]
 
 
 def size_in_bytes(tree: Tree) -> int:

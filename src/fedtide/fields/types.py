@@ -14,7 +14,7 @@ import pydantic.dataclasses
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 
 from fedtide.core.errors import FedtideError, shown
-from fedtide.fields import explain
+from fedtide.fields import shapes
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def ingredient(kind: type[T]) -> type[T]:
         except ValidationError as error:
             names = [field.name for field in dataclasses.fields(checked) if field.init]
             values = dict(zip(names, positional, strict=False)) | named
-            raise FedtideError(explain.of_python(error, checked, values)) from None
+            raise FedtideError(shapes.of_python(error, checked, values)) from None
 
     checked.__init__ = from_python  # tables of a file are read without it
     return cast("type[T]", checked)
@@ -278,7 +278,7 @@ class Strict(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                raise FedtideError(explain.of_python(error, type(self), values)) from None
+                raise FedtideError(shapes.of_python(error, type(self), values)) from None
 
         __init__.__pydantic_base_init__ = True  # tables of a file are read without it
 
@@ -288,7 +288,7 @@ def checked(kind: type[M], values: Any, where: str) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{where}: {explain.explained(error, kind, values)}") from None
+        raise FedtideError(f"{where}: {shapes.explained(error, kind, values)}") from None
 
 
 def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> 
     try:
         read = model.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{name}.{explain.explained(error, model, values)}") from None
+        raise FedtideError(f"{name}.{shapes.explained(error, model, values)}") from None
     return {key: getattr(read, key) if key in values else value for key, value in arguments.items()}
 
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtide.core.base import Grouping
+from fedtide.core.codec import parse
 from fedtide.core.errors import FedtideError, shown
-from fedtide.core.strangers import parse
 from fedtide.wire.masks import Bundle, Shown
 from fedtide.wire.vector import Form, Leaf
 

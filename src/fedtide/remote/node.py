@@ -15,7 +15,7 @@ from typing import Any, Protocol, get_args
 import torch
 from torch import Tensor
 
-from fedtide.core import codec, strangers
+from fedtide.core import codec
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Prediction, Scores, Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
@@ -170,7 +170,7 @@ class Node:
         question = asked.model_copy(update=ONCE), model
         if (before := self._sent_before(asked, question)) is not None:
             return self._leaving(asked, before, payload)
-        received = strangers.decode(payload, self._classes)
+        received = codec.decode_message(payload, self._classes)
         if isinstance(asked, ScoreHeader):
             answer, tree = self._score(asked, received, header, payload)
         else:
@@ -187,7 +187,7 @@ class Node:
         if self.masker is None or not isinstance(asked, WorkHeader) or asked.forms is None:
             return sent.header, sent.payload
         try:
-            received = strangers.decode(payload, self._classes)
+            received = codec.decode_message(payload, self._classes)
             return sent.header, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(sent.payload)))
         except FedtideError as error:
             return {"clients": dict.fromkeys(sent.header["clients"], f"{REFUSED}{error}")}, b""
@@ -360,7 +360,7 @@ class Node:
             raise refused("--client", client, ", ".join(map(str, asked.clients)), "it was not evaluated last")
         ask, clients = _ask_of(asked, [client]), self._clients(judged.memory)
         with threads(self.threads):
-            ((_, received),) = ask.sent(strangers.decode(judged.payload, self._classes))
+            ((_, received),) = ask.sent(codec.decode_message(judged.payload, self._classes))
             if self.algorithm.adapt is None or not asked.personal:
                 return received, judged.memory.read(client, ask.version)
             return received, clients.adapt(ask, client, received, asked.part)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core import strangers
+from fedtide.core import codec
 from fedtide.core.base import Scores, Slotted
 from fedtide.core.errors import FedtideError, printable, refused
 from fedtide.core.trees import Tree, all_finite
@@ -146,7 +146,7 @@ def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping
     most = most_bytes(sent, len(answered))
     if len(payload) > most:
         raise FedtideError(f"message: found {len(payload)} bytes, allowed: at most {most}")
-    tree = strangers.decode(payload)
+    tree = codec.decode_message(payload)
     if sent.post == "score":
         return _scores_of(tree, answered)
     if not isinstance(tree, dict):

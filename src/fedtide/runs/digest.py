@@ -54,7 +54,8 @@ def device_of(experiment: Experiment) -> str:
 def digest_to_read(run: Planned) -> str | None:
     """Return the digest of a run that is read and not played; None if it is not known.
 
-    Only the code of a person's own algorithm, which is not imported, knows whether its options name files.
+    Only the code of a person's own algorithm, which is not imported, knows its other options at a point of a sweep, and
+    whether they name files.
     """
     device = CPU
     if run.experiment.fleet.device != CPU:  # it was played on another machine, perhaps, which had another one
@@ -64,7 +65,7 @@ def digest_to_read(run: Planned) -> str | None:
         device = about.device
     files = {"path", "weights"}  # options that may name files, whose content is part of the digest
     method, imported = run.method, run.experiment.imports
-    unknown = not imported and is_own(method.algorithm) and _has_key(method.options, files)
+    unknown = not imported and is_own(method.algorithm) and (run.point or _has_key(method.options, files))
     return None if unknown or not device else digest_of(run.experiment, method, run.seed, device)
 
 

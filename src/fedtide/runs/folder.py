@@ -28,7 +28,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
+from fedtide.config import Experiment, Method, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import check_new, making, naming, sha256, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
@@ -66,21 +66,7 @@ def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[
         Planned(point.name, point.experiment, method, seed, root / point.folder / slug(method.name) / str(seed))
         for point in points(experiment, where)
         for seed in point.experiment.seeds
-        for method in _methods(point, root)
-    ]
-
-
-def _methods(point: Point, root: Path) -> Sequence[Method]:
-    """Return the methods of a point; with the options in its own file if they cannot be checked here."""
-    methods = point.experiment.method
-    if point.experiment.imports or not point.folder or not any(is_own(method.algorithm) for method in methods):
-        return methods
-    played = {method.name: method for method in read(root / point.folder / "config.toml", imports=False).method}
-    return [
-        method.model_copy(update={"options": played.get(method.name, method).options})
-        if is_own(method.algorithm)
-        else method
-        for method in methods
+        for method in point.experiment.method
     ]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtide.core.errors import unknown
+from cyclopts import Parameter
+
+from fedtide.core.errors import refused, unknown
 
 if TYPE_CHECKING:
     from fedtide.config import Experiment
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 Sets = Sequence[str] | Mapping[str, Any]
 """Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
+
+Assignments = Annotated[tuple[str, ...], Parameter(name="--set", show_default=False)]
+"""Values to override, as on the command line."""
 
 Seeds = Sequence[int] | str
 """Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
@@ -35,6 +41,7 @@ ExactKind = Literal["local", "workers", "ray"]
 """Kinds that give the same bits, with which a run may go on."""
 
 
+@Parameter(name="*", negative=())
 @dataclass(frozen=True)
 class Output:
     """How a command shows its progress and results.
@@ -46,6 +53,83 @@ class Output:
 
     quiet: bool = False
     json: bool = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Request:
+    """What is played, and where it is written.
+
+    Args:
+        out: the folder that is made; it must not exist. By default runs/NAME, with -tune or -recommend behind it.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
+            (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
+        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
+            says "workers". The result does not depend on it.
+    """
+
+    out: Path | None = None
+    scale: Scale | None = None
+    sets: Assignments = ()
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("--workers", self.workers)
+
+    @property
+    def overrides(self) -> list[str]:
+        """All overrides."""
+        return [*self.sets]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class StudyRequest(Request):
+    """A request about a study with seeds.
+
+    Args:
+        seeds: override the seeds, e.g. 0,1,2 or 0-4; a tuning plays the first of the study by default.
+    """
+
+    seeds: str | None = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RunRequest(StudyRequest):
+    """A request to run a study.
+
+    Args:
+        fleet: engine of the clients' work, in place of fleet.kind: local, workers and ray give the same bits, stacked
+            differs from them in rounding, and auto chooses by size.
+        address: address of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto; without
+            it one is started on this machine, which ends with the command.
+    """
+
+    fleet: FleetKind | None = None
+    address: str | None = None
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides, those of the fleet among them."""
+        return [*self.sets, *fleet_sets(self.fleet, self.address)]
+
+
+def fleet_sets(fleet: str | None, address: str | None) -> list[str]:
+    """Return the overrides of `--fleet` and `--address`; an address is that of a Ray cluster."""
+    if address is not None and fleet is None:
+        fleet = "ray"
+    if address is not None and fleet != "ray":
+        raise refused("--address", address, "with --fleet ray", f"--fleet is {fleet}")
+    kind = [] if fleet is None else [f"fleet.kind={fleet}"]
+    return kind + ([] if address is None else [f"fleet.address={json.dumps(address)}"])
+
+
+def check_positive(option: str, value: int | None) -> None:
+    """Raise for a number below 1."""
+    if value is not None and value < 1:
+        raise refused(option, value, "1 or more")
 
 
 def recipes() -> list[Path]:

@@ -94,21 +94,20 @@ class Run:
             resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
             if resumed is None:
                 judge.fleet.memory.clear()
-            elif until is not None and resumed.start.round >= until:
+            elif until is not None and resumed[0].round >= until:
                 return
             shift = None if truth is None else self._save_shift(truth)
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.rounds)) is not None
             record = Record(
                 self.folder,
-                None if resumed is None else resumed.marks,
+                None if resumed is None else resumed[1],
                 forgetting=self.experiment.forgetting is not None,
                 asks=truth is None,
                 truth=regrouped,
                 beside=shift,
             )
             try:
-                start = None if resumed is None else resumed.start
-                yield from self._rounds(judge, record, config, start, stop, until)
+                yield from self._rounds(judge, record, config, None if resumed is None else resumed[0], stop, until)
             except (FedtideError, OSError):
                 if self.folder.is_dir():
                     raise

@@ -272,7 +272,7 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
         ours, theirs = ({key: line.get(key) for key in COMPARED} | _accuracies(line) for line in lines)
         if not same(ours, theirs):
             yield f"round {lines[0]['round']}: {difference(ours, theirs)} in simulation"
-    newest = [checkpoint.newest_state(place / "checkpoints") for place in (deployed, simulated)]
+    newest = [checkpoint.file_of(place) for place in (deployed, simulated)]
     rounds = [int(path.parent.name) for path in newest]
     if rounds[0] != rounds[1]:
         yield f"the last checkpoint is of round {rounds[0]}, and of {rounds[1]} in simulation"

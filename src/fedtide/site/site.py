@@ -29,7 +29,7 @@ from pydantic import Field
 
 from fedtide.config import Experiment, Method, read, slug, to_toml
 from fedtide.config.settings import Deploy
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import lock, write_text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.fields.types import Strict, checked
 from fedtide.runs.digest import digest_of
@@ -37,11 +37,6 @@ from fedtide.site import certificates
 from fedtide.site.machine import read_toml, write_new
 from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
 from fedtide.wire.masks import hidden
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 PACKAGES = ("fedtide", "torch", "numpy", "grpcio")
 """Packages whose versions nodes compare with the server's."""
@@ -287,8 +282,7 @@ def check_hidden(study: Experiment, roster: Roster, where: str) -> None:
 def _locked(root: Path) -> Iterator[None]:
     """Lock the site for this command, because two changes of the roster at once would lose one."""
     with open(_marker(root), "rb") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno())
         yield
 
 

@@ -24,8 +24,7 @@ from fedtide.config import Experiment, Method, from_dict, resolved
 from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.data.sources import CSV, NPZ
-from fedtide.fields.explain import explained
-from fedtide.fields.shapes import fields_of, ranges
+from fedtide.fields.shapes import explained, fields_of, ranges
 from fedtide.fields.types import Count, IsFile, Strict, Text, Whole
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority, utc

@@ -36,9 +36,8 @@ from fedtide.report.run_records import Curve, RunRecord
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import TerminalBars
-from fedtide.runs.experiment import RunCall
+from fedtide.runs.experiment import RunCall, Stop, in_parallel, started
 from fedtide.runs.folder import check_entries, load, plan
-from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.preflight import resolve_auto
 from fedtide.runs.runner import Run
 from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, window
@@ -357,7 +356,7 @@ def execute(root: Path, *, workers: int | None = None, display: TerminalBars | N
         stack.callback(display.end)
         if not record.ended:
             count = len(record.candidates) * (1 if record.rungs else 2)
-            pool, stop = stack.enter_context(started(experiment, workers, count, root))
+            pool, stop = stack.enter_context(started(experiment, workers, count))
             until = time.time() + record.budget - record.spent
             play = Play(experiment, root, display, pool, stop, record.budget, until)
             if not record.rungs:

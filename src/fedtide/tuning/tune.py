@@ -38,8 +38,8 @@ from fedtide.draw.prose import counted
 from fedtide.evaluate.metrics import mean_of_last
 from fedtide.runs.build import rows_of
 from fedtide.runs.display import TerminalBars
+from fedtide.runs.experiment import in_parallel, started
 from fedtide.runs.folder import check_entries, make_folder
-from fedtide.runs.parallel import in_parallel, started
 from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning.stages import Placed, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
 
@@ -342,7 +342,7 @@ def execute(
         display.begin(wanted, len(trials))
         stack.callback(display.end)
         most = max(len(stage) for stage in searches) * tune.parallel_trials
-        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0, root))
+        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0))
         best: Placed = []
         for stage in searches:
             for first in range(0, max(search.trials for search in stage), tune.parallel_trials):

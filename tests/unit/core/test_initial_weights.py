@@ -120,7 +120,7 @@ def several(folder):
     [
         (lambda folder: None, "no such file or folder: "),
         (lambda folder: (folder / "file").write_text("no tensors"), "file: not a file of safetensors"),
-        (lambda folder: (folder / "file").mkdir(), "checkpoints: found no checkpoint"),
+        (lambda folder: (folder / "file").mkdir(), "file: found no checkpoint"),
         (wrong_shape, "shape of 'dense1.weight': found (6, 4), allowed: (5, 4)"),
         (wrong_name, "shape of 'dense1.weight': found None, allowed: (5, 4)"),
         (too_many, "found 'tail.weight', allowed: dense1.weight, dense1.bias, head.weight, head.bias"),

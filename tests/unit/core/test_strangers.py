@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import save
 
 from fedtide.core.base import Slotted, Weighted, Weights
-from fedtide.core.codec import NAMES, to_bytes
+from fedtide.core.codec import HEADER, NAMES, decode_message, parse, to_bytes
 from fedtide.core.errors import FedtideError
-from fedtide.core.strangers import HEADER, decode, parse
 from fedtide.core.trees import same
 
 TREES = [
@@ -34,24 +33,24 @@ class Own:
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_what_the_codec_writes_is_read(tree):
-    assert same(decode(to_bytes(tree)), tree)
+    assert same(decode_message(to_bytes(tree)), tree)
 
 
 def test_arrays_can_be_written_to():
-    assert same(decode(to_bytes({"w": torch.ones(3)}))["w"].add_(1), torch.full((3,), 2.0))
+    assert same(decode_message(to_bytes({"w": torch.ones(3)}))["w"].add_(1), torch.full((3,), 2.0))
 
 
 def test_messages_with_the_same_header_are_each_what_they_say():
     first, second = ({"w": torch.full((3,), value), "v": torch.zeros(0, 2)} for value in (1.0, 2.0))
     one, other = to_bytes(first), to_bytes(second)
     assert one[:-12] == other[:-12]
-    kept = decode(one)
-    assert same(decode(other), second)
+    kept = decode_message(one)
+    assert same(decode_message(other), second)
     assert same(kept["w"].add_(1), torch.full((3,), 2.0))
-    assert same(decode(one), first)
+    assert same(decode_message(one), first)
     for data in (one[:-1], one + b"\0"):
         with pytest.raises(FedtideError, match="bytes', allowed: the 12 that its header names"):
-            decode(data)
+            decode_message(data)
 
 
 def message(tree: Any, data: bytes = b"", **counts: Any) -> bytes:
@@ -138,7 +137,7 @@ REFUSED = {
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
 def test_what_is_not_the_codecs_is_refused_in_one_line(data):
     with pytest.raises(FedtideError) as caught:
-        decode(data)
+        decode_message(data)
     assert str(caught.value).startswith("message")
     assert "\n" not in str(caught.value)
 
@@ -146,12 +145,12 @@ def test_what_is_not_the_codecs_is_refused_in_one_line(data):
 def test_no_module_is_loaded_on_a_strangers_word():
     sys.modules.pop("fedtide.fleets.ray_pool", None)
     with pytest.raises(FedtideError, match=r"found 'fedtide\.fleets\.ray_pool:RayPool', allowed: Weighted, Slotted, W"):
-        decode(message({"class": "fedtide.fleets.ray_pool:RayPool", "fields": {}}))
+        decode_message(message({"class": "fedtide.fleets.ray_pool:RayPool", "fields": {}}))
     assert "fedtide.fleets.ray_pool" not in sys.modules
 
 
 def test_classes_that_are_expected_are_built():
-    assert decode(to_bytes({"own": Own((1,))}), (Own,)) == {"own": Own((1,))}
+    assert decode_message(to_bytes({"own": Own((1,))}), (Own,)) == {"own": Own((1,))}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_classes_that_are_expected_are_built():
 def test_memory_is_a_small_multiple_of_the_bytes(data):
     tracemalloc.start()
     try:
-        decode(data)
+        decode_message(data)
     except FedtideError:
         pass
     finally:
@@ -183,12 +182,12 @@ def test_memory_is_a_small_multiple_of_the_bytes(data):
 def test_a_shape_of_many_huge_numbers_is_refused_before_they_are_multiplied(monkeypatch):
     monkeypatch.setattr("fedtide.core.codec.math.prod", None)
     with pytest.raises(FedtideError, match=r"^message: shape"):
-        decode(message({"U8": [2**40] * 20_000}, bytes(1), U8=1))
+        decode_message(message({"U8": [2**40] * 20_000}, bytes(1), U8=1))
 
 
 def test_a_header_is_bounded():
     with pytest.raises(FedtideError, match=rf"allowed: at most {HEADER}$"):
-        decode(raw(b" " * (HEADER + 1)))
+        decode_message(raw(b" " * (HEADER + 1)))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fedtide.runs.experiment import RunCall
 from helpers.toys import toy
 
 ECHO = "fedtide.fleets.worker:echo"
-PLAY = "fedtide.runs.parallel:play_in_worker"
+PLAY = "fedtide.runs.experiment:play_in_worker"
 
 
 def play(tmp_path, algorithm: str, options: dict | None = None, **changes) -> dict:

@@ -301,7 +301,7 @@ def test_kills_of_the_server_among_losses_leave_a_run_that_is_played_again_with_
         play.close()  # no checkpoint is written
     list(run.play(judge_of=lossy_judge))
     list(again.play(judge_of=replaying))
-    ours, theirs = (checkpoint.newest_state(each.folder / "checkpoints").read_bytes() for each in (run, again))
+    ours, theirs = (checkpoint.file_of(each.folder).read_bytes() for each in (run, again))
     assert ours == theirs
     for known, unknown in zip(lines_of(again.folder), lines_of(run.folder), strict=True):
         for key in unknown.keys() - {"participants", "down", "up", "losses", "refused"}:

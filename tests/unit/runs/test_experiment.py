@@ -12,7 +12,8 @@ import pytest
 
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import folder, parallel
+from fedtide.runs import experiment as playing
+from fedtide.runs import folder
 from fedtide.runs.experiment import RunsDisplay, execute
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
@@ -49,7 +50,7 @@ def borrowed(pool, monkeypatch):
         finally:
             (pool.folder / "stop").unlink(missing_ok=True)
 
-    monkeypatch.setattr(parallel, "Pool", lent)
+    monkeypatch.setattr(playing, "Pool", lent)
     return asked
 
 
@@ -114,8 +115,8 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
     ],
 )
 def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
-    monkeypatch.setattr(parallel, "cores", lambda: cores)
-    assert parallel.processes(study(fleet=settings), asked, runs) == used
+    monkeypatch.setattr(playing, "cores", lambda: cores)
+    assert playing.processes(study(fleet=settings), asked, runs) == used
 
 
 def bytes_of(root):
@@ -208,10 +209,10 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
         def __exit__(self, *error):
             pass
 
-    monkeypatch.setattr(parallel, "Pool", Slow)
-    with parallel.started(study(), 2, 2, tmp_path) as (_, stop):
+    monkeypatch.setattr(playing, "Pool", Slow)
+    with playing.started(study(), 2, 2) as (_, stop):
         assert stop.asked
-        assert (tmp_path / parallel.STOP).exists()
+        assert (tmp_path / playing.STOP).exists()
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------

@@ -255,9 +255,9 @@ def test_a_checkpoint_holds_the_state_and_where_the_record_was(tmp_path):
     resumed = checkpoint.load(
         run.folder / "checkpoints", runner.MemoryStore(None), config=digest_of(run.experiment, run.method, 0)
     )
-    assert (resumed.start.round, resumed.start.seconds) == (3, 3.0)
+    assert (resumed[0].round, resumed[0].seconds) == (3, 3.0)
     files = ("rounds.jsonl", "timings.jsonl", "clients.csv", "../../shift/0.safetensors")
-    assert resumed.marks == {name: records.whole(run.folder / name) for name in files}
+    assert resumed[1] == {name: records.whole(run.folder / name) for name in files}
 
 
 # -- what a checkpoint belongs to --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.report.study import read_study
-from fedtide.runs import parallel
+from fedtide.runs import experiment as playing
 from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
 from fedtide.runs.preflight import preflight
@@ -59,7 +59,7 @@ def borrowed(pool, monkeypatch):
         finally:
             (pool.folder / "stop").unlink(missing_ok=True)
 
-    monkeypatch.setattr(parallel, "Pool", lent)
+    monkeypatch.setattr(playing, "Pool", lent)
 
 
 WIDE = {"method.local.lr": {"low": 1e-4, "high": 1.0, "log": True}}
@@ -128,13 +128,13 @@ def test_stopped_by_hand_and_gone_on_with(tmp_path, whole, monkeypatch):
         stops.append(players_stop())
         return stops[-1]
 
-    players_stop = parallel.Stop
-    monkeypatch.setattr(parallel, "Stop", stop)
+    players_stop = playing.Stop
+    monkeypatch.setattr(playing, "Stop", stop)
     watching = Watching(lambda count: stops[-1].ask() if count == 2 else None)
     assert not execute(TWO, root, workers=1, display=watching)
     assert not (root / READY).exists()
     assert len(lines(root)) == 2
-    monkeypatch.setattr(parallel, "Stop", players_stop)
+    monkeypatch.setattr(playing, "Stop", players_stop)
     assert execute(TWO, root, workers=1)
     assert result_of(root) == result_of(whole)
 

@@ -75,7 +75,7 @@ def served(experiment: Any, root: Path, draw: Any = None) -> Any:
 
 
 def state_of(run: Run) -> Any:
-    return codec.from_file(checkpoint.newest_state(run.folder / "checkpoints"))
+    return codec.from_file(checkpoint.file_of(run.folder))
 
 
 @pytest.fixture
