@@ -1,7 +1,5 @@
 """Figures as SVG: labels, units, bands over seeds, legends outside the axes, Okabe-Ito colors."""
 
-from __future__ import annotations
-
 import html
 import io
 import math

@@ -1,7 +1,5 @@
 """Pictures of the rows and classes of each client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """HTML pages from templates, each a file that opens offline, and the parts of pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tables of text, as CSV, LaTeX or HTML, and data frames."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

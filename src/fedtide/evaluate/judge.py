@@ -1,11 +1,9 @@
 """Evaluation contract: the clients and held-out rows on which a state is evaluated after a round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +15,9 @@ from fedtide.core.rng import Rng, draw_some
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
 from fedtide.fleets.ask import ScoreOptions
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.remote.fleet import RemoteFleet
 
-if TYPE_CHECKING:
-    from fedtide.remote.fleet import RemoteFleet
-
-Recorded: TypeAlias = "SimulatedFleet | RemoteFleet"
+Recorded = SimulatedFleet | RemoteFleet
 """A fleet whose rounds can be judged and recorded."""
 
 
@@ -106,7 +102,7 @@ class Judge:
             scores = self.fleet.score(payload, view.clients, **options | {"slot": slot, "part": view.part})
             yield view, scores, slot
 
-    def others(self) -> Iterator[tuple[str, Judge]]:
+    def others(self) -> Iterator[tuple[str, "Judge"]]:
         """Yield each other use of the state, by name, with a judge that describes its scores."""
         for name, algorithm in self.algorithm.others.items():
             yield name, replace(self, algorithm=algorithm)
@@ -130,10 +126,12 @@ class Judge:
         group, names = self._groups(scores.clients)
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)
         entry = summarized(scores, group, names, own_expert=own_expert, metrics=self.metrics)
-        commonest = None if truth is None else truth.commonest(scores.clients, self.fleet.moment, view.part)
-        entry = entry if commonest is None else {**entry, "commonest": commonest}
-        baselines = {} if truth is None else truth.baselines(scores.clients, self.fleet.moment, view.part)
-        return {**entry, "baselines": baselines} if baselines else entry
+        if truth is None:
+            return entry
+        commonest = truth.commonest(scores.clients, self.fleet.moment, view.part)
+        baselines = truth.baselines(scores.clients, self.fleet.moment, view.part)
+        entry |= {} if commonest is None else {"commonest": commonest}
+        return entry | ({"baselines": baselines} if baselines else {})
 
     def _groups(self, clients: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Return the true group of each of `clients`, and the names of all groups; a single "" if unknown."""
@@ -149,20 +147,13 @@ class Judge:
         called, truth = self.fleet.names, self.fleet.truth
         drifting = None if truth is None else truth.drifting_group(self.fleet.moment)
         clusters = self.clusters(scores, slot)
-        columns = zip(
-            scores.clients.tolist(),
-            group.tolist(),
-            scores.rows.tolist(),
-            scores.correct.tolist(),
-            scores.loss.tolist(),
-            clusters,
-            strict=True,
-        )
-        for client, group_number, rows, correct, lost, cluster in columns:
+        columns = (scores.clients, scores.rows, scores.correct, scores.loss)
+        numbers = zip(*(column.tolist() for column in columns), strict=True)
+        for i, (client, rows, correct, lost) in enumerate(numbers):
             accuracy = round(correct / rows, 6) if rows and not math.isnan(lost) else None
             loss = round(lost / rows, 6) if rows else None
             name = called[client] if called else None
-            row = (number, view.name, client, names[group_number], int(rows), accuracy, loss, cluster, name)
+            row = (number, view.name, client, names[group[i]], int(rows), accuracy, loss, clusters[i], name)
             yield row if drifting is None else (*row, int(drifting[client]))
 
     def clusters(self, scores: Scores, slot: Tensor | None) -> list[int | None]:

@@ -1,12 +1,10 @@
 """A quantity over seeds: mean, standard error, confidence interval."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fedtide.evaluate.metrics import mean_and_error
+import numpy as np
 
 CONFIDENCE = 0.95
 """Confidence of intervals in reports: without any difference, one in twenty intervals excludes zero."""
@@ -24,11 +22,12 @@ class Measure:
     values: list[float]
 
     @staticmethod
-    def of(values: list[float]) -> Measure:
-        """Compute a measure from the value of each seed."""
-        finite = [v for v in values if math.isfinite(v)]
-        mean, error = mean_and_error(finite if len(finite) == len(values) else [])
-        return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
+    def of(values: list[float]) -> "Measure":
+        """Compute a measure from the value of each seed; the error is s / sqrt(n), s with n - 1."""
+        array = np.array(values, dtype=np.float64)
+        known = len(array) > 0 and np.isfinite(array).all()
+        error = array.std(ddof=1) / math.sqrt(len(array)) if known and len(array) > 1 else math.nan
+        return Measure(float(array.mean()) if known else None, float(error) if math.isfinite(error) else None, values)
 
     @property
     def margin(self) -> float | None:

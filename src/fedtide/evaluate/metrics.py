@@ -1,7 +1,5 @@
 """Metrics over clients and over curves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -189,16 +187,6 @@ SHIPPED: Mapping[str, tuple[Metric, ...]] = {"macro-f1": (MACRO_F1,), "auc": (AU
 """Metrics that an experiment may ask for by name, each with what is recorded of it."""
 
 
-def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps (a, F(a)) of the empirical distribution function F(a) = #{acc_i <= a} / N.
-
-    >>> [v.tolist() for v in cumulative(np.array([0.5, 0.25, 0.5, 1.0]))]
-    [[0.25, 0.5, 1.0], [0.25, 0.75, 1.0]]
-    """
-    values, counts = np.unique(accuracies, return_counts=True)
-    return values, counts.cumsum() / len(accuracies)
-
-
 def summarized(
     scores: Scores,
     groups: torch.Tensor,
@@ -376,22 +364,6 @@ def time_to_accuracy(times: Curve, values: Curve, target: float) -> float:
     """
     if math.isnan(target):
         return math.nan
-    reached = math.inf
-    for time, value in zip(times, values, strict=True):
-        if value < target:
-            reached = math.inf
-        elif reached == math.inf:
-            reached = float(time)
-    return reached
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and standard error s / sqrt(n), s with n - 1; the error of a single value is NaN.
-
-    >>> mean_and_error([1.0, 3.0])
-    (2.0, 1.0)
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if len(array) < 2:
-        return float(array.mean()) if len(array) else math.nan, math.nan
-    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))
+    below = np.flatnonzero(np.asarray(values) < target)
+    first = int(below[-1]) + 1 if len(below) else 0
+    return float(times[first]) if first < len(times) else math.inf

@@ -15,8 +15,6 @@ The measure belongs to no algorithm. Each participant's training is repeated on 
 served from its update alone is evaluated. Only a simulation can evaluate a client's model on rows of other clients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The record of a round: who took part, what it cost, how losses, groups and drift stand, and the headline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Accuracy of each method: late means, worst moments, groups of clients, other ways to predict."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

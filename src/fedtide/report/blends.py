@@ -4,8 +4,6 @@ Components have no names. The best matching over all rounds gives the component 
 round would flatter a split that changes over time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Claims of an experiment: the number of each seed, the verdict, and their table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -154,22 +152,23 @@ CAPTION = (
 LATE = " A time ends with the run if the method never arrives."
 
 
-def claims_table(claims: Sequence[Judged], *, verdicts: bool = True) -> Table:
-    """Build the table of claims with numbers and, if wanted, verdicts."""
-    rows = [[claim.claim, format_claim(claim), *([claim.verdict] if verdicts else [])] for claim in claims]
-    return Table(["claim", "found", *(["verdict"] if verdicts else [])], rows)
+def claims_table(claims: Sequence[Judged]) -> Table:
+    """Build the table of claims with numbers and, but at the scale nano, verdicts."""
+    shown = any(claim.verdict for claim in claims)
+    rows = [[claim.claim, format_claim(claim), *([claim.verdict] if shown else [])] for claim in claims]
+    return Table(["claim", "found", *(["verdict"] if shown else [])], rows)
 
 
-def claims_by_point(summaries: Sequence[Summary], *, verdicts: bool = True) -> Table:
+def claims_by_point(summaries: Sequence[Summary]) -> Table:
     """Build the table of claims at several points of a sweep."""
-    tables = [(summary.point, claims_table(summary.claims, verdicts=verdicts)) for summary in summaries]
-    rows = [[point, *row] for point, table in tables for row in table.rows]
-    return Table(["point", *claims_table([], verdicts=verdicts).header], rows)
+    points = [summary.point for summary in summaries for _ in summary.claims]
+    table = claims_table([claim for summary in summaries for claim in summary.claims])
+    return Table(["point", *table.header], [[point, *row] for point, row in zip(points, table.rows, strict=True)])
 
 
-def about_claims(claims: Sequence[Judged], *, verdicts: bool) -> str:
+def about_claims(claims: Sequence[Judged]) -> str:
     """Return the caption of a table of claims."""
-    return (CAPTION + LATE * any(claim.reached for claim in claims)) if verdicts else ""
+    return CAPTION + LATE * any(claim.reached for claim in claims) if any(claim.verdict for claim in claims) else ""
 
 
 def format_claim(claim: Judged) -> str:

@@ -3,13 +3,14 @@
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from fedtide.core.errors import printable
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
 from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import METRICS, cumulative
+from fedtide.evaluate.metrics import METRICS
 from fedtide.evaluate.rounds import rows_in
 from fedtide.remote.asks import RoundLine, nodes_of, read_asks, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
@@ -51,14 +52,13 @@ def client_distribution(record: ExperimentRecord) -> figures.Drawn | None:
     figure = Figure(figsize=(6.4, 3.9))
     axes = figure.subplots()
     for number, accuracies in means.items():
-        values, below = cumulative(np.round(accuracies, 6))
-        steps = 100 * np.array([values[0], *values, 1.0]), 100 * np.array([0.0, *below, 1.0])
-        style, every = figures.look(number), max(len(steps[0]) // 6, 1)
-        axes.step(*steps, where="post", label=figures.label(record.names[number]), color=style.color, ls=style.dashes,
-                  marker=style.marker, markevery=every, ms=4, lw=1.8)  # fmt: skip
+        style, every = figures.look(number), max(len(accuracies) // 6, 1)
+        axes.ecdf(100 * np.round(accuracies, 6), label=figures.label(record.names[number]), color=style.color,
+                  ls=style.dashes, marker=style.marker, markevery=every, ms=4, lw=1.8)  # fmt: skip
     axes.set_xlabel(f"{record.experiment.score} of a client, % (mean over {record.span})")
     axes.set_ylabel("clients with at most that, %")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
     figures.legend_above(axes, room=5.4)
     return figures.svg(figure, f"{record.experiment.score} over clients")
 

@@ -1,7 +1,5 @@
 """Costs: bytes, wall clock, simulated clock, time to a target, and the privacy budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

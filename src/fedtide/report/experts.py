@@ -1,7 +1,5 @@
 """Branches, models and experts: which one answers, and its weight in a mixture."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

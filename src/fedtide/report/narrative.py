@@ -1,7 +1,5 @@
 """Text of the report: alarms, the setting, the headline, and one sentence per method."""
 
-from __future__ import annotations
-
 import math
 from operator import itemgetter
 

@@ -1,7 +1,5 @@
 """Results of a run folder in a notebook: headline, table and curve of its report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report page: one HTML file that opens offline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +107,7 @@ def write_report(
         for record, summary in _sections_of(study)
     ]
     nano = [name for name, study in studies if study.nano]
-    sections = [_section(point, verdicts=not studies[point.folder][1].nano) for point in points]
+    sections = [_section(point) for point in points]
     sweeps = [_sweep(study, name if several else "") for name, study in studies if study.swept]
     comparison = compare(points) if several else None
     path = out or (Path("report.html") if several else report_of(roots[0]))
@@ -144,11 +142,10 @@ def pictures_of(record: ExperimentRecord) -> list[Pictured]:
     return [(plan.title.format(**words), plan.caption(record), plan(record)) for plan in PICTURES.values()]
 
 
-def tables_of(record: ExperimentRecord, summary: Summary, *, verdicts: bool = True) -> list[tuple[str, Table, str]]:
+def tables_of(record: ExperimentRecord, summary: Summary) -> list[tuple[str, Table, str]]:
     """Return title, table and caption of all tables with content but the first, in the order of a page."""
-    claims = claims_table(summary.claims, verdicts=verdicts) if summary.claims else None
     plans = [plan for topic in TOPICS for plan in topic.tables]
-    tables = [("Claims", claims, about_claims(summary.claims, verdicts=verdicts))]
+    tables = [("Claims", claims_table(summary.claims), about_claims(summary.claims))] if summary.claims else []
     tables += [(plan.title, plan(record, summary), plan.caption(record)) for plan in plans]
     return [(title, table, caption) for title, table, caption in tables if table is not None]
 
@@ -162,7 +159,7 @@ def _sections_of(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
     return [(r, s) for r, s in finished if s.point in names]
 
 
-def _section(point: Point, *, verdicts: bool) -> Section:
+def _section(point: Point) -> Section:
     record, summary, heading = point.record, point.summary, point.name
     marks = [swatch(look(number)) for number, _ in record.numbered]
     methods = methods_table(summary)
@@ -170,7 +167,7 @@ def _section(point: Point, *, verdicts: bool) -> Section:
     left = [f"{method.unfinished} of {method.unfinished + len(method.seeds)} runs of {method.name}"
             for method in summary.methods if method.unfinished]  # fmt: skip
     first = Part("", methods, about_methods(record, summary), anchor("Methods", heading), [*marks, *empty])
-    tables = tables_of(record, summary, verdicts=verdicts)
+    tables = tables_of(record, summary)
     sentences = [(mark, m.name, narrative.sentence(summary, m)) for mark, m in zip(marks, summary.methods, strict=True)]
     return Section(
         to_pictures(pictures_of(record), heading),
@@ -187,16 +184,14 @@ def _section(point: Point, *, verdicts: bool) -> Section:
 
 def _sweep(study: Study, name: str) -> Section:
     """Return the part about all points of a sweep; `name` is that of its folder, if there are several."""
-    verdicts = not study.nano
     sections = [summary for _, summary in _sections_of(study)]
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]
     elsewhere = [summary for summary in others if summary.claims]
     tables = [("Points of the sweep", sweep_table(study), "")]
     if study.claims:
-        tables.append(("Claims about the sweep", claims_table(study.claims, verdicts=verdicts),
-                       about_claims(study.claims, verdicts=verdicts)))  # fmt: skip
+        tables.append(("Claims about the sweep", claims_table(study.claims), about_claims(study.claims)))
     if elsewhere:
-        tables.append(("Claims by point", claims_by_point(elsewhere, verdicts=verdicts), ""))
+        tables.append(("Claims by point", claims_by_point(elsewhere), ""))
     picture = (
         "Gate weight along the sweep",
         "Share of the clients' own experts in predictions; bars are one standard error.",

@@ -4,8 +4,6 @@ Each takes a run folder, or the result of `ft.run` or `ft.results`, and for a sw
 report. A run without such a picture is one clear error.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Run folders as arrays."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

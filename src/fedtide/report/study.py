@@ -1,7 +1,5 @@
 """Content of a run folder: the summary of each point, and rows for data frames."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -45,9 +43,12 @@ def read_study(root: Path) -> Study:
     experiment = load(root, imports=False)
     title = experiment.title or root.resolve().name
     summaries = [replace(summarize(record), title=title) for record in records]
-    swept = bool(experiment.sweep)
+    swept, nano = bool(experiment.sweep), is_nano(root)
     claims = [judge_sweep(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
-    return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), is_nano(root), root)
+    if nano:
+        claims = [replace(claim, verdict="") for claim in claims]
+        summaries = [replace(s, claims=[replace(claim, verdict="") for claim in s.claims]) for s in summaries]
+    return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), nano, root)
 
 
 def read_finished(root: Path) -> Study:

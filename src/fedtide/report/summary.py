@@ -1,7 +1,5 @@
 """Values of a summary: measures over seeds of every method, differences, judged claims."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +38,7 @@ class MethodSummary:
         """Return the values of a measure by seed; empty if it was not measured."""
         return dict(zip(self.seeds, self.measures[name].values, strict=True)) if name in self.measures else {}
 
-    def minus(self, other: MethodSummary, name: str, reached: str = "") -> dict[int, float]:
+    def minus(self, other: "MethodSummary", name: str, reached: str = "") -> dict[int, float]:
         """Return the measure minus the one of another method, seed by seed.
 
         Args:
@@ -57,7 +55,7 @@ class MethodSummary:
             ours[seed], theirs[seed] = (min([times[seed], *ends]) for times in (ours, theirs))
         return {seed: ours[seed] - theirs[seed] for seed in seeds}
 
-    def against(self, other: MethodSummary, name: str) -> Measure:
+    def against(self, other: "MethodSummary", name: str) -> Measure:
         """Return the difference to the measure of another method over the seeds of both."""
         return Measure.of(list(self.minus(other, name).values()))
 
@@ -85,7 +83,7 @@ class MethodSummary:
         """Measures of baselines of time series on the same rows, each with its words."""
         return {name: words for name, (_, words) in BASELINES.items() if name in self.measures}
 
-    def same_run(self, other: MethodSummary) -> bool:
+    def same_run(self, other: "MethodSummary") -> bool:
         """Tell whether two methods are the same run: their predictions are equal at every seed of both."""
         seeds = set(self.seeds) & set(other.seeds)
         mine, others = ({name: m.by_seed(name) for name in OF_A_RUN if name in m.measures} for m in (self, other))
@@ -105,7 +103,8 @@ class Paired:
     same_run: bool = False
 
 
-Verdict = Literal["holds", "does not hold", "not seen", "too few seeds", "the same run"]
+Verdict = Literal["holds", "does not hold", "not seen", "too few seeds", "the same run", ""]
+"""Verdict on a claim; "" at the scale nano, whose numbers mean nothing."""
 
 
 @dataclass(frozen=True)

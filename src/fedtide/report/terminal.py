@@ -1,7 +1,5 @@
 """Output of commands, on a terminal, in a log or in a notebook."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -11,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide.core.errors import printable
+from fedtide.draw.tables import Table as Content
 from fedtide.runs.job import Output
 
 if TYPE_CHECKING:
-    from fedtide.draw.tables import Table as Content
-    from fedtide.report.summary import Judged, Study
+    from fedtide.report.summary import Study
 
 
 class Screen(Console):
@@ -48,26 +46,29 @@ def tell(result: Any, output: Output) -> None:
         print(json.dumps(plain(result), indent=1, default=str))
 
 
-def print_results(study: Study, screen: Console) -> None:
+def print_results(study: "Study", screen: Console) -> None:
     """Print the tables of a run folder, its alarms, and its claims."""
     # Reports draw: a command that prints none does not wait for it.
     from fedtide.report.accuracy import brief_table
+    from fedtide.report.claims import format_claim
     from fedtide.report.narrative import SAME_RUN, alarms
     from fedtide.report.run_records import NANO
 
+    def write(line: str, style: str = "") -> None:
+        screen.print(line, style=style, soft_wrap=True)
+
     if study.nano:
-        screen.print(f"nano: {NANO}", style="yellow", soft_wrap=True)
+        write(f"nano: {NANO}", "yellow")
     for summary in study.summaries:
         print_table(brief_table(summary), screen, summary.point)
         for line in alarms(summary):
-            screen.print(line, style="red", soft_wrap=True)
+            write(line, "red")
         for pair in (pair for pair in summary.paired if pair.same_run):
-            screen.print(f"{pair.name} is {SAME_RUN.format(pair.baseline)}", soft_wrap=True)
-        _print_claims(summary.claims, screen, verdicts=not study.nano)
-    _print_claims(study.claims, screen, verdicts=not study.nano)
+            write(f"{pair.name} is {SAME_RUN.format(pair.baseline)}")
+    for claim in [claim for summary in study.summaries for claim in summary.claims] + study.claims:
+        write(f"{claim.verdict or 'not judged at nano'}: {claim.claim} ({format_claim(claim)})")
     if len(study.summaries) > 1 and not study.chosen:
-        text = "no point was chosen: no validation rows were judged (data.split.val, eval_splits)"
-        screen.print(text, soft_wrap=True)
+        write("no point was chosen: no validation rows were judged (data.split.val, eval_splits)")
 
 
 def print_table(content: Content, screen: Console, title: str = "") -> None:
@@ -76,11 +77,3 @@ def print_table(content: Content, screen: Console, title: str = "") -> None:
     for row in content.rows:
         table.add_row(*row)
     screen.print(table)
-
-
-def _print_claims(claims: list[Judged], screen: Console, *, verdicts: bool) -> None:
-    from fedtide.report.claims import format_claim
-
-    for claim in claims:
-        verdict = claim.verdict if verdicts else "not judged at nano"
-        screen.print(f"{verdict}: {claim.claim} ({format_claim(claim)})", soft_wrap=True)

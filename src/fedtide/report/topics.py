@@ -1,7 +1,5 @@
 """All topics of the report, in the order of a page, and their numbers and pictures by name."""
 
-from __future__ import annotations
-
 from fedtide.config import Experiment, matching, points
 from fedtide.config.schema import units_of
 from fedtide.core.errors import refused, unknown

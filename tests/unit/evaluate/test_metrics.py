@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -13,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Scores
+from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import (
     METRICS,
     client_accuracies,
-    cumulative,
-    mean_and_error,
     mean_of_last,
     summarized,
     swing,
@@ -44,17 +42,6 @@ def distribution(accuracies) -> dict[str, float]:
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
-
-
-@law
-@given(st.lists(shares, min_size=1, max_size=40))
-def test_the_distribution_function_rises_to_one(accuracies):
-    values, below = cumulative(np.array(accuracies))
-    assert below[-1] == 1.0
-    assert all(a < b for a, b in itertools.pairwise(values))
-    assert all(a < b for a, b in itertools.pairwise(below))
-    for value, share in zip(values, below, strict=True):
-        assert share == pytest.approx(sum(a <= value for a in accuracies) / len(accuracies))
 
 
 @law
@@ -235,15 +222,13 @@ def test_without_a_target_there_is_no_time_to_it():
 @law
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=8))
 def test_the_standard_error_is_s_over_root_n(values):
-    mean, error = mean_and_error(values)
+    measure = Measure.of(values)
     n = len(values)
     s = math.sqrt(sum((v - sum(values) / n) ** 2 for v in values) / (n - 1))
-    assert mean == pytest.approx(sum(values) / n, abs=1e-9)
-    assert error == pytest.approx(s / math.sqrt(n), abs=1e-9)
+    assert measure.mean == pytest.approx(sum(values) / n, abs=1e-9)
+    assert measure.error == pytest.approx(s / math.sqrt(n), abs=1e-9)
 
 
 def test_the_error_of_one_value_is_unknown_and_of_none_the_mean_too():
-    mean, error = mean_and_error([0.25])
-    assert mean == 0.25
-    assert math.isnan(error)
-    assert all(math.isnan(v) for v in mean_and_error([]))
+    assert Measure.of([0.25]) == Measure(0.25, None, [0.25])
+    assert Measure.of([]) == Measure(None, None, [])
