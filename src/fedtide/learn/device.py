@@ -11,16 +11,16 @@ output of a module is converted back to float32, and so losses, decisions and pr
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 
 CPU = "cpu"
 
@@ -128,53 +128,11 @@ def _set(state: Drawing) -> None:
         torch.cuda.set_rng_state(gpu)
 
 
-STEPS, LOOKS = 3, 10
-"""Steps that are timed in either type of number at a look, and looks until bfloat16 is believed to lose."""
-LEAST = 0.95
-"""Gain below which bfloat16 is refused: less than that is within what a busy machine makes of no gain."""
-
-
-@lru_cache(maxsize=1)
-def gain() -> float:
-    """Measure how many times as long a step takes in float32 as in bfloat16, with a convolution and a product.
-
-    The instructions that a processor names do not tell: some have them and lose. Steps take turns, on one thread, and
-    the least processor time counts, so that others who use the machine hardly matter. About 20 ms a look, and there
-    is another one only if bfloat16 seems to lose.
-    """
-    threads, random = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    try:
-        module = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 12 * 12, 128))
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        x = torch.rand(8, 32, 14, 14).contiguous(memory_format=torch.channels_last)
-        plain, lowered = float("inf"), float("inf")
-        for _ in range(LOOKS):
-            for _ in range(STEPS):
-                plain = min(plain, _seconds(module, lambda: module(x)))
-                lowered = min(lowered, _seconds(module, lambda: run_in_bfloat(module, x)))
-            if lowered < plain:
-                break
-        return plain / lowered
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(random)
-
-
-def _seconds(module: nn.Module, run: Callable[[], Tensor]) -> float:
-    """Return the processor seconds of a step, without its update."""
-    began = time.process_time()
-    torch.autograd.grad(run().sum(), list(module.parameters()))
-    return time.process_time() - began
-
-
-def check_gain(device: str) -> None:
-    """Raise if this processor loses by bfloat16; models on another device do not ask it."""
-    if device == CPU and gain() < LEAST:
-        raise FedtideError(
-            f"precision: found 'bf16', in which a step takes {1 / gain():.1f} times as long here as in float32; "
-            "allowed: fp32, fp64"
-        )
+@cache
+def warn_of_bfloat(device: str) -> None:
+    """Print a line, once, if the processor has no instructions for bfloat16, with which it is slower than float32."""
+    if device == CPU and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        print("fedtide: precision: 'bf16' is slow here, because the processor has no bfloat16", file=sys.stderr)
 
 
 def run_in_bfloat(module: nn.Module, x: Tensor) -> Any:

@@ -25,7 +25,7 @@ from fedtide.evaluate.probe import owners_of
 from fedtide.fleets import ray_pool
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
-from fedtide.learn.device import CPU, check_gain, find_device
+from fedtide.learn.device import CPU, find_device, warn_of_bfloat
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
@@ -102,7 +102,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     for point in (point.experiment for point in points(experiment, where)):
         _check_clock(point, where)
         if point.precision == "bf16":
-            check_gain(find_device(point.fleet.device))
+            warn_of_bfloat(find_device(point.fleet.device))
         unstacked_here: dict[str, str] = {}
         for method in point.method:
             built = _build(point, method, tried)
