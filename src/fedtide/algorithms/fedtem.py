@@ -185,7 +185,7 @@ def fedtem(
         # Line 7: the branch, by the received network (Eq. 5).
         received = yield Features(task, weights, shard.x)
         k = choose_branch(selection, received, *mixture, rng)
-        parts = yield from sketch(shard)
+        parts = sketch(shard)
         # Line 8: local training with the branch fixed (Eq. 4).
         objective = BranchLoss(task.loss, k, lam, eps)
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=objective, features=True)

@@ -176,7 +176,7 @@ def fedtkm(
         # Lines 7 and 8: the branch, by the received network (Eq. 11).
         received = yield Features(task, weights, shard.x)
         k = nearest(distances(received, payload).mean(0))
-        parts = yield from sketch(shard)
+        parts = sketch(shard)
         # Line 9: local training with the branch fixed (Eq. 4).
         objective = BranchLoss(task.loss, int(k), lam, eps)
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=objective, features=True)

@@ -22,7 +22,6 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
 from fedtide.learn.features import FrozenInputs, feature_width
-from fedtide.learn.steps import LayerGradient, Steps, run_steps
 from fedtide.learn.task import Task, classes_of, label_shares
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
@@ -173,11 +172,6 @@ class Gradient(Representing):
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
-        steps = self.steps(task, key)
-        return lambda model, shard: run_steps(steps(model, shard))
-
-    def steps(self, task: Task, key: str) -> Callable[[Weights | None, Shard], Steps[Tensor]]:
-        """Return the same for works in steps, which may take the gradients of several clients together."""
         rng = Rng(self.seed).at("gradients")
         frozen = task.init_random(rng)
         if self.weights is not None:
@@ -188,10 +182,9 @@ class Gradient(Representing):
         if self.sketch is not None and self.sketch < size:
             project = hashing(size, self.sketch, rng.at("sketch"))
 
-        def represent(model: Weights | None, shard: Shard) -> Steps[Tensor]:
+        def represent(model: Weights | None, shard: Shard) -> Tensor:
             at = model if self.needs_model and model is not None else frozen
-            gradient = yield LayerGradient(task, at, shard, names)
-            vector = flat(gradient).double()
+            vector = flat(task.gradient(at, shard, train=False, names=names)[0]).double()
             vector = vector if project is None else project(vector)
             return unit(vector[None])[0]
 

@@ -6,7 +6,7 @@ Only the order of summation in matrix products differs, and with it the last bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.base import Moment, Shard, Weights
+from fedtide.core.base import Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.weights import add
 from fedtide.learn.device import to_cpu
 from fedtide.learn.fast import Copies, stack_copies
-from fedtide.learn.local import LocalOptimizer, LocalTrainer, Term
-from fedtide.learn.losses import Columns, Loss, is_stacked
+from fedtide.learn.local import LocalOptimizer, LocalTrainer
+from fedtide.learn.losses import Columns, is_stacked
 from fedtide.learn.scratch import Scratch
-from fedtide.learn.task import Task, joined
+from fedtide.learn.steps import Train
+from fedtide.learn.task import joined
 
 CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors of torch if several copies of a model cannot be trained at once."""
@@ -69,23 +70,26 @@ class FittedPart:
         return add(self.received, self.delta)
 
 
-def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[FittedPart]:
-    """Return the result of each client, trained from its received weights at a learning rate."""
+def fitted_parts(fit: Fit, requests: Sequence[Train]) -> list[FittedPart]:
+    """Return the result of each client."""
+    local, moment, received = requests[0].local, requests[0].moment, [request.weights for request in requests]
+    rate = local.lr * local.lr_schedule(moment)
     losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(to_cpu, fit.delta)
     deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
     parts = zip(losses, steps, deltas, received, fit.features, strict=True)
     return [FittedPart(loss, taken, taken * rate, delta, began, z) for loss, taken, delta, began, z in parts]
 
 
-def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
-    """Return the reason why clients cannot be trained at once, by a loss or the task's; None if they can."""
-    if not is_stacked(loss or task.loss):
+def unstackable(request: Train) -> str | None:
+    """Return the reason why clients with such requests cannot be trained at once; None if they can."""
+    task = request.task
+    if not is_stacked(request.objective):
         return "its loss has no per-row form (`each`, `stacked`), so clients cannot be trained together"
-    if term is not None and not hasattr(term, "stacked"):
+    if request.term is not None and not hasattr(request.term, "stacked"):
         return "its gradient term is not known to work on several clients at once"
     if task.bfloat:
         return "its passes are in bfloat16 (precision)"
-    if local.augment:
+    if request.local.augment:
         return "it changes pictures at random (local.augment)"
     modules = list(task.scratch.module.modules())
     drawing = next((type(m).__name__ for m in modules if isinstance(m, RANDOM) and getattr(m, "p", True)), None)
@@ -105,84 +109,50 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
     return [size for _, sizes in epochs for size in sizes], torch.cat([torch.empty(0, dtype=torch.int64), *orders])
 
 
-def stack_of(task: Task, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
-    """Return several copies of a task's model for training on rows of a shape, by a loss or the task's."""
-    return stack_copies(task.scratch, loss or task.loss, shape)
+def make_stack(request: Train) -> Copies | str:
+    """Return what trains several copies of the model of a request, or the reason why there is none.
 
-
-def why_untrainable(trial: Callable[[], object]) -> str | None:
-    """Return torch's reason why several copies of a model cannot be trained at once; None if a trial works.
-
-    Lack of memory is no such reason: it is raised.
-
-    >>> why_untrainable(lambda: torch.zeros(2) @ torch.zeros(3)) is None
-    False
+    Two copies that are trained for a step on a few samples show whether torch can do that. Lack of memory is no such
+    reason: it is raised.
     """
+    local = replace(request.local, epochs=None, local_steps=1, batch_size=0)
+    few = replace(request, local=local, shard=request.shard.pick(slice(0, 2)))
+    reason = unstackable(few)
+    if reason is not None:
+        return reason
     try:
-        trial()
+        stack = stack_copies(few.task.scratch, few.objective, tuple(few.shard.x.shape[1:]))
+        train_stacked(stack, [replace(few, rng=Rng(k)) for k in range(2)])
     except CANNOT as error:
         reason = " ".join(str(error).split())
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
             raise
-        return reason[:200]
-    return None
+        return f"copies of the model do not train at once: {reason[:200]}"
+    return stack
 
 
-def train_pair(
-    stack: Copies,
-    local: LocalTrainer,
-    term: Term | None,
-    received: Weights,
-    shard: Shard,
-    loss: Any = None,
-    *,
-    features: bool = False,
-) -> Fit:
-    """Train two copies for a step on the same samples, as a trial; arguments are those of `train_stacked`."""
-    short = replace(local, epochs=None, local_steps=1, batch_size=0)
-    terms, losses = (None if one is None else [one] * 2 for one in (term, loss))
-    keys = [Rng(0), Rng(1)]
-    both = [received] * 2
-    return train_stacked(stack, short, terms, both, [shard] * 2, Moment(0, 1), keys, losses, features=features)
-
-
-def train_stacked(
-    stack: Copies,
-    local: LocalTrainer,
-    terms: Sequence[Any] | None,
-    received: Sequence[Weights],
-    shards: Sequence[Shard],
-    moment: Moment,
-    rngs: Sequence[Rng],
-    losses: Sequence[Any] | None = None,
-    *,
-    features: bool = False,
-) -> Fit:
+def train_stacked(stack: Copies, requests: Sequence[Train]) -> Fit:
     """Train several clients from what each received, on its own samples.
 
     Args:
         stack: stacked models of the task.
-        local: local training.
-        terms: the gradient term of each client, all of one kind, with `stacked`; None for none.
-        received: the clients' initial weights; those of the same model may be one object, which is then read once.
-        shards: the clients' samples in descending order of size; each has enough for a step.
-        moment: the time, for the schedule.
-        rngs: the clients' keys.
-        losses: the loss of each client, all alike; None for that of the task.
-        features: also return the features of the clients' samples after training, of a branched task.
+        requests: one for each client, all with the same key; those of the same weights may share one object, which is
+            then read once. Samples are in descending order of size, and each client has enough for a step.
     """
+    first, shards = requests[0], [request.shard for request in requests]
+    local = first.local
     scratch = stack.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
     scratch.set_mode(True)
-    pairs = zip(losses or [stack.loss] * len(shards), shards, strict=True)
-    prepared, columns = zip(*(loss.prepare(shard) for loss, shard in pairs), strict=True)
-    steps = _Steps(scratch, local, shards, rngs, stack.device, columns)
-    starts: Any = stack.starts(received)
+    prepared, columns = zip(*(request.objective.prepare(request.shard) for request in requests), strict=True)
+    steps = _Steps(scratch, local, shards, [request.rng for request in requests], stack.device, columns)
+    starts: Any = stack.starts([request.weights for request in requests])
     params, others = stack.load(starts)
     stacked = stack.loss.stacked(prepared)
     shared = map_leaves(lambda leaf: None if leaf is None else leaf.to(stack.device), stacked)
-    added = local.terms(None if terms is None else terms[0].stacked(terms, stack.layout))
-    rate = local.lr * local.lr_schedule(moment)
+    term = first.term and first.term.stacked([request.term for request in requests], stack.layout)
+    added = local.terms(term)
+    rate = local.lr * local.lr_schedule(first.moment)
     update = LocalOptimizer(local, rate, params)
     plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
     fused = rate if plain and stack.fuses else None
@@ -193,7 +163,7 @@ def train_stacked(
             cut, views = active, _select((params, others, shared), active, None)
         now = views[0]
         before = [start[:active] for start in leaves(starts)[: len(now)]] if added else []
-        extra = [term(now, before) for term in added]
+        extra = [one(now, before) for one in added]
         gradient: list[Tensor] = []
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
@@ -228,10 +198,10 @@ def train_stacked(
     loss = (values.double() * labels).sum(0) / labels.sum(0)
     taken = torch.from_numpy((steps.sizes > 0).sum(0))
     after: Sequence[Tensor | None] = [None] * len(shards)
-    if features:
+    if first.features:
         passes = [stack.features(params, others, x) for x in steps.in_order()]
         after = [z[: len(shard)] for z, shard in zip(to_cpu(torch.cat(passes, 1)), shards, strict=True)]
-    return Fit(stack.difference(received[0], starts, params, others), to_cpu(loss), taken, after)
+    return Fit(stack.difference(first.weights, starts, params, others), to_cpu(loss), taken, after)
 
 
 def _select(values: Tree, active: int, group: Tensor | None) -> Any:

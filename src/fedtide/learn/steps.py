@@ -19,7 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.losses import Loss
-from fedtide.learn.shared_passes import finite_losses, layer_gradients, mean_losses, row_losses
+from fedtide.learn.shared_passes import finite_losses, mean_losses, row_losses
 from fedtide.learn.task import Task, joined
 
 T = TypeVar("T")
@@ -77,11 +77,6 @@ def _kind(part: Any) -> Hashable:
     return None if part is None else (type(part), id(part) if alike is None else alike)
 
 
-def stack_key(task: Task, loss: Loss) -> Hashable:
-    """Return a key that is equal for trainings of the same stack: the model and the loss."""
-    return id(task), _kind(loss)
-
-
 @dataclass(frozen=True, eq=False)
 class Train:
     """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `FittedPart` of a stack.
@@ -103,12 +98,7 @@ class Train:
     @property
     def key(self) -> Hashable:
         """Model and loss, settings, the kind of the gradient term, and whether features are wanted."""
-        return Train, self.stack, self.local, _kind(self.term), self.features
-
-    @property
-    def stack(self) -> Hashable:
-        """The key of what trains several copies of its model."""
-        return stack_key(self.task, self.objective)
+        return Train, id(self.task), _kind(self.objective), self.local, _kind(self.term), self.features
 
     @property
     def objective(self) -> Loss:
@@ -181,29 +171,6 @@ class Features:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
         samples = [other.x for other in others]
         return replace(self, x=joined(samples)).run_single().split([len(x) for x in samples])
-
-
-@dataclass(frozen=True, eq=False)
-class LayerGradient:
-    """Gradient of the mean training loss on a client's samples by some parameters, by name, in evaluation mode."""
-
-    task: Task
-    weights: Weights
-    shard: Shard
-    names: tuple[str, ...]
-
-    @property
-    def key(self) -> Hashable:
-        """The model and the parameters; samples with a mask and without go apart."""
-        return LayerGradient, id(self.task), same_weights([self.weights]), self.names, self.shard.mask is None
-
-    def run_single(self) -> dict[str, Tensor]:
-        """Compute it for one client."""
-        return self.task.gradient(self.weights, self.shard, train=False, names=self.names)[0]
-
-    def run_batched(self, others: Sequence[LayerGradient]) -> list[dict[str, Tensor]]:
-        """Compute it for several clients, of one layer from a pass over all of their samples; this one among them."""
-        return layer_gradients(self.task, self.weights, [other.shard for other in others], self.names)
 
 
 def all_rows(shards: Sequence[Shard]) -> Shard:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedtide.core.base import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, map_leaves, size_in_bytes
-from fedtide.core.weights import layers_of, squared_lengths
+from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.weights import squared_lengths
 from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.shared_passes import utility
@@ -70,29 +70,32 @@ class Training:
         """Train one client; None without a step."""
         return run_steps(self.start(payload, memory, shard, moment, rng))
 
+    def request(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Train:
+        """Return the training that a client asks for."""
+        return Train(self.task, self.local, payload, shard, moment, rng, self.term)
+
     def start(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         """Begin to train one client, in steps."""
         seen = {"utility": self._utility(payload, shard)} if self.utility else {}
-        fitted = yield Train(self.task, self.local, payload, shard, moment, rng, self.term)
+        fitted = yield self.request(payload, memory, shard, moment, rng)
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         delta = fitted.delta
-        total = self._sent(delta, client_weight(shard, self.weighting), fitted.loss, len(shard))
-        return Answer(total, seen, update=delta)
-
-    def _sent(self, delta: Weights, weight: float, loss: float, rows: int) -> dict[str, Any]:
-        return {**sum_update(delta, weight, squares=self.squares), "loss": Weighted(loss, rows)}
-
-    def sent_bytes(self, received: Weights) -> int:
-        """Return the bytes of the total of a client that trained these weights."""
-        return size_in_bytes(self._sent(received, 1.0, 0.0, 1))
+        total = sum_update(delta, client_weight(shard, self.weighting), squares=self.squares)
+        return Answer(total | {"loss": Weighted(fitted.loss, len(shard))}, seen, update=delta)
 
     def sum_of(self, fit: Fit, shards: Sequence[Shard]) -> Tree:
-        """Return the sum of the totals of clients that were trained at once."""
+        """Return the sum of the totals of clients that were trained at once, without squares."""
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, self.weighting) for shard in shards], dtype=torch.float64)
-        total = sum_updates(fit.delta, weight, squares=self.squares)
-        return total | {"loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
+
+        def add(leaf: Tensor) -> Tensor:
+            kind = leaf.dtype if leaf.device.type == CPU else torch.float64  # costs a GPU little beside its training
+            shares = weight.to(leaf.device, kind)
+            return to_cpu((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
+
+        delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
+        return {"delta": delta, "loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))
@@ -109,31 +112,6 @@ def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any
     total: dict[str, Any] = {"delta": Weighted(delta, weight)}
     if squares:
         total |= {"squares": Weighted(squared_lengths(delta), weight), "weight": Weighted(weight, weight)}
-    return total
-
-
-def sum_updates(deltas: Weights, weight: Tensor, *, squares: bool) -> dict[str, Any]:
-    """Return the sum of several clients' `sum_update`.
-
-    Args:
-        deltas: new minus old (clients, ...).
-        weight: (clients,) weight of each in the mean, float64.
-        squares: also sum what partial pooling needs.
-    """
-
-    def add(leaf: Tensor) -> Tensor:
-        kind = leaf.dtype if leaf.device.type == CPU else torch.float64  # which costs a GPU little beside its training
-        shares = weight.to(leaf.device, kind)
-        return to_cpu((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
-
-    whole = float(weight.sum())
-    total: dict[str, Any] = {"delta": Sum(map_leaves(add, deltas), whole)}
-    if squares:
-        squared = {name: param.flatten(1).double().square().sum(1) for name, param in deltas.params.items()}
-        lengths = [
-            to_cpu(torch.stack([squared[name] for name in names]).sum(0)) for names in layers_of(deltas).values()
-        ]
-        total |= {"squares": Sum(weight @ torch.stack(lengths, 1), whole), "weight": Sum(float(weight @ weight), whole)}
     return total
 
 

@@ -35,7 +35,6 @@ from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import periodic_shares
 from fedtide.fields.types import Count, Duration, Finite, OfShift, Positive, explained, ingredient, seconds_of
-from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.mixtures.rhythm import LEAST, Found, curve, look, read_shares, weights_of
 
@@ -370,7 +369,7 @@ def need_period(value: float | str | None, key: str, allowed: str = UNKNOWN) -> 
     return value
 
 
-def sketching(prior: Prior, task: Task) -> Callable[[Shard], Steps[dict[str, Weighted]]]:
+def sketching(prior: Prior, task: Task) -> Callable[[Shard], dict[str, Weighted]]:
     """Return the terms that clients add to their sums for a prior: "sketch" for "learned", nothing for others.
 
     A sketch is the direction of the gradient of the last layer of a network that is never trained, in a few random
@@ -381,9 +380,9 @@ def sketching(prior: Prior, task: Task) -> Callable[[Shard], Steps[dict[str, Wei
         prior: the prior.
         task: the task of a single model.
     """
-    represent = prior.sketch and Gradient(last_layer=True, sketch=prior.sketch).steps(task, "prior")
+    represent = prior.sketch and Gradient(last_layer=True, sketch=prior.sketch).of(task, "prior")
 
-    def sketch(shard: Shard) -> Steps[dict[str, Weighted]]:
-        return {"sketch": Weighted((yield from represent(None, shard)), 1.0)} if represent else {}
+    def sketch(shard: Shard) -> dict[str, Weighted]:
+        return {"sketch": Weighted(represent(None, shard), 1.0)} if represent else {}
 
     return sketch

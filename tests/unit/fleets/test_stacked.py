@@ -14,16 +14,16 @@ from fedtide.core import codec, sums
 from fedtide.core.base import Moment, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import leaves, same, size_in_bytes
+from fedtide.core.trees import leaves, same
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked_engine as engines
-from fedtide.fleets import stacked_engine as together
 from fedtide.fleets.local_engine import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import with_rows
 from fedtide.learn import stack
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
@@ -101,27 +101,23 @@ def test_ragged_clients_are_trained_as_one_by_one(case):
         near([here.notes[c].loss for c in here.notes], [there.notes[c].loss for c in there.notes])
 
 
-@pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_what_clients_send_together_is_the_sum_of_what_each_sends(squares, weighting):
+def test_what_clients_send_together_is_the_sum_of_what_each_sends(weighting):
     task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), dtype=torch.float64)
-    work = Training(task, LocalTrainer(batch_size=2), weighting, squares=squares)
+    work = Training(task, LocalTrainer(batch_size=2), weighting)
     shards = [Shard(torch.rand(n, 3).double(), torch.arange(n) % 2, torch.arange(n)) for n in (5, 3, 2)]
-    weights, rngs, total = task.init(Rng(0)), [Rng(k) for k in range(3)], None
-    for shard, rng in zip(shards, rngs, strict=True):
-        answer = work(weights, None, shard, NOW, rng)
-        assert work.sent_bytes(weights) == size_in_bytes(answer.total)
-        total = sums.add(total, answer.total)
-    copies = stack.stack_of(task, (3,))
-    fit = stack.train_stacked(copies, work.local, None, [weights] * 3, shards, NOW, rngs)
-    near(total, work.sum_of(fit, shards))
+    weights, total = task.init(Rng(0)), None
+    requests = [work.request(weights, None, shard, NOW, Rng(k)) for k, shard in enumerate(shards)]
+    for k, shard in enumerate(shards):
+        total = sums.add(total, work(weights, None, shard, NOW, Rng(k)).total)
+    near(total, work.sum_of(stack.train_stacked(stack.make_stack(requests[0]), requests), shards))
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "feddrift", "fedadam", "fedavgm"])
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     seen = []
     whole = engines.train_stacked
-    monkeypatch.setattr(engines, "train_stacked", lambda *given: seen.append(1) or whole(*given))
+    monkeypatch.setattr(engines, "train_stacked", lambda *given: seen.append(len(given[1])) or whole(*given))
     options = {"local": {"proximal": 0.5}} if algorithm in ("fedprox", "oracle", "flexcfl", "fielding") else {}
     alone, together = both(*ragged(options, algorithm))
     near(alone.state, together.state)
@@ -174,10 +170,8 @@ WORKING = {
 def test_clients_that_work_in_step_do_what_they_do_alone(name, monkeypatch):
     """Losses of several models, corrections of their own, other models, abstention, memory, values per client."""
     seen = []
-    whole = together.train_stacked
-    monkeypatch.setattr(
-        together, "train_stacked", lambda *given, **more: seen.append(len(given[4])) or whole(*given, **more)
-    )
+    whole = engines.train_stacked
+    monkeypatch.setattr(engines, "train_stacked", lambda *given: seen.append(len(given[1])) or whole(*given))
     alone, many = both(*ragged(dict(WORKING[name]), name.partition(" ")[0]))
     kept = [[run.host.memory.settled(client) for client in range(len(SIZES))] for run in (alone, many)]
     near([alone.state, kept[0]], [many.state, kept[1]], 1e-8)
@@ -205,8 +199,8 @@ def test_a_client_that_cannot_take_a_step_does_not_show_that_others_cannot_be_st
     train = host.population.parts["train"]
     lists = [torch.from_numpy(np.asarray(train[client])) for client in range(len(train))]
     host, sizes = with_rows(host, [lists[2][:rows], *lists[1:4]] + [each[:2] for each in lists[4:]]), []
-    counted = lambda *given, **more: (sizes.append(len(given[4])), stack.train_stacked(*given, **more))[1]  # noqa: E731
-    monkeypatch.setattr(together, "train_stacked", counted)
+    whole = engines.train_stacked
+    monkeypatch.setattr(engines, "train_stacked", lambda *given: sizes.append(len(given[1])) or whole(*given))
     near(*(run.state for run in both(experiment, host)))
     assert len(sizes) >= 3
     assert min(sizes) > 1
@@ -257,8 +251,8 @@ def test_a_method_that_cannot_be_stacked_is_played_alone_beside_others(algorithm
     ],
 )
 def test_models_and_losses_that_cannot_be_stacked_say_why(task, local, why):
-    work = Training(task, local, "samples")
-    assert why in (stack.unstackable(work.task, work.local, work.term) or "")
+    few = Shard(torch.rand(2, 3), torch.arange(2), torch.arange(2))
+    assert why in stack.unstackable(Train(task, local, task.init(Rng(0)), few, NOW, Rng(0)))
 
 
 def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path):
@@ -294,7 +288,8 @@ def test_padding_of_sequences_and_of_batches_counts_for_nothing():
         mask = torch.arange(4) < torch.randint(2, 5, (rows, 1), generator=draw)
         shards.append(Shard(x, y.masked_fill(~mask, 0), torch.arange(rows), mask=mask))
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
-    fit = stack.train_stacked(FuncStack(task.scratch, task.loss), solver, None, [weights] * 3, shards, NOW, rngs)
+    requests = [Train(task, solver, weights, shard, NOW, rng) for shard, rng in zip(shards, rngs, strict=True)]
+    fit = stack.train_stacked(FuncStack(task.scratch, task.loss), requests)
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng)
         assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -329,9 +324,9 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     received, rngs = [other, one, other], [Rng(0).at(client) for client in range(3)]
     other.buffers["mean"].fill_(0.25)
     term = Proximal(mu) if mu else None
-    fit = stack.train_stacked(
-        FuncStack(task.scratch, task.loss), solver, term and [term] * 3, received, shards, NOW, rngs
-    )
+    given = zip(received, shards, rngs, strict=True)
+    requests = [Train(task, solver, weights, shard, NOW, rng, term) for weights, shard, rng in given]
+    fit = stack.train_stacked(FuncStack(task.scratch, task.loss), requests)
     for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng, term=term)
         expected = by_torch(weights, shard, rng, settings, mu)
@@ -363,9 +358,9 @@ def test_a_stack_holds_no_more_rows_than_there_is_room_for(monkeypatch):
     experiment, host = ragged()
     sizes, together = [], engines.train_stacked
 
-    def counted(held, local, term, received, shards, *others):
-        sizes.append([len(shard) for shard in shards])
-        return together(held, local, term, received, shards, *others)
+    def counted(held, requests):
+        sizes.append([len(request.shard) for request in requests])
+        return together(held, requests)
 
     whole = played(experiment, host=host, rounds=1, engine=StackedEngine).state
     monkeypatch.setattr(engines, "train_stacked", counted)

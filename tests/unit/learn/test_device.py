@@ -35,6 +35,7 @@ from fedtide.learn import task as tasks
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, Blended, CrossEntropy
+from fedtide.learn.steps import Train
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import BranchLoss, predict_by_certainty
@@ -167,9 +168,9 @@ def test_rows_that_a_client_kept_are_trained_beside_those_on_the_device(elsewher
     task = Task(lambda: nn.Linear(4, 3), device="meta")
     own, kept = (Shard(torch.rand(4, 4, device=at), torch.arange(4) % 3, torch.arange(4)) for at in ("meta", "cpu"))
     for shards in ([own, kept], [kept, own]):
-        made = stack.stack_of(task, (4,))
-        received, keys = [task.init(Rng(0))] * 2, [Rng(0), Rng(1)]
-        fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, received, shards, Moment(0, 1), keys)
+        weights, local = task.init(Rng(0)), LocalTrainer(batch_size=4)
+        requests = [Train(task, local, weights, shard, Moment(0, 1), Rng(k)) for k, shard in enumerate(shards)]
+        fit = stack.train_stacked(stack.make_stack(requests[0]), requests)
         assert fit.delta.params["weight"].device.type == "meta"
 
 
@@ -204,8 +205,8 @@ def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
     if name == "cpu:0":  # there are no random numbers on the meta device
         one, other = (CHANGED(each, each.loss, weights, shard, now, Rng(0)) for each in (here, there))
         assert same(one.delta, other.delta)
-    made = stack.stack_of(there, (2, 8, 8))
-    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, [weights] * 2, [shard] * 2, now, keys)
+    requests = [Train(there, LocalTrainer(batch_size=4), weights, shard, now, key) for key in keys]
+    fit = stack.train_stacked(stack.make_stack(requests[0]), requests)
     assert fit.delta.params["0.weight"].device == torch.device(name) or name == "cpu:0"
 
 
@@ -236,8 +237,8 @@ def test_every_target_trains_on_a_device(target, elsewhere):
     y = torch.arange(9.0) if target.kind != "labels" else torch.arange(27).reshape(9, 3) % 2
     given, now, weights = Shard(torch.rand(9, 4), y, torch.arange(9)), Moment(0, 1), task.init(Rng(0))
     assert LocalTrainer(batch_size=4)(task, task.loss, weights, given, now, Rng(0)).steps == 3
-    made = stack.stack_of(task, (4,))
-    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, [weights] * 2, [given] * 2, now, [Rng(0), Rng(1)])
+    requests = [Train(task, LocalTrainer(batch_size=4), weights, given, now, Rng(k)) for k in range(2)]
+    fit = stack.train_stacked(stack.make_stack(requests[0]), requests)
     assert fit.steps.tolist() == [3, 3]
 
 

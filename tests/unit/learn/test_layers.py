@@ -11,12 +11,14 @@ from torch import nn
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.branched_task import with_branches
+from fedtide.learn.fast import stack_copies
 from fedtide.learn.fast.func_stack import FuncStack
 from fedtide.learn.fast.layer_stack import LayerStack
 from fedtide.learn.fast.layers import known_layers
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
-from fedtide.learn.stack import stack_of, train_stacked
+from fedtide.learn.stack import train_stacked
+from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
 from fedtide.mixtures.branches import BranchLoss
@@ -80,6 +82,10 @@ def some_shards(ties=False):
         yield Shard(x.round() if ties else x, torch.arange(rows) % 3, torch.arange(rows))
 
 
+def stack_of(task, loss=None):
+    return stack_copies(task.scratch, loss or task.loss, SHAPE)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("case", [*SETTINGS, "proximal", "correction", "wsm"])
 def test_clients_are_trained_as_alone(model, case):
@@ -93,11 +99,11 @@ def test_clients_are_trained_as_alone(model, case):
     shards[1] = replace(shards[1], y=shards[1].y % 2)  # a client without a class
     by = [torch.randn_like(each) for each in task.scratch.values]
     term = {"proximal": Proximal(0.5), "correction": Correction(by)}.get(case)
-    terms = None if term is None else [term] * 3
-    made = stack_of(task, SHAPE)
+    made = stack_of(task)
     assert isinstance(made, LayerStack)
     for received in ([one] * 3, [one, other, one]):  # the second time in storage that was used
-        fit = train_stacked(made, local, terms, received, shards, NOW, rngs)
+        given = zip(received, shards, rngs, strict=True)
+        fit = train_stacked(made, [Train(task, local, weights, shard, NOW, rng, term) for weights, shard, rng in given])
         for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
             alone = local(task, task.loss, weights, shard, NOW, rng, term=term)
             assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -123,7 +129,7 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
         features = nn.Sequential(layer, nn.Flatten())
         return nn.Sequential(features, nn.Linear(features(torch.zeros(2, *SHAPE)).shape[1], 3))
 
-    assert isinstance(stack_of(Task(build), SHAPE), FuncStack)
+    assert isinstance(stack_of(Task(build)), FuncStack)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +156,11 @@ def test_clients_that_train_branches_are_trained_as_alone(layer, base, kind, cou
     choices = [torch.arange(k, k + len(shard)) % count if rows else k % count for k, shard in enumerate(shards, 1)]
     losses = [BranchLoss(task.loss, k, lam, eps) for k in choices]
     assert len({each.alike for each in losses}) == 1
-    made = stack_of(task, SHAPE, losses[0])
+    made = stack_of(task, losses[0])
     assert isinstance(made, kind)
     for _ in range(2):
-        fit = train_stacked(made, local, None, [weights] * 3, shards, NOW, rngs, losses)
+        given = zip(shards, rngs, losses, strict=True)
+        fit = train_stacked(made, [Train(task, local, weights, *one, NOW, rng, loss=loss) for *one, rng, loss in given])
         for client, (shard, rng, loss) in enumerate(zip(shards, rngs, losses, strict=True)):
             alone = local(task, loss, weights, shard, NOW, rng)
             assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -186,10 +193,10 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
         lambda: nn.Sequential(whole),
         lambda: nn.Sequential(nn.Flatten()),
     ):
-        assert isinstance(stack_of(Task(build), SHAPE), FuncStack)
+        assert isinstance(stack_of(Task(build)), FuncStack)
     hook = nn.modules.module.register_module_forward_hook(lambda *given: None)
     try:
-        assert isinstance(stack_of(Task(MODELS["dense"]), SHAPE), FuncStack)
+        assert isinstance(stack_of(Task(MODELS["dense"])), FuncStack)
     finally:
         hook.remove()
 

@@ -17,6 +17,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss, weighs_rows
 from fedtide.learn.shared_passes import row_losses
 from fedtide.learn.stack import unstackable
+from fedtide.learn.steps import Train
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.learn.task import Task
 from fedtide.mixtures.branches import BranchLoss
@@ -207,7 +208,9 @@ class Doubled(CrossEntropy):
 def test_what_a_loss_has_inherited_is_not_its_own():
     task = Task(MODELS["dense"], Doubled(), dtype=torch.float64)
     assert_equal(*both(task, task.loss, batch(6)))
-    assert "its loss has no per-row form" in unstackable(task, LocalTrainer(), None)
+    assert "its loss has no per-row form" in unstackable(
+        Train(task, LocalTrainer(), task.init(Rng(0)), batch(6), Moment(0, 1), Rng(0))
+    )
     assert BranchLoss(task.loss, 0).graded is None
     assert BranchLoss(task.loss, 0).alike is None
     assert Blended(torch.ones(6, 1), task.loss).graded is None
