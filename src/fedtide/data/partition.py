@@ -58,11 +58,10 @@ class ByLabels:
     def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the group of each row and the names of the groups."""
         table = np.full(rows.classes, -1)
-        for k, labels in enumerate(self.labels):
-            for label in labels:
-                if label >= rows.classes or table[label] >= 0:
-                    raise refused("data.groups.labels", label, f"each from 0 to {rows.classes - 1} at most once")
-                table[label] = k
+        for k, label in ((k, label) for k, labels in enumerate(self.labels) for label in labels):
+            if label >= rows.classes or table[label] >= 0:
+                raise refused("data.groups.labels", label, f"each from 0 to {rows.classes - 1} at most once")
+            table[label] = k
         names = self.names or tuple(f"group {k}" for k in range(len(self.labels)))
         if len(names) != len(self.labels):
             raise refused("data.groups.names", list(names), f"{len(self.labels)}, one for each group")
@@ -109,12 +108,9 @@ class Split:
         time, borders = rows.time.sort().values, [math.inf]
         for name, share in (("test", 0.2 if self.test is None else self.test), ("val", self.val)):
             left = int(torch.searchsorted(time, borders[-1]))
-            if share:
-                borders.append(float(time[min(left - max(round(share * left), 1), left - 1)]))
-                if borders[-1] == time[0]:
-                    raise refused(f"data.split.{name}", share, "less, or split by 'random'", "no row is earlier")
-            else:
-                borders.append(borders[-1])
+            borders.append(float(time[min(left - max(round(share * left), 1), left - 1)]) if share else borders[-1])
+            if share and borders[-1] == time[0]:
+                raise refused(f"data.split.{name}", share, "less, or split by 'random'", "no row is earlier")
         return borders[2], borders[1]
 
 
@@ -198,20 +194,12 @@ class Resample(Dealing):
     shares_rows: ClassVar[bool] = True
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal rows with labels `y` to clients.
-
-        Raises:
-            FedtideError: the rows of all clients do not fit into memory.
-        """
+        """Deal rows with labels `y` to clients."""
         check_enough(len(y), self.samples, 1)
         draw = rng.at("rows").numpy()
-        try:
-            if 2 * self.samples > len(y):
-                return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
-            table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
-        except (MemoryError, ValueError) as error:  # a ValueError beyond the largest possible array
-            but = f"their {self.samples} rows each do not fit into memory ({error})"
-            raise refused("data.partition.clients", clients, "fewer clients or rows", but) from None
+        if 2 * self.samples > len(y):
+            return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
+        table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
         table.sort(axis=1)
         while (twice := table[:, 1:] == table[:, :-1]).any():
             at = np.nonzero(twice)
@@ -377,15 +365,11 @@ class Majority(Dealing):
         pairs = self._pairs(np.flatnonzero(supply), clients, rng)
         samples = self.samples or self._most(len(y) // clients, pairs, supply, rng)
         check_enough(len(y), clients * max(samples, 1), clients)
-        if not samples:
-            but = f"too few of the {supply.tolist()} rows of the classes suit them"
-            raise refused("data.partition.clients", clients, "fewer clients, or classes of more equal size", but)
-        counts = self._counts(samples, pairs, supply, rng)
+        counts = self._counts(samples, pairs, supply, rng) if samples else None
         if counts is None:
-            asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(samples)
-            short = np.flatnonzero(asked > supply)
-            which = f"class {short[0]} is asked for {asked[short[0]]} times" if len(short) else "classes run out"
-            but = f"{which} (there are {supply.tolist()} rows of the classes)"
+            but = f"too few of the {supply.tolist()} rows of the classes suit them"
+            if not samples:
+                raise refused("data.partition.clients", clients, "fewer clients, or classes of more equal size", but)
             most = self._most(len(y) // clients, pairs, supply, rng)
             raise refused("data.partition.samples", samples, f"at most {most}", but)
         return Ragged.from_owner(assign_owners(y, counts, rng.at("rows").numpy()), clients)
@@ -398,20 +382,17 @@ class Majority(Dealing):
         draw = rng.at("pairs").numpy()
         return np.stack([draw.choice(present, 2, replace=False) for _ in range(clients)])
 
-    def _half(self, samples: int) -> int:
-        return int(round(self.p * samples / 2, 9))
-
     def _counts(self, samples: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> np.ndarray | None:
         """Count the rows of each class that each client takes (clients, classes); None if a class has too few."""
-        clients = len(pairs)
+        clients, half = len(pairs), int(round(self.p * samples / 2, 9))
         majority = np.zeros((clients, len(supply)), dtype=np.int64)
-        np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), self._half(samples))
+        np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), half)
         left = supply - majority.sum(0)
         if (left < 0).any():
             return None
         others = np.ones_like(majority, dtype=np.float64)
         np.put_along_axis(others, pairs, 0.0, axis=1)
-        rest = draw_counts(others, samples - 2 * self._half(samples), left, rng.at("others").numpy())
+        rest = draw_counts(others, samples - 2 * half, left, rng.at("others").numpy())
         return None if np.take_along_axis(rest, pairs, axis=1).any() else majority + rest
 
     def _most(self, equal: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> int:
@@ -514,6 +495,7 @@ CIFAR_100 = (
 )  # fmt: skip
 """Five labels of each of the 20 published super-classes, in their published order."""
 
+Arrays = Sequence[np.ndarray]
 SuperClasses = Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)]
 
 
@@ -547,8 +529,8 @@ class Pachinko(Dealing):
 
     def __post_init__(self) -> None:
         labels = [label for group in self.super_classes for label in group]
-        twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
-        if twice is not None:
+        if len(set(labels)) < len(labels):
+            twice = max(labels, key=labels.count)
             raise ValueError(f"label {twice} stands twice in groups; a label belongs to one super-class")
 
     @property
@@ -581,12 +563,7 @@ class Pachinko(Dealing):
 
 
 def allocate(
-    root: np.ndarray,
-    fine: Sequence[np.ndarray],
-    supers: Sequence[np.ndarray],
-    wanted: int,
-    left: np.ndarray,
-    draw: np.random.Generator,
+    root: np.ndarray, fine: Arrays, supers: Arrays, wanted: int, left: np.ndarray, draw: np.random.Generator
 ) -> np.ndarray:
     """Draw for each client the number of its `wanted` rows from each label.
 
@@ -605,11 +582,11 @@ def allocate(
     """
     counts = np.zeros((len(root), len(left)), dtype=np.int64)
     supply = np.array([left[labels].sum() for labels in supers])
-    for client, wish in enumerate(root):
-        falls = draw_counts(wish[None], wanted, supply, draw)[0]
+    for client in range(len(root)):
+        falls = draw_counts(root[[client]], wanted, supply, draw)[0]
         for labels, shares, number in zip(supers, fine, falls.tolist(), strict=True):
             inside = left[labels]
-            counts[client, labels] = draw_counts(shares[client][None], number, inside, draw)[0]
+            counts[client, labels] = draw_counts(shares[[client]], number, inside, draw)[0]
             left[labels] = inside
     return counts
 

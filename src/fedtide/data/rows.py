@@ -319,6 +319,14 @@ def with_learned(rows: Rows, positions: Tensor) -> Rows:
     return replace(rows, learned=latest if rows.learned is None else max(rows.learned, latest))
 
 
+def with_fit(rows: Rows, make: Callable[[Tensor], Tensor]) -> Rows:
+    """Return rows with the features that a function makes by the known rows; with a time they stay the known ones."""
+    known = find_known_rows(rows)
+    x = make(known)
+    fit = Fit(make, x, torch.arange(len(x))) if rows.time is None else None
+    return with_learned(replace(rows, x=x, fit=fit), known)
+
+
 def check_classes(rows: Rows) -> None:
     """Raise if every row has the same label, as there is nothing to learn."""
     if rows.value is not None:

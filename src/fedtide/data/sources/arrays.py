@@ -1,7 +1,7 @@
 """Arrays from a file or from the user's own Python: NPZ and `module:function`."""
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
-from fedtide.data.rows import Fit, Rows, find_known_rows, with_learned
+from fedtide.data.rows import Rows, with_fit
 from fedtide.data.sources.cells import seconds_of
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.fields import user_code
@@ -148,10 +148,7 @@ def _scale(rows: Rows) -> Rows:
     """Return rows with standardized features."""
     if rows.x.dtype == torch.uint8:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
-    positions = find_known_rows(rows)
-    x = _standardize_rows(rows.x, positions)
-    fit = Fit(partial(_standardize_rows, rows.x), x, torch.arange(len(x))) if rows.time is None else None
-    return with_learned(replace(rows, x=x, fit=fit), positions)
+    return with_fit(rows, partial(_standardize_rows, rows.x))
 
 
 def _standardize_rows(x: Tensor, positions: Tensor) -> Tensor:

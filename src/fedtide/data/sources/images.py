@@ -151,12 +151,9 @@ class Images(Cached):
             allowed = f"one or more ({', '.join(ENDINGS)}), in a folder for each class"
             raise refused(f"{path}: pictures to train on", 0, allowed)
         order = sorted(range(len(images)), key=images.__getitem__)
-        classes = {name: k for k, name in enumerate(sorted({label for _, label, _ in images}))}
-        return {
-            "x": np.stack([pixels[k] for k in order]),
-            "y": np.array([classes[images[k][1]] for k in order], dtype=np.int64),
-            "held_out": np.array([images[k][0] for k in order]),
-        }
+        held_out, labels, _ = zip(*(images[k] for k in order), strict=True)
+        y = np.unique(labels, return_inverse=True)[1]
+        return {"x": np.stack([pixels[k] for k in order]), "y": y.astype(np.int64), "held_out": np.array(held_out)}
 
     def _places(
         self, order: tuple[str, str], path: Path, y: np.ndarray, held_out: np.ndarray, directory: Path | None
@@ -164,8 +161,7 @@ class Images(Cached):
         """Return for each row of the wanted order its current position."""
         places = []
         for name, part in zip(order, (False, True), strict=True):
-            rows = np.flatnonzero(held_out == part)
-            file = find(name, directory)
+            rows, file = np.flatnonzero(held_out == part), find(name, directory)
             wanted = read_idx(file).astype(np.int64)
             if wanted.ndim != 1 or not np.array_equal(np.sort(wanted), np.sort(y[rows])):
                 allowed = f"as many labels of each class as {path} has pictures to {'test' if part else 'train'}"
@@ -203,13 +199,11 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def _hash_images(path: Path) -> str:
     """Return a hash that detects other images: of the bytes of an archive, or of names and sizes in a folder."""
-    digest = hashlib.blake2b(digest_size=16)
     if path.is_dir():
-        digest.update("".join(f"{name} {file.stat().st_size}\n" for name, file in _images_in(path)).encode())
-    else:
-        with open(path, "rb") as archive:
-            hashlib.file_digest(archive, lambda: digest)
-    return digest.hexdigest()
+        sizes = "".join(f"{name} {file.stat().st_size}\n" for name, file in _images_in(path))
+        return hashlib.blake2b(sizes.encode(), digest_size=16).hexdigest()
+    with open(path, "rb") as archive:
+        return hashlib.file_digest(archive, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 @ingredient
@@ -254,20 +248,25 @@ class Manifest(Cached):
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
         """Read the pixels (rows, channels, height, width) of all images."""
-
-        def contents() -> Iterator[tuple[str, bytes]]:
-            for where, file in files:
-                try:
-                    yield where, file.read_bytes()
-                except OSError as error:
-                    raise FedtideError(f"{where}: cannot be read ({error.strerror})") from None
-
-        pictures = decode(self.kind, contents(), self.channels, self.size)
+        pictures = decode(
+            self.kind, ((where, _content(where, file)) for where, file in files), self.channels, self.size
+        )
         first = next(pictures)
-        x = _allocate(len(files), first.shape)
+        try:
+            x = np.empty((len(files), *first.shape), np.uint8)
+        except (MemoryError, ValueError) as error:
+            but = f"{len(files)} pictures of {first.shape[2]} x {first.shape[1]} take more than the memory ({error})"
+            raise refused("data.source.size", self.size, "a smaller size", but) from None
         for row, picture in enumerate(chain([first], pictures)):
             x[row] = picture
         return x
+
+
+def _content(where: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise FedtideError(f"{where}: cannot be read ({error.strerror})") from None
 
 
 def _held_out(path: Path, cells: Cells) -> np.ndarray | None:
@@ -296,18 +295,7 @@ def _listed_files(path: Path, cells: Cells) -> list[tuple[str, Path]]:
     return files
 
 
-def _allocate(rows: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return memory for all pictures; raise if there is too little."""
-    try:
-        return np.empty((rows, *shape), np.uint8)
-    except (MemoryError, ValueError):
-        size = rows * int(np.prod(shape)) / 2**30
-        line = f"{rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than the memory"
-        raise FedtideError(f"data.source.size: {line}; allowed: a smaller size") from None
-
-
 def _hash_listed(path: Path, files: list[tuple[str, Path]]) -> str:
     """Return a hash that detects other images: of the bytes of the table and the sizes of its files."""
-    digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
-    digest.update("".join(f"{file.stat().st_size}\n" for _, file in files).encode())
-    return digest.hexdigest()
+    sizes = "".join(f"{file.stat().st_size}\n" for _, file in files)
+    return hashlib.blake2b(path.read_bytes() + sizes.encode(), digest_size=16).hexdigest()

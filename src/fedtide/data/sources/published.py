@@ -18,7 +18,7 @@ import torch
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import check_filled, classes_of, from_arrays, standardize, whole_numbers
-from fedtide.data.sources.cells import number, numbers_of
+from fedtide.data.sources.cells import numbers_of
 from fedtide.data.sources.files import Loading, find, folder_of, reading
 from fedtide.fields.types import ClassCount, Count, Flag, Whole, ingredient
 
@@ -72,27 +72,21 @@ class IDX(Loading):
             raise FedtideError(f"{folder}: no rows")
         if self.transpose if self.transpose is not None else "emnist" in folder.name.lower():
             x = np.ascontiguousarray(x.transpose(0, 2, 1))
-        labels = torch.from_numpy(y - self._first_label(folder, y))
+        letters = int("letters" in folder.name.lower() and y.min() == 1)
+        labels = torch.from_numpy(y - (letters if self.first_label is None else self.first_label))
         held_out = None if test is None else torch.arange(len(y)) >= len(train[1])
         with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused
             pictures = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)).unsqueeze(1)
         return Rows(folder.name, pictures, labels, classes_of(str(folder), labels), held_out=held_out)
 
-    def _first_label(self, folder: Path, y: np.ndarray) -> int:
-        if self.first_label is not None:
-            return self.first_label
-        return int("letters" in folder.name.lower() and y.min() == 1)
-
     def _part(self, folder: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        files = []
-        for what in ("images", "labels"):
-            paths = sorted(p for p in folder.iterdir() if what in p.name and any(n in p.name for n in names))
-            if not paths:
-                return None
-            files.append(paths[0])
-        if self.verify:
-            for path in files:
-                check_published(path)
+        named = sorted(path for path in folder.iterdir() if any(name in path.name for name in names))
+        both = [next((path for path in named if what in path.name), None) for what in ("images", "labels")]
+        files = [path for path in both if path is not None]
+        if len(files) < 2:
+            return None
+        for path in files if self.verify else ():
+            check_published(path)
         x, y = read_idx(files[0]), read_idx(files[1])
         for path, array, dimensions in ((files[0], x, 3), (files[1], y, 1)):
             if array.ndim != dimensions:
@@ -106,9 +100,7 @@ class IDX(Loading):
 def check_published(path: Path) -> None:
     """Compare a file with its published md5 sum, if there is one for its folder and name."""
     wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
-    if wanted is None:
-        return
-    checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    checksum = wanted and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     if checksum != wanted:
         raise FedtideError(
             f"{path}: md5 {checksum}, published {wanted}: damaged or not the published file; "
@@ -266,38 +258,31 @@ class LEAF(Loading):
                 if features.shape[1:] != (x[0] if x else features).shape[1:]:
                     where = f"{file}: user '{user}': number of features"
                     raise refused(where, features.shape[1], f"{x[0].shape[1]}, as in the first row")
-                self._check_labels(file, user, labels)
+                for row in np.flatnonzero(labels >= (self.classes or math.inf))[:1]:
+                    allowed = f"0 to {(self.classes or 0) - 1} (data.source.classes)"
+                    raise refused(f"{file}: user '{user}', row {row}: label", int(labels[row]), allowed)
                 x.append(features)
                 y.append(labels)
                 owner += [(users.setdefault(user, len(users)), file in test)] * len(labels)
         if not owner:
             raise FedtideError(f"{path}: no rows")
-        labels = np.concatenate(y)
+        labels, rows = np.concatenate(y), np.concatenate(x)
+        shape = self.shape or rows.shape[1:]
+        if math.prod(shape) != rows.shape[1]:
+            raise refused("data.source.shape", list(shape), f"{rows.shape[1]} numbers, as in rows of {path}")
         if self.classes is None:
             most = int(labels.argmax())
             where = f"{path}: user '{list(users)[owner[most][0]]}', row {most - owner.index(owner[most])}"
             check_filled(where, int(labels[most]), len(labels), "data.source.classes")
         return Rows(
             path.name,
-            torch.from_numpy(self._shaped(path, np.concatenate(x))),
+            torch.from_numpy(rows.reshape(len(rows), *shape)),
             torch.from_numpy(labels),
             self.classes or int(labels.max()) + 1,
             client=torch.tensor([client for client, _ in owner]),
             client_names=tuple(users),
             held_out=torch.tensor([held_out for _, held_out in owner]) if test else None,
         )
-
-    def _check_labels(self, file: Path, user: str, labels: np.ndarray) -> None:
-        for row in np.flatnonzero(labels >= (self.classes or math.inf))[:1]:
-            allowed = f"0 to {(self.classes or 0) - 1} (data.source.classes)"
-            raise refused(f"{file}: user '{user}', row {row}: label", int(labels[row]), allowed)
-
-    def _shaped(self, path: Path, x: np.ndarray) -> np.ndarray:
-        if self.shape is None:
-            return x
-        if math.prod(self.shape) != x.shape[1]:
-            raise refused("data.source.shape", list(self.shape), f"{x.shape[1]} numbers, as in rows of {path}")
-        return x.reshape(len(x), *self.shape)
 
 
 def _files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -351,9 +336,7 @@ def _arrays(where: str, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         raise refused(f"{where}: shapes of x and y", (x.shape, y.shape), "(rows, features), (rows,)")
     for row in np.flatnonzero(~np.isfinite(x).all(1))[:1]:
         raise FedtideError(f"{where}, row {row}: a feature is NaN or infinite")
-    for row in np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)) | (y < 0) | (y > 2**53))[:1]:
-        raise refused(f"{where}, row {row}: label", float(y[row]), "whole numbers from 0")
-    return x, y.astype(np.int64)
+    return x, whole_numbers(where, y)
 
 
 GASES = ("ethanol", "ethylene", "ammonia", "acetaldehyde", "acetone", "toluene")
@@ -409,7 +392,7 @@ def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     values, _ = numbers_of([cell for sample in cells for cell in sample])
     for wrong in np.flatnonzero(np.isnan(values))[:1].tolist():
         row, place = divmod(wrong, FEATURES)
-        number(samples[row][0], f"feature {place + 1}", cells[row][place])
+        raise refused(f"{samples[row][0]}: feature {place + 1}", cells[row][place], "a finite number")
     return values.reshape(-1, FEATURES), np.array(gases)
 
 
@@ -451,7 +434,7 @@ class DayNightCharacters(Loading):
             return both
         one = both.pick(both.domain == number)
         y = one.y - one.y.min()
-        return Rows(self.kind, one.x, y, int(y.max()) + 1, held_out=one.held_out)
+        return replace(one, y=y, classes=int(y.max()) + 1, domain=None, domain_names=("all",))
 
     def _both(self) -> Rows:
         with files("fedtide.data").joinpath("bundled/characters.npz").open("rb") as file, np.load(file) as arrays:
@@ -461,9 +444,7 @@ class DayNightCharacters(Loading):
         rows = Rows(self.kind, x.unsqueeze(1), label, 36, domain, ("day", "night"), held_out=held_out)
         if self.labels == "shared":
             shared = rows.pick(label < 20)
-            return Rows(
-                self.kind, shared.x, shared.y % 10, 10, shared.domain, ("day", "night"), held_out=shared.held_out
-            )
+            return replace(shared, y=shared.y % 10, classes=10)
         # As many of each letter: the rarest have 240 training and 40 test rows.
         place = torch.zeros_like(label)
         for value in label.unique():

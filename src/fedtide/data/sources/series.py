@@ -73,8 +73,7 @@ class Series(Loading):
                 "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
             )
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
-        lags = [seconds_of(lag) for lag in self.lags]
-        before = f"{', '.join(self.lags)} before it"
+        lags, before = [seconds_of(lag) for lag in self.lags], f"{', '.join(self.lags)} before it"
         scales = {series.name: series.scale(name) for series in all_series} if self.own_scale else {}
         scaled = [series.on(*scales.get(series.name, UNITS)) for series in all_series]
         lagged = [series.before(series.time, lags) for series in scaled]

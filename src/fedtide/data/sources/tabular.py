@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.rows import Fit, Rows, find_earliest, find_known_rows, with_learned
+from fedtide.data.rows import Rows, find_earliest, with_fit
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
 from fedtide.data.sources.cells import Cells, describe_span, read_cells, read_names
 from fedtide.data.sources.files import Loading, find
@@ -167,18 +167,15 @@ class Layout:
         time, unit = self.times(cells)
         client, domain = (None if column is None else cells.texts(column) for column in (self.client, self.domain))
         known = torch.arange(len(cells)) if time is None else find_earliest(time)
-        plain = replace(features, scaled=False).encode(known)
+        plain = replace(features, scaled=False).encode(known)  # in which numbers that are too large are found
         rows = replace(from_arrays(name, plain, label, client, domain, measured=measured), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
         if time is not None and not isinstance(self.time, Every):
             span = f"time: {', '.join(self.time)} ({describe_span(time.numpy(), unit)})"
             rows = replace(rows, said=(f"{name}: {len(time):,} rows", span))
-        if self.scaled or self.categories or np.isnan(features.numbers).any():
-            x = features.encode(known) if self.scaled else rows.x
-            fit = Fit(features.encode, x, torch.arange(len(x))) if time is None else None
-            rows = with_learned(replace(rows, x=x, fit=fit), find_known_rows(rows))
-        return rows
+        learned = self.scaled or self.categories or np.isnan(features.numbers).any()
+        return with_fit(rows, features.encode) if learned else rows
 
     def times(self, cells: Cells) -> tuple[Tensor | None, str]:
         """Return the times of rows in seconds, and the unit of those that are numbers."""

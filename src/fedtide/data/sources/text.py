@@ -119,10 +119,8 @@ class Text(Loading):
         """Read the files."""
         # Clients one by one, each from its first text to its latest; without times in the order of the files.
         records = sorted(self._records(directory), key=lambda text: (text.client, text.time))
-        names, domains = (
-            sorted({text.client for text in records}),
-            self.domains or sorted({text.domain for text in records}),
-        )
+        names = sorted({text.client for text in records})
+        domains = self.domains or sorted({text.domain for text in records})
         number = {name: k for k, name in enumerate(names)}
         client = np.array([number[text.client] for text in records])
         held_out = self._held_out(records, client)
@@ -133,12 +131,15 @@ class Text(Loading):
             trained = np.isin(np.arange(len(trained)), find_earliest(when).numpy())
         tokens, classes = self._tokens(cut, trained)
         columns = {
-            "domain": np.array([domains.index(text.domain) for text in records]) if self.domain else None,
+            "domain": [domains.index(text.domain) for text in records] if self.domain else None,
             "client": client if self.client else None,
-            "time": np.array([text.time for text in records]) if self.time else None,
+            "time": [text.time for text in records] if self.time else None,
             "held_out": held_out if held_out.any() else None,
         }
-        tensors: dict[str, Any] = {n: None if c is None else torch.from_numpy(c[cut.text]) for n, c in columns.items()}
+        tensors: dict[str, Any] = {
+            name: None if column is None else torch.from_numpy(np.array(column)[cut.text])
+            for name, column in columns.items()
+        }
         return Rows(
             ", ".join(Path(path).name for path in self.path),
             tokens[:, :-1],
@@ -314,7 +315,7 @@ def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]
 
 def _texts(where: str, column: str, value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
+    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise refused(f"{where}: {column}", value, "a text, or a list of texts")
     return texts
 
