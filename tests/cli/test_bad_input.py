@@ -34,7 +34,6 @@ ALONE = {"groups": {"by": "none"}}
 ARCHIVE = {"kind": "saved", "path": "nothing.safetensors"}
 STREAM = {"kind": "stream", "intervals": 10**9, "gap": 1}
 HUGE_DRIFT = {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 5e-324}
-SWAPS = {"kind": "label-swaps", "concepts": 2, "local_labels_only": False}
 
 
 def always(**shift) -> dict:
@@ -62,7 +61,6 @@ MISTAKES = [
      "found 'domain-mixture', but no client has a training row of domain 'night'; allowed: domains with samples"),
     ({}, always(what=STREAM), "shift.what.intervals: found 1000000000, allowed: at most .*, because there are"),
     ({}, always(what=HUGE_DRIFT), "shift.what.every: it makes too many events, allowed: at most 100000"),
-    ({}, always(how=SWAPS), "shift.how: found local_labels_only false and concepts 2"),
     ({}, always(how={"kind": "label-swaps", "begin": "dealt"}), "shift.how: found begin 'dealt' without concepts; all"),
     ({}, {"devices": {"kind": "steady", "seconds": 1e308}}, r"devices.seconds: found 1e\+308, allowed: 1e\+30 or less"),
     # Methods.

@@ -443,18 +443,6 @@ def test_the_small_drift_comes_before_a_mass_event_at_the_same_time():
     assert both.plan.number(10) == 1
 
 
-def test_all_draw_their_rows_anew_where_that_is_asked():
-    some, everybody = (
-        drifting(migrate_fraction=0.0, resample_fraction=0.1, redraw_for=fresh) for fresh in ("drifted", "all")
-    )
-    assert len(some.changed(Moment(10, 20))) == 4
-    assert len(everybody.changed(Moment(10, 20))) == 40
-    assert torch.equal(some.group_at(Moment(10, 20)), everybody.group_at(Moment(10, 20)))
-    for client in range(40):
-        now, then = (everybody.plan.distribution(client, Moment(r, 20)) for r in (10, 9))
-        assert (now[1] == then[1]).all() == (client not in some.changed(Moment(10, 20)).tolist())
-
-
 @law
 @given(seeds, st.lists(st.integers(1, 5), min_size=2, max_size=5))
 def test_crossed_groups_have_the_same_labels_and_sizes(seed, sizes):
@@ -527,7 +515,7 @@ swaps = st.builds(
     fraction=st.floats(0, 1),
     concepts=st.integers(2, 5),
     begin=st.sampled_from(["source", "dealt"]),
-) | st.builds(LabelSwaps, every=st.integers(1, 9), fraction=st.floats(0, 1), local_labels_only=st.booleans())
+) | st.builds(LabelSwaps, every=st.integers(1, 9), fraction=st.floats(0, 1))
 
 
 @law

@@ -455,5 +455,5 @@ def test_the_small_network_is_the_clients_and_concepts_are_those_of_the_paper():
                 assert small.data.transforms == theirs.data.transforms
         shared, private = (experiment.shift.how for experiment in played("fielding-concept-drift", scale))
         assert (shared.concepts, shared.begin) == (4, "dealt")
-        swaps = (private.concepts, private.begin, private.fraction, private.local_labels_only)
-        assert swaps == (None, "source", 0.5, True)
+        swaps = (private.concepts, private.begin, private.fraction)
+        assert swaps == (None, "source", 0.5)

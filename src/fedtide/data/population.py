@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from fedtide.core.rng import Rng
 from fedtide.data.ragged import Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.calendar import CalendarPlan
 from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving, AvailabilityPlan
@@ -68,27 +67,24 @@ class Population:
 
     def _repr_html_(self) -> str:
         """Return the clients, their rows and the shift as a table, for a notebook."""
-        everyone = torch.arange(len(self.group))
-        counts = {part: self.counts(everyone, part) for part in self.parts}
-        groups = self.group.bincount(minlength=len(self.group_names)).tolist()
-        parts = (("who", self.shift.who), ("what", self.shift.what), ("how", self.shift.how))
-        kinds = (f"{name}: {getattr(part, 'kind', type(part).__name__)}" for name, part in parts)
         lines = [("", repr(self))]
-        lines += [(f"rows to {TO[part]}", _spread(rows[rows > 0])) for part, rows in counts.items() if rows.any()]
-        if len(self.group_names) > 1:
-            sizes = zip(self.group_names, groups, strict=True)
-            lines.append(("clients of each group", ", ".join(f"{name} {count}" for name, count in sizes)))
+        for part, purpose in (("train", "train on"), ("val", "validate on"), ("test", "test on")):
+            rows = self.counts(torch.arange(len(self.group)), part)
+            lines.append((f"rows to {purpose}", f"{int(rows.sum())}, {float(rows.double().mean()):g} a client"))
+        sizes = zip(self.group_names, self.group.bincount(minlength=len(self.group_names)).tolist(), strict=True)
+        lines.append(("clients of each group", ", ".join(f"{name} {count}" for name, count in sizes)))
+        parts = (("who", self.shift.who), ("what", self.shift.what), ("how", self.shift.how))
+        kinds = [f"{name}: {getattr(part, 'kind', type(part).__name__)}" for name, part in parts]
         return html_table([*lines, ("shift", ", ".join(kinds))])
 
     def __post_init__(self) -> None:
         self._who.check(self.group_names, [len(members) for members in self._members])
         if self.availability is not None and not self.availability.awake(0.0).any():
             raise FedtideError("shift.who.path: no registered client is awake at 0, allowed: one or more")
-        classes = None if self.rows.steps else self.rows.classes
         kind = getattr(self._how, "kind", "python")
         if self.rows.value is not None and kind not in ("identity", "rotation", "python"):
             raise refused("shift.how.kind", kind, "'identity'", "it exchanges labels, and rows have no classes")
-        self._how.check(len(self.group_names), self.rows.shape, classes)
+        self._how.check(len(self.group_names), self.rows.shape, None if self.rows.steps else self.rows.classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
         self._what.check(self._view)
         if self._by_rows and not self.apart:
@@ -115,10 +111,9 @@ class Population:
 
     @property
     def _view(self) -> PopulationView:
-        people = (self.registered, self.group, self.names)
-        # `generated_population` refuses every shift that needs rows of more than one client.
-        rows, parts = cast(Rows, self.rows), cast(Mapping[str, Ragged], self.parts)
-        return PopulationView(rows, parts, *people, self.seed, self.shift.time)
+        rows: Any = self.rows  # `generated_population` refuses every shift that needs rows of more than one client
+        parts: Any = self.parts
+        return PopulationView(rows, parts, self.registered, self.group, self.names, self.seed, self.shift.time)
 
     @cached_property
     def _who(self) -> Arriving:
@@ -144,9 +139,9 @@ class Population:
         return getattr(self._who, "by_rows", False)
 
     @cached_property
-    def _dated(self) -> CalendarPlan | None:
-        """Plan of rows that arrive at real times; None if rows do not arrive."""
-        return cast(CalendarPlan, self.plan) if self.apart else None
+    def _dated(self) -> Any:
+        """Plan of rows that arrive at real times (as `CalendarPlan`); None if rows do not arrive."""
+        return self.plan if self.apart else None
 
     @cached_property
     def plan(self) -> Plan:
@@ -255,13 +250,11 @@ class Population:
         """
         if not self._who.dropout_rate:
             return torch.ones(len(clients), dtype=torch.bool)
-        key = Rng(self.seed)
-        if began is None:
-            keys = [key.at(moment.round, ask, client, "dropout") for client in clients.tolist()]
-        else:
-            pairs = zip(began.tolist(), clients.tolist(), strict=True)
-            keys = [key.at("since", since.hex(), client, "dropout") for since, client in pairs]
-        chance = [rng.numpy().random() for rng in keys]
+        times: list[tuple[Any, ...]] = [(moment.round, ask)] * len(clients)
+        if began is not None:
+            times = [("since", since.hex()) for since in began.tolist()]
+        pairs = zip(times, clients.tolist(), strict=True)
+        chance = [Rng(self.seed).at(*time, client, "dropout").numpy().random() for time, client in pairs]
         return torch.tensor(chance) >= self._who.dropout_rate
 
     # -- rows and labels ----------------------------------------------------------------------------------------------
@@ -288,7 +281,7 @@ class Population:
         if holders is not None:
             seen = clients < self.registered
             counted &= ~seen | holders[torch.where(seen, clients, 0)]
-        return clients if bool(counted.all()) else clients[counted]
+        return clients[counted]
 
     def group_at(self, moment: Moment) -> Tensor:
         """Return the true group of each client (clients,) at a moment, including groups defined by `what` or `how`."""
@@ -323,13 +316,10 @@ class Population:
 
     def _reads_otherwise(self, client: int, moment: Moment, before: Moment) -> bool:
         """Tell whether any row of a client, whose rows did not change since `before`, has another label."""
-        for part in self.parts:
-            rows = self.held(client, moment, part)
-            whose = torch.tensor(client).expand(len(rows))
-            now, then = (self._labels(rows, whose, self.shift.time(at)) for at in (moment, before))
-            if not torch.equal(now, then):
-                return True
-        return False
+        rows = torch.cat([self.held(client, moment, part) for part in self.parts])
+        whose = torch.tensor(client).expand(len(rows))
+        now, then = (self._labels(rows, whose, self.shift.time(at)) for at in (moment, before))
+        return not torch.equal(now, then)
 
     def _labels(self, rows: Tensor, clients: Tensor, time: float) -> Tensor:
         """Return the labels of rows at a time; `clients` (rows,) hold them."""
@@ -458,16 +448,6 @@ class Population:
     def has_val(self) -> bool:
         """Tell whether any client has validation rows."""
         return bool(self.counts(torch.arange(len(self.group)), "val").any())
-
-
-TO = {"train": "train on", "val": "validate on", "test": "test on"}
-"""What rows of each part are there for."""
-
-
-def _spread(counts: Tensor) -> str:
-    """Say how many rows there are, and how many a client has that has any."""
-    least, most = int(counts.min()), int(counts.max())
-    return f"{int(counts.sum())}, {least if least == most else f'{least} to {most}'} a client"
 
 
 def features(x: Tensor) -> Tensor:

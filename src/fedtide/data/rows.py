@@ -329,15 +329,10 @@ def with_fit(rows: Rows, make: Callable[[Tensor], Tensor]) -> Rows:
 
 def check_classes(rows: Rows) -> None:
     """Raise if every row has the same label, as there is nothing to learn."""
-    if rows.value is not None:
-        if bool((rows.value == rows.value[0]).all()):
-            raise refused(
-                f"{rows.name}: labels", rows.value[0].tolist(), "two or more", "that is the label of every row"
-            )
-        return
-    if rows.steps is None and bool((rows.y == rows.y[0]).all()):
-        label = int(rows.y[0])
-        shown = rows.label_names[label] if rows.label_names else label
+    labels = rows.y if rows.value is None else rows.value
+    if (rows.steps is None or rows.value is not None) and bool((labels == labels[0]).all()):
+        named = rows.label_names and rows.value is None
+        shown = rows.label_names[int(labels[0])] if named else labels[0].tolist()
         raise refused(f"{rows.name}: labels", shown, "two or more", "that is the label of every row")
 
 

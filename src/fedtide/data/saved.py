@@ -116,10 +116,9 @@ def names_of(path: Path, key: Literal["group_names", "domain_names"]) -> list[st
 
 
 def _words(path: Path, key: str, words: Any) -> list[str]:
-    words = words or ()
-    if not isinstance(words, list | tuple) or not all(isinstance(name, str) for name in words):
+    if not isinstance(words, list | tuple | None) or not all(isinstance(name, str) for name in words or ()):
         raise FedtideError(f"{path}: damaged: '{key}' is of another kind")
-    return list(words)
+    return list(words or ())
 
 
 def content_of(path: str, key: str, needed: str) -> dict[str, Any]:

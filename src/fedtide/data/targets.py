@@ -17,15 +17,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import ingredient
-from fedtide.learn.target import (
-    Classes,
-    CountTarget,
-    LabelsTarget,
-    Measured,
-    NumberTarget,
-    QuantileTarget,
-    Target,
-)
+from fedtide.learn.target import Classes, CountTarget, LabelsTarget, Measured, NumberTarget, QuantileTarget, Target
 
 Place = Callable[[int], str]
 """Says which row it is, for messages."""

@@ -726,12 +726,7 @@ class ViT:
     Positions are learned for one image size; the published number of parameters is for 224x224.
 
     Args:
-        size: "tiny" is for a CPU, "b/16" is ViT-B/16. The next five options replace its values if they are not None.
-        patch: side of a patch in pixels, which divides both sides of an image.
-        depth: number of blocks.
-        width: width of a token; the last class token is the feature.
-        heads: number of attention heads, which divides the width.
-        mlp: width between the two dense layers of a block; by default four times the width of a token.
+        size: "tiny" is for a CPU, with patches of 4 x 4 pixels; "b/16" is ViT-B/16.
         dropout: probability after the positions are added, and after attention and each dense layer of a block.
 
     >>> sum(p.numel() for p in ViT().build((3, 32, 32), 10).parameters())
@@ -743,37 +738,22 @@ class ViT:
     """
 
     size: Literal["tiny", "b/16"] = "tiny"
-    patch: Count | None = None
-    depth: Count | None = None
-    width: Count | None = None
-    heads: Count | None = None
-    mlp: Count | None = None
     dropout: OpenFraction = 0.0
     kind: Literal["vit"] = "vit"
 
-    def __post_init__(self) -> None:
-        _, _, width, heads = self._sizes()
-        if width % heads:
-            raise ValueError(f"heads = {heads} with width = {width}; allowed: heads that divide the width")
-
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        patch, blocks, width, heads = self._sizes()
+        patch, blocks, width, heads = SIZES[self.size]
         depth, *sides = check_picture(self.kind, shape, smallest=patch)
         if any(side % patch for side in sides):
-            raise refused("model.patch", patch, f"a divisor of both sides of pictures of {sides[0]} x {sides[1]}")
+            allowed = f"a patch of {patch} that divides both sides of pictures of {sides[0]} x {sides[1]}"
+            raise refused("model.size", self.size, allowed)
         count = math.prod(side // patch for side in sides)
-        mlp = self.mlp or 4 * width
         return sequence(
             tokens=Tokens(depth, patch, count, width), drop=nn.Dropout(self.dropout),
-            blocks=nn.Sequential(*(Block(width, heads, mlp, self.dropout) for _ in range(blocks))),
+            blocks=nn.Sequential(*(Block(width, heads, self.dropout) for _ in range(blocks))),
             first=First(), norm=nn.LayerNorm(width, EPS), head=QuietLinear(width, classes),
         )  # fmt: skip
-
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """Return patch, depth, width and heads."""
-        patch, depth, width, heads = SIZES[self.size]
-        return self.patch or patch, self.depth or depth, self.width or width, self.heads or heads
 
 
 class Tokens(nn.Module):
@@ -801,15 +781,15 @@ class Tokens(nn.Module):
 class Block(nn.Module):
     """A transformer block: attention and two dense layers, each after a norm and added to its input."""
 
-    def __init__(self, width: int, heads: int, mlp: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, EPS)
         self.attention = Attention(width, heads)
         self.drop = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(width, EPS)
         self.mlp = sequence(
-            dense1=XavierLinear(width, mlp), gelu=nn.GELU(), drop1=nn.Dropout(dropout),
-            dense2=XavierLinear(mlp, width), drop2=nn.Dropout(dropout),
+            dense1=XavierLinear(width, 4 * width), gelu=nn.GELU(), drop1=nn.Dropout(dropout),
+            dense2=XavierLinear(4 * width, width), drop2=nn.Dropout(dropout),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

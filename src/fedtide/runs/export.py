@@ -109,9 +109,9 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     if path.suffix == ".npz":
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
     people: Any = trained.host.population
-    fitted_rows = people.trained_on.unique().numpy() if people.rows.time is None else None
+    fitted_rows = people.trained_on.unique().long() if people.rows.time is None else None
     x = source.encoded(path, Path(data.directory) if data.directory else None, fitted_rows)
-    return prepared(torch.from_numpy(x), torch.float32, data.transforms)
+    return prepared(x, torch.float32, data.transforms)
 
 
 def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:

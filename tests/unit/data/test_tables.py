@@ -60,20 +60,10 @@ def test_npz_features_that_are_no_pictures_become_float32(tmp_path, kind):
     assert rows.x.tolist() == np.array([[3, 200], [0, 1]]).astype(kind).astype(float).tolist()
 
 
-def test_npz_arrays_can_have_other_names(tmp_path):
-    source = npz(tmp_path, arr_0=np.zeros((2, 3)), label=[1, 0])
-    rows = NPZ(source.path, names={"x": "arr_0", "y": "label"}).load(None, 0)
-    assert rows.y.tolist() == [1, 0]
-
-
 def test_a_missing_array_is_one_line(tmp_path):
     source = npz(tmp_path, images=np.zeros((2, 3)), y=[1, 0])
     with pytest.raises(FedtideError, match=r"data.npz: no array 'x'; allowed: images, y"):
         source.load(None, 0)
-    with pytest.raises(FedtideError, match="no array 'pictures'"):
-        NPZ(source.path, names={"x": "pictures"}).load(None, 0)
-    with pytest.raises(FedtideError, match="no array 'writer'"):
-        NPZ(source.path, names={"x": "images", "client": "writer"}).load(None, 0)
 
 
 def test_pickled_objects_are_refused(tmp_path):

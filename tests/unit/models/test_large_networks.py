@@ -281,7 +281,7 @@ def test_mixed_norms_stand_where_the_thesis_has_them(model):
 MISTAKES = [
     ("mobilenet-v2", {"form": "pre-activation", "norm": "mixed", "dropout": 1.0}),
     ("shufflenet-v2", {"form": "pre-activation", "norm": "mixed", "width": 2}),
-    ("vit", {"size": "l/16", "depth": 0, "patch": 2.5, "dropout": 1.0, "norm": "batch"}),
+    ("vit", {"size": "l/16", "dropout": 1.0, "norm": "batch"}),
 ]
 
 
@@ -295,11 +295,9 @@ def test_mistakes_in_a_file_are_refused(kind, mistakes):
 def test_options_that_do_not_fit_each_other_are_refused():
     with pytest.raises(FedtideError, match="norm = 'mixed' belongs to form = 'cifar', not to 'imagenet'"):
         ResNet18(form="imagenet", norm="mixed")
-    with pytest.raises(FedtideError, match=r"heads = 4 with width = 30; allowed: heads that divide the width$"):
-        ViT(width=30)
-    line = r"^model.patch: found 5, allowed: a divisor of both sides of pictures of 32 x 30$"
+    line = r"^model.size: found 'tiny', allowed: a patch of 4 that divides both sides of pictures of 32 x 30$"
     with pytest.raises(FedtideError, match=line):
-        ViT(patch=5).build((3, 32, 30), 3)
+        ViT().build((3, 32, 30), 3)
 
 
 # -- what a block computes ---------------------------------------------------------------------------------------------
@@ -406,15 +404,14 @@ def moved(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_a_block_is_torchs_own(heads):
-    block = moved(ViT(heads=heads).build(COLOUR, 5).double()).blocks[1]
+def test_a_block_is_torchs_own():
+    block = moved(ViT().build(COLOUR, 5).double()).blocks[1]
     x = torch.randn(3, 9, 32, dtype=torch.float64)
     torch.testing.assert_close(block(x), torchs_block(block)(x))
 
 
 def test_tokens_are_a_class_token_and_the_patches_row_by_row():
-    tokens = moved(ViT(patch=4).build((3, 8, 12), 5).double()).tokens
+    tokens = moved(ViT().build((3, 8, 12), 5).double()).tokens
     x = pictures((3, 8, 12)).double()
     out = tokens(x) - tokens.positions
     assert out.shape == (4, 7, 32)
@@ -486,10 +483,10 @@ def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
 
 def test_first_weights_of_vit_are_those_of_the_authors():
     torch.manual_seed(0)
-    made = ViT(width=64, patch=8).build(COLOUR, 200)
+    made = ViT().build(COLOUR, 200)
     assert not made.tokens.token.any()
     assert float(made.tokens.positions.detach().std()) == pytest.approx(0.02, rel=0.1)
-    assert float(made.tokens.patches.weight.detach().std()) == pytest.approx(192**-0.5, rel=0.05)
+    assert float(made.tokens.patches.weight.detach().std()) == pytest.approx(48**-0.5, rel=0.05)
     assert float(made.head.weight.detach().std()) == pytest.approx(0.01, rel=0.05)
     block = made.blocks[0]
     for linear in (block.attention.query, block.attention.out, block.mlp.dense1, block.mlp.dense2):

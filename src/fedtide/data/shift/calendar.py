@@ -133,10 +133,12 @@ class Calendar(Holding):
         if time is None or bool((time == time[0]).all()):
             but = f"rows of {view.rows.name} have {'no time' if time is None else 'all the same time'}"
             raise refused("shift.what.kind", self.kind, "a source with a column of times", but)
-        years = [_year(float(at)) for at in (time.min(), time.max())]
-        if None in years:
-            but = f"times of {view.rows.name} go from {float(time.min()):g} to {float(time.max()):g}"
-            raise refused("shift.what.kind", self.kind, "times that are dates, in seconds since 1970", but)
+        ends = float(time.min()), float(time.max())
+        try:
+            _ = [_when(at, UTC).year for at in ends]
+        except (OverflowError, OSError, ValueError):
+            but = f"times of {view.rows.name} go from {ends[0]:g} to {ends[1]:g}"
+            raise refused("shift.what.kind", self.kind, "times that are dates, in seconds since 1970", but) from None
         self.edges(time.numpy())
         begin, learned = self.starts(time.numpy()), view.rows.learned
         if self.begin is not None and learned is not None:
@@ -301,11 +303,3 @@ class CalendarPlan(Plan):
 
 def _when(seconds: float, zone: object) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).astimezone(zone)  # type: ignore[arg-type]
-
-
-def _year(seconds: float) -> int | None:
-    """Return the year of a time; None if it is no date."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).year
-    except (OverflowError, OSError, ValueError):
-        return None

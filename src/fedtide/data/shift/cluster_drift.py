@@ -168,9 +168,8 @@ class ClusterDriftPlan(Plan):
         domain = self.pools.of(part, client)
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
-        time = self.view.time(moment)
         labels, shares = self.distribution(client, moment)
-        since = self.number(time) if self.drift.redraw_for == "all" else int(self.state(time).since[client])
+        since = int(self.state(self.view.time(moment)).since[client])
         draw = self.rng.at("rows", part, client, since).numpy()
         own_rows = None
         if self.drift.own_samples_only:
@@ -188,11 +187,8 @@ class ClusterDriftPlan(Plan):
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients that hold other rows than at `before`."""
-        now, then = self.view.time(moment), self.view.time(before)
-        drawn = self.state(now).since != self.state(then).since
-        if self.drift.redraw_for == "all":
-            drawn = np.full_like(drawn, self.number(now) != self.number(then))
-        redrawn = drawn[: self.view.registered].nonzero()[0].tolist()  # newly drawn rows may be equal by chance
+        now, then = (self.state(self.view.time(at)).since[: self.view.registered] for at in (moment, before))
+        redrawn = (now != then).nonzero()[0].tolist()  # newly drawn rows may be equal by chance
         return torch.tensor([client for client in redrawn if self.differs(client, moment, before)], dtype=torch.int64)
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
@@ -310,7 +306,6 @@ class ClusterDrift(Amounts, Holding):
         val_samples: number of validation rows, if there are any.
         test_samples: number of test rows, if there are any.
         own_samples_only: draw rows only from the client's own for each label that it has rows of.
-        redraw_for: clients that draw new rows at an event: those that "drifted", or "all".
     """
 
     groups: Annotated[int, Field(strict=True, ge=2, le=1000)] = 4
@@ -324,7 +319,6 @@ class ClusterDrift(Amounts, Holding):
     val_samples: Whole = 10
     test_samples: Whole = 40
     own_samples_only: Flag = False
-    redraw_for: Literal["drifted", "all"] = "drifted"
     kind: Literal["cluster-drift"] = "cluster-drift"
     drifts: ClassVar[bool] = True
 

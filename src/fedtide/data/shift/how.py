@@ -16,7 +16,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.shift.what import Chain, PopulationView, Python, count_events
 from fedtide.draw.prose import listed, share_of
-from fedtide.fields.types import Flag, Fraction, Positive, Whole, ingredient
+from fedtide.fields.types import Fraction, Positive, Whole, ingredient
 from fedtide.fields.user_code import call
 
 
@@ -187,8 +187,8 @@ class LabelSwaps(Reading):
     """Concept drift by label swaps in all rows of a share of the clients at every event, test rows included.
 
     The first event is at `every`, and the others follow at that distance, in rounds or seconds by `shift.clock`. Until
-    then labels are those of the source, as in the paper. Every chosen client picks two labels and exchanges them in its
-    rows. Swaps add up: each applies to the labels at that time. Held-out clients drift too.
+    then labels are those of the source, as in the paper. Every chosen client picks two labels of its training rows
+    and exchanges them in its rows. Swaps add up: each applies to the labels at that time. Held-out clients drift too.
 
     With `concepts`, which the paper does not have, clients share a number of concepts. The first concept has the labels
     of the source. In each other concept all labels are swapped in pairs; of an odd number one stays. A chosen client
@@ -199,14 +199,12 @@ class LabelSwaps(Reading):
         fraction: share of the clients that each event chooses.
         concepts: number of concepts; none lets clients swap labels on their own.
         begin: concepts before the first event: that of the "source" for every client, or "dealt" evenly at random.
-        local_labels_only: clients without `concepts` swap only labels of their training rows; otherwise any labels.
     """
 
     every: Positive = 30
     fraction: Fraction = 0.5
     concepts: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = None
     begin: Literal["source", "dealt"] = "source"
-    local_labels_only: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
     drifts: ClassVar[bool] = True
 
@@ -219,11 +217,6 @@ class LabelSwaps(Reading):
         return f"There are {self.concepts} ways to read the labels{dealt}, and {when} go to another one. "
 
     def __post_init__(self) -> None:
-        if self.concepts is not None and not self.local_labels_only:
-            raise ValueError(
-                f"found local_labels_only false and concepts {self.concepts}, which say all that is swapped; allowed: "
-                "one of the two"
-            )
         if self.concepts is None and self.begin == "dealt":
             raise ValueError("found begin 'dealt' without concepts; allowed: 'source', or a number of concepts")
 
@@ -309,8 +302,7 @@ class Private(Swapped):
         for key, clients in self.swaps.chosen(self.view, event):
             draw = key.numpy()
             for client in clients.tolist():
-                local = self.swaps.local_labels_only
-                labels = np.flatnonzero(self.present[client]) if local else np.arange(table.shape[1])
+                labels = np.flatnonzero(self.present[client])
                 if len(labels) < 2:
                     continue
                 # The two labels are those of the source: their present labels are exchanged.

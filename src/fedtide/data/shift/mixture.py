@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
+from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.what import Holding, OwnRows, Plan, PopulationView, Rhythm
 from fedtide.draw.prose import listed
 from fedtide.fields.types import Count, Positive, Whole, ingredient
@@ -65,9 +66,8 @@ class DomainMixture(Holding):
         rows, train, registered = view.rows, view.parts["train"], view.registered
         if rows.domain is None or len(rows.domain_names) < 2:
             raise refused("shift.what.kind", self.kind, "'static'", f"{rows.name} has a single domain")
-        domain = rows.domain[train.rows.long()]
-        for k, name in enumerate(rows.domain_names):
-            counts = torch.zeros(len(train)).index_add_(0, train.owner, (domain == k).float())[:registered]
+        table = count_pairs(train.owner, rows.domain[train.rows.long()], len(train), len(rows.domain_names))
+        for name, counts in zip(rows.domain_names, table[:registered].T, strict=True):
             if not counts.any():
                 allowed = "domains with samples (data.source, data.groups), or 'static'"
                 raise refused("shift.what.kind", self.kind, allowed, f"no client has a training row of domain '{name}'")
@@ -148,12 +148,11 @@ class DomainMixture(Holding):
         wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in parts])))
         # Balanced rows are constant, so that accuracy changes with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
-        picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(parts, wanted, strict=True)]
+        picks = [
+            draw.integers(0, max(len(of_domain), 1), count) for of_domain, count in zip(parts, wanted, strict=True)
+        ]
+        picked = [of_domain[torch.from_numpy(pick)] for of_domain, pick in zip(parts, picks, strict=True)]
         return torch.cat(picked).sort().values
-
-    def counts(self, counts: Tensor, part: str) -> Tensor:
-        """Count the rows that each client holds, given the number of its own rows."""
-        return counts if part in JUDGED and self.test == "all" else self.samples * (counts > 0)
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,8 @@ class MixturePlan(OwnRows):
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds, which are equally many at every moment."""
-        return self.mixture.counts(super().counts(clients, part, moment), part)
+        own_rows = super().counts(clients, part, moment)
+        return own_rows if part in JUDGED and self.mixture.test == "all" else self.mixture.samples * (own_rows > 0)
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return all registered clients, as rows are redrawn in every round."""
@@ -204,8 +204,3 @@ def _counts(rows: int, shares: np.ndarray) -> list[int]:
     sums = [*np.cumsum(shares[:0:-1]).tolist()[::-1], 0.0]
     up_to = [rows, *(round(total * rows) for total in sums)]
     return [more - fewer for more, fewer in pairwise(up_to)]
-
-
-def _with_replacement(rows: Tensor, wanted: int, draw: np.random.Generator) -> Tensor:
-    picks = draw.integers(0, max(len(rows), 1), wanted)
-    return rows[torch.from_numpy(picks)] if len(rows) else rows[:0]

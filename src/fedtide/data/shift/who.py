@@ -6,7 +6,7 @@ Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more th
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,13 +128,13 @@ class Replay(Arriving):
         return content_of(self.path, "shift.who.path", "arrivals")
 
     def _round(self, time: float) -> int:
-        number, rounds = int(time), len(self.saved["arrivals"])
+        rounds = len(self.saved["arrivals"])
         if not rounds:
             allowed = "a run with clock = 'rounds' or steady devices, in which they are known in advance"
             raise FedtideError(f"shift.who.path: {self.path} has no arrivals; allowed: {allowed}")
-        if number >= rounds:
+        if time >= rounds:
             raise FedtideError(f"shift.who.path: {self.path} ends after {rounds} rounds; allowed: at most {rounds}")
-        return max(number, 0)
+        return max(int(time), 0)
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
         """Return the expected share of each group among the arrivals (groups,)."""
@@ -359,10 +359,9 @@ class Availability(Arriving):
     """Availability from a file, with arrivals drawn uniformly among the awake clients, without replacement.
 
     The file is a CSV table with the columns `client`, `start` and `end` and a row for each interval in which a client
-    is awake. It may also be a JSON list of objects with these keys, or a JSON object of devices as in FLHetBench
-    (FLASH). Each device has `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a
-    trace are left out. A client is awake from `start` until just before `end`. Times are seconds, or rounds, by
-    `shift.clock`.
+    is awake. It may also be a JSON object of devices as in FLHetBench (FLASH). Each device has `ready_time`, a list of
+    [start, end], and `trace_start` and `trace_end`; devices without a trace are left out. A client is awake from
+    `start` until just before `end`. Times are seconds, or rounds, by `shift.clock`.
 
     Clients that arrived while awake finish their work. If all clients are asleep, a round has no participants, and on
     the clock of seconds it lasts until a client wakes.
@@ -485,10 +484,10 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
     for where, name, start, end in spans:
         if end - start > periods[name] * (1 + CLOSE):
             raise refused(f"{where}: end - start", end - start, f"at most the period, {periods[name]:g}")
-    place = {name: device for device, name in enumerate(names)}
     start, end = np.array([span[2:] for span in spans]).T
-    owner, period_of = [place[name] for _, name, _, _ in spans], [periods[name] for name in names]
-    return Timetable(names, start, end - start, np.array(owner), np.array(period_of))
+    place = {name: device for device, name in enumerate(names)}
+    owner = np.array([place[name] for _, name, _, _ in spans])
+    return Timetable(names, start, end - start, owner, np.array([periods[name] for name in names]))
 
 
 Span = tuple[str, str, float, float]
@@ -496,50 +495,37 @@ Span = tuple[str, str, float, float]
 
 
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
-    """Return the intervals of a JSON file, and the period of each device that has one."""
+    """Return the intervals of a JSON file, without those of length 0, and the period of each device that has one."""
     with reading(f"shift.who.path: {path}", "JSON"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(content, list):
-        return [_entry(f"{path}: entry {place}", entry) for place, entry in enumerate(content, start=1)], {}
-    if not isinstance(content, dict):
-        raise refused(f"shift.who.path: {path}", content, "a list or an object")
+        devices = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(devices, dict):
+        raise refused(f"shift.who.path: {path}", devices, "an object of devices, or a CSV file")
     spans: list[Span] = []
     periods: dict[str, float] = {}
-    for name, device in content.items():
+    for name, device in devices.items():
         where = f"{path}: device '{name}'"
-        intervals = list(_ready(where, str(name), device))
+        ready = device.get("ready_time", "") if isinstance(device, dict) else ""
+        if not isinstance(ready, list | None):
+            raise refused(where, device, "an object with ready_time, a list of [start, end]")
+        for pair in ready or ():
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise refused(where, pair, "[start, end]")
+        intervals = [_span(where, name, *pair) for pair in ready or () if pair[0] != pair[1]]
         if intervals:
             start, end = (number(where, key, device.get(key), 0) for key in ("trace_start", "trace_end"))
             if end <= start:
                 raise refused(f"{where}: trace_end", end, f"more than trace_start, {start:g}")
-            spans, periods[str(name)] = spans + intervals, end - start
+            spans, periods[name] = spans + intervals, end - start
     return spans, periods
 
 
-def _entry(where: str, entry: Any) -> Span:
-    if not isinstance(entry, Mapping) or not set(COLUMNS) <= entry.keys():
-        raise refused(where, entry, f"an object with {', '.join(COLUMNS)}")
-    return _span(where, *(entry[key] for key in COLUMNS))
-
-
-def _ready(where: str, name: str, device: Any) -> Iterator[Span]:
-    """Yield the intervals of a device, without the intervals of length 0 in published traces."""
-    if not isinstance(device, Mapping) or not isinstance(device.get("ready_time", ""), list | None):
-        raise refused(where, device, "an object with ready_time, a list of [start, end]")
-    for pair in device["ready_time"] or ():
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise refused(where, pair, "[start, end]")
-        if pair[0] != pair[1]:
-            yield _span(where, name, *pair)
-
-
-def _span(where: str, client: Any, start: Any, end: Any) -> Span:
-    if not str(client):
+def _span(where: str, client: str, start: Any, end: Any) -> Span:
+    if not client:
         raise refused(f"{where}: client", client, "a number or a name")
     first, last = number(where, "start", start, 0), number(where, "end", end, 0)
     if last <= first:
         raise refused(f"{where}: end", end, f"more than start, {first:g}")
-    return where, str(client), first, last
+    return where, client, first, last
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Arrays from a file or from the user's own Python: NPZ and `module:function`."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,10 +16,9 @@ from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.fields import user_code
 from fedtide.fields.types import Flag, ingredient
 
-Column = Literal["x", "y", "client", "domain", "time", "held_out"]
 SPARSE_CLASSES = 1000
 """Classes that rows may have without being as many."""
-COLUMNS: tuple[Column, ...] = get_args(Column)
+COLUMNS = ("x", "y", "client", "domain", "time", "held_out")
 
 
 @ingredient
@@ -32,13 +30,11 @@ class NPZ(Loading):
 
     Args:
         path: the file, below the data directory or absolute.
-        names: names of the arrays in the file if they differ from these, e.g. `{x = "arr_0"}`.
         scaled: standardize each feature by its mean and standard deviation over the training rows. If rows have a time,
             the earliest tenth of the rows outside the file's test set decides, because later rows are not known.
     """
 
     path: str
-    names: dict[Column, str] = field(default_factory=dict)
     scaled: Flag = False
     kind: Literal["npz"] = "npz"
     measures: ClassVar[bool] = True
@@ -46,16 +42,14 @@ class NPZ(Loading):
     def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
         """Read the file; raise for pickled objects in it."""
         path = find(self.path, directory)
-        called = {column: self.names.get(column, column) for column in COLUMNS}
         what = "an npz file without pickled objects"
         with reading(path, what), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             check_unpacked(path, sum(entry.file_size for entry in arrays.zip.infolist()))
-            columns = {column: arrays[name] for column, name in called.items() if name in arrays}
+            columns = {column: arrays[column] for column in COLUMNS if column in arrays}
             listed = list(arrays)
-        needed: tuple[Column, ...] = ("x", "y", *self.names)
-        for column in needed:
+        for column in ("x", "y"):
             if column not in columns:
-                raise FedtideError(f"{path}: no array '{called[column]}'; {nearest(called[column], listed)}")
+                raise FedtideError(f"{path}: no array '{column}'; {nearest(column, listed)}")
         return from_arrays(path.name, **columns, scaled=self.scaled, measured=measured)
 
 

@@ -248,15 +248,10 @@ class Manifest(Cached):
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
         """Read the pixels (rows, channels, height, width) of all images."""
-        pictures = decode(
-            self.kind, ((where, _content(where, file)) for where, file in files), self.channels, self.size
-        )
+        contents = ((where, _content(where, file)) for where, file in files)
+        pictures = decode(self.kind, contents, self.channels, self.size)
         first = next(pictures)
-        try:
-            x = np.empty((len(files), *first.shape), np.uint8)
-        except (MemoryError, ValueError) as error:
-            but = f"{len(files)} pictures of {first.shape[2]} x {first.shape[1]} take more than the memory ({error})"
-            raise refused("data.source.size", self.size, "a smaller size", but) from None
+        x = np.empty((len(files), *first.shape), np.uint8)
         for row, picture in enumerate(chain([first], pictures)):
             x[row] = picture
         return x

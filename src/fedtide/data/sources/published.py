@@ -20,7 +20,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import check_filled, classes_of, from_arrays, standardize, whole_numbers
 from fedtide.data.sources.cells import numbers_of
 from fedtide.data.sources.files import Loading, find, folder_of, reading
-from fedtide.fields.types import ClassCount, Count, Flag, Whole, ingredient
+from fedtide.fields.types import ClassCount, Count, Flag, ingredient
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -44,17 +44,14 @@ PUBLISHED = {
 class IDX(Loading):
     """A folder with IDX files `*train*images*`, `*train*labels*` and, for its own test set, `*t10k*` or `*test*`.
 
+    Images of a folder with "emnist" in its name are turned upright, and letters of EMNIST are counted from 0.
+
     Args:
         path: the folder, below the data directory or absolute.
-        transpose: swap rows and columns of the images, which EMNIST needs to stand upright; None decides by the
-            folder's name.
-        first_label: the smallest label number in the files; None means 1 for EMNIST letters and 0 otherwise.
         verify: compare with the published checksum if the folder has the name of a published data set.
     """
 
     path: str
-    transpose: Flag | None = None
-    first_label: Whole | None = None
     verify: Flag = True
     kind: Literal["idx"] = "idx"
 
@@ -70,10 +67,10 @@ class IDX(Loading):
         x, y = train if test is None else (np.concatenate([a, b]) for a, b in zip(train, test, strict=True))
         if not len(y):
             raise FedtideError(f"{folder}: no rows")
-        if self.transpose if self.transpose is not None else "emnist" in folder.name.lower():
+        if "emnist" in folder.name.lower():
             x = np.ascontiguousarray(x.transpose(0, 2, 1))
         letters = int("letters" in folder.name.lower() and y.min() == 1)
-        labels = torch.from_numpy(y - (letters if self.first_label is None else self.first_label))
+        labels = torch.from_numpy(y - letters)
         held_out = None if test is None else torch.arange(len(y)) >= len(train[1])
         with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused
             pictures = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)).unsqueeze(1)

@@ -38,73 +38,44 @@ class Features:
     texts: Mapping[str, Sequence[str]]
     scaled: bool = False
 
-    def encode(self, positions: Tensor) -> Tensor:
-        """Return features (rows, width) by the means, categories and scales of the rows at some positions."""
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused later
-            return torch.from_numpy(self.fit(positions.numpy())(self))
+    def encode(self, positions: Tensor, other: "Features | None" = None) -> Tensor:
+        """Return features (rows, width), of another table if there is one, by the rows at some positions.
 
-    def fit(self, rows: np.ndarray) -> "Encoder":
-        """Find means and categories in the rows at some positions, and the center and spread of numbers if `scaled`.
+        Those rows decide the means of missing numbers, the categories, and the center and spread of numbers if
+        `scaled`. A category that is missing or unknown is none of those there are.
 
         Raises:
             FedtideError: a column has nothing there, or too many categories.
         """
+        rows, other = positions.numpy(), other or self
         known = f"in the {len(rows)} rows known when training begins"
-        means, categories = np.zeros(self.numbers.shape[1]), {}
+        means = np.zeros(self.numbers.shape[1])
         for place, column in enumerate(name for name in self.names if name not in self.texts):
             values = self.numbers[rows, place]
-            values = values[~np.isnan(values)]
-            if not len(values):
+            if np.isnan(values).all():
                 raise FedtideError(f"{self.where}: {column}: no number {known}")
-            means[place] = values.mean()
-        for column, cells in self.texts.items():
-            categories[column] = sorted({cell for cell in map(cells.__getitem__, rows) if cell})
-            count = len(categories[column])
-            if not count:
-                raise FedtideError(f"{self.where}: {column}: no category {known}")
-            if count > MOST_CATEGORIES:
-                allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
-                raise refused(f"{self.where}: {column}", f"{count} categories", allowed)
-        encoder = Encoder(means, categories)
-        if not self.scaled:
-            return encoder
-        return replace(encoder, scale=center_and_spread(encoder.fill(self.numbers)[rows].astype(np.float64)))
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Encoding of columns as features, found in the rows that are known when training begins.
-
-    means: means of the columns of numbers, for missing cells. categories: categories of the columns of texts. scale:
-    center and spread by which numbers are standardized; None if they are not.
-    """
-
-    means: np.ndarray
-    categories: Mapping[str, Sequence[str]]
-    scale: tuple[np.ndarray, np.ndarray] | None = None
-
-    def __call__(self, features: Features) -> np.ndarray:
-        """Return features (rows, width); a category that is missing or unknown is none of those there are."""
-        x = self.fill(features.numbers)
-        if self.scale is not None:
-            center, spread = self.scale
-            x = ((x - center) / spread).astype(np.float32)
-        if not self.categories:
-            return x
+            means[place] = values[~np.isnan(values)].mean()
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused later
+            filled, x = (np.where(np.isnan(table.numbers), means, table.numbers).astype(np.float32)
+                         for table in (self, other))  # fmt: skip
+            if self.scaled:
+                center, spread = center_and_spread(filled[rows].astype(np.float64))
+                x = ((x - center) / spread).astype(np.float32)
         parts, measures = [], iter(x.T)
-        for name in features.names:
-            if name not in self.categories:
+        for name in self.names:
+            if name not in self.texts:
                 parts.append(next(measures)[:, None])
                 continue
-            place = {text: at for at, text in enumerate(self.categories[name])}
-            at = np.array([place.get(text, -1) for text in features.texts[name]])
-            parts.append((at[:, None] == np.arange(len(place))).astype(np.float32))
-        return np.concatenate(parts, 1)
-
-    def fill(self, numbers: np.ndarray) -> np.ndarray:
-        """Return numbers with the means in place of missing ones."""
-        with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused later
-            return np.where(np.isnan(numbers), self.means, numbers).astype(np.float32)
+            categories = sorted({cell for cell in map(self.texts[name].__getitem__, rows) if cell})
+            if not categories:
+                raise FedtideError(f"{self.where}: {name}: no category {known}")
+            if len(categories) > MOST_CATEGORIES:
+                allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
+                raise refused(f"{self.where}: {name}", f"{len(categories)} categories", allowed)
+            place_of = {text: place for place, text in enumerate(categories)}
+            at = np.array([place_of.get(text, -1) for text in other.texts[name]])
+            parts.append((at[:, None] == np.arange(len(categories))).astype(np.float32))
+        return torch.from_numpy(np.concatenate(parts, 1) if self.texts else x)
 
 
 @ingredient
@@ -323,7 +294,7 @@ class CSV(Loading):
             raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features[0])}")
         return replace(layout, features=features[0])
 
-    def encoded(self, path: Path, directory: Path | None, rows: np.ndarray | None = None) -> np.ndarray:
+    def encoded(self, path: Path, directory: Path | None, rows: Tensor | None = None) -> Tensor:
         """Return features (rows, width) of another file, encoded by some rows of the source; None for the known ones.
 
         Those are all, or the earliest tenth if rows have a time.
@@ -332,10 +303,10 @@ class CSV(Loading):
         cells, features = layout.divide(self._name, self._cells(layout, directory))
         if rows is None:
             time, _ = layout.times(cells)
-            rows = np.arange(len(cells)) if time is None else find_earliest(time).numpy()
+            rows = torch.arange(len(cells)) if time is None else find_earliest(time)
         missing: Missing = "mean" if self.missing == "mean" else "error"
         other = Layout((), None, None, (), layout.features, self.categories, missing=missing, option="data.source.")
-        return features.fit(rows)(other.divide(path.name, read_cells(path, other.columns))[1])
+        return features.encode(rows, other.divide(path.name, read_cells(path, other.columns))[1])
 
     @property
     def learns(self) -> bool:
