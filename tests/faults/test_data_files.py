@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
-from fedtide.data.shift.change_points import read_concepts
+from fedtide.data.shift.concept_drift import read_concepts
 from fedtide.data.shift.who import read_timetable
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, NPZ, GasSensors, Images, Manifest, Series, Text
 from fedtide.fleets.devices import latencies, speeds
@@ -107,8 +107,8 @@ MANIFEST = "\n".join(
 ).encode()
 SENTENCES = {"client": ("client",), "time": "time", "domain": "topic", "length": 4}
 
-TRACES = [{"client": f"c{k % 3}", "start": 60 * k, "end": 60 * k + 30.5} for k in range(6)]
-TRACE = "client,start,end\n" + "".join(f"{line['client']},{line['start']},{line['end']}\n" for line in TRACES)
+TRACES = {f"c{k}": {"trace_start": 0, "trace_end": 300, "ready_time": [[60 * k, 60 * k + 30.5]]} for k in range(3)}
+TRACE = "client,start,end\n" + "".join(f"c{k % 3},{60 * k},{60 * k + 30.5}\n" for k in range(6))
 LATENCY = [{"ResNet Latency": 5.5 + k, "Vit Latency": 9 * k} for k in range(4)]
 SPEEDS = "case,tcp_speed_kbps\n" + "".join(f"{k % 2},{k}00 {k}20.5\n" for k in range(1, 5))
 HOURS = "time,a,b\n" + "".join(f"{60 * k},{k}.5,{'NA' if k == 4 else k * k}\n" for k in range(12))

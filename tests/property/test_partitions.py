@@ -366,10 +366,10 @@ def test_product_pairs_have_exactly_their_share(p):
 
 @law
 @given(seeds)
-def test_majority_names_the_class_that_is_too_small_and_the_rows_that_are_allowed(seed):
+def test_majority_names_the_rows_that_are_allowed(seed):
     # Six clients ask for two of ten classes each, so that two of them share one.
     y = balanced(10, 60)
-    with pytest.raises(FedtideError, match=r"data.partition.samples: found 100, .*class \d ") as caught:
+    with pytest.raises(FedtideError, match=r"data.partition.samples: found 100, but too few of") as caught:
         dealt(Majority(p=0.8, samples=100), y, 10, 6, seed)
     allowed = int(str(caught.value).split("at most ")[1])
     assert set(dealt(Majority(p=0.8, samples=allowed), y, 10, 6, seed).counts.tolist()) == {allowed}

@@ -18,9 +18,9 @@ from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.shift import ChangePoints, ClusterDrift, DomainMixture, Shift, Stream
-from fedtide.data.shift.cluster_drift import ClusterDriftPlan, cut_across
+from fedtide.data.shift.arrival import StreamPlan
+from fedtide.data.shift.concept_drift import ClusterDriftPlan, cut_across
 from fedtide.data.shift.how import LabelSwaps, Permutation, Reading
-from fedtide.data.shift.stream import StreamPlan
 from fedtide.data.shift.who import Periodic
 from helpers.examples import examples
 from helpers.toys import PARTS

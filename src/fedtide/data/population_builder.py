@@ -1,7 +1,7 @@
 """Construction of a population from rows and settings: groups, partition, parts, held-out clients."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,22 +11,9 @@ from torch import Tensor
 from fedtide.core.base import PARTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition import (
-    IID,
-    ByGroup,
-    ByLabels,
-    Groups,
-    HeldOutClients,
-    Natural,
-    OneGroup,
-    Partition,
-    Rotation,
-    Split,
-    follow,
-    with_limit,
-)
+from fedtide.data.partition import IID, Groups, HeldOutClients, Natural, OneGroup, Partition, Split, deal, remove_labels
 from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged, Spans, count_pairs, part_sizes
+from fedtide.data.ragged import Ragged, Spans, part_sizes
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
@@ -94,13 +81,12 @@ def build(
         picked = rng.at("common").numpy().permutation(len(rows))[: round(fraction * len(rows))]
         mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)
         rows, split = replace(rows, held_out=_from(rows, test_from) if in_time else mask), replace(split, test=0.0)
-    if isinstance(rule, Rotation) and shift.how.kind == "identity":
+    if getattr(rule, "kind", "") == "rotation" and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(rule.angles))
-    samples = rows if rows.steps is None else _remove_labels(rows, rule, groups)
+    samples = rows if rows.steps is None else remove_labels(rows, rule, groups)
     early = replace(samples, held_out=_from(samples, min(val_from, test_from))) if in_time else samples
     public = _public(early, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
-    deal = _natural if isinstance(rule, Natural) else _by_group
     dealt = deal(samples, free, rule, groups, held_out_clients, rng)
     empty = (dealt.seen.counts == 0).nonzero().flatten().tolist()
     if empty and len(dealt.seen.rows) and getattr(rule, "min_samples", 1):
@@ -162,21 +148,6 @@ def _check_in_time(shift: Shift, held_out_clients: HeldOutClients) -> None:
         raise refused("data.held_out_clients.labeled", held_out_clients.labeled, "0 if data.split.by is 'time'")
 
 
-def _remove_labels(rows: Rows, partition: Partition, groups: Groups) -> Rows:
-    """Return sequences as rows of a single class; raise for partitions and groups that need labels."""
-    parts: dict[str, Any] = {"data.partition.kind": partition}
-    if isinstance(partition, ByGroup):
-        parts = {f"data.partition.of.{name}.kind": part for name, part in partition.of.items()}
-    but = f"rows of {rows.name} are sequences"
-    for key, part in parts.items():
-        if part.by_labels:
-            allowed = "iid" if isinstance(partition, ByGroup) else "iid, natural, resample, saved"
-            raise refused(key, part.kind, allowed, f"it deals by labels, and {but}")
-    if isinstance(groups, ByLabels):
-        raise refused("data.groups.by", "labels", "none, domain", but)
-    return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, padding=None, unscored=())
-
-
 def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
     """Draw public training rows from all groups, sorted, with the domains taken in turn."""
     if not wanted:
@@ -206,136 +177,6 @@ def _replay(rows: Rows, partition: Saved, shift: Shift, seed: int, public_sample
     return Population(rows, parts, *clients, shift, seed, names=names, public=public[:public_samples])
 
 
-@dataclass(frozen=True)
-class _Dealt:
-    """Rows of each client before the division into parts: training clients, their given test rows, held-out clients.
-
-    names: names of the groups. client_names: the source's own names of the clients, in their order.
-    """
-
-    seen: Ragged
-    test: Ragged
-    held_out_clients: Ragged
-    group: Tensor
-    names: tuple[str, ...]
-    client_names: tuple[str, ...] = ()
-
-
-def _by_group(
-    rows: Rows, free: Tensor, partition: Any, groups: Groups, held_out_clients: HeldOutClients, rng: Rng
-) -> _Dealt:
-    """Deal each group's `free` rows to its share of the clients; ids go group by group, held-out ones last."""
-    held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
-    masks, names = _row_masks(rows, partition, groups)
-    parts = partition.within(names) if isinstance(partition, ByGroup) else [partition] * len(masks)
-    seen, test, outside, sizes = [], [], [], []
-    for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
-        n = part.clients if isinstance(partition, ByGroup) else _part_size(partition.clients, k, len(masks))
-        n_unseen = _part_size(held_out_clients.clients, k, len(masks))
-        trained, tested = mask & free & ~held_out, mask & held_out
-        if not n or not trained.any():
-            but = f"of {len(masks)} groups '{names[k]}' gets no {'rows' if n else 'clients'}"
-            raise refused("data.partition.clients", partition.clients, "rows and clients for each group", but)
-        prefix = f"data.partition.of.{names[k]}" if isinstance(partition, ByGroup) else "data.partition"
-        try:
-            if n_unseen:
-                out_of = tested if tested.any() else trained
-                taken = _deal_held_out(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
-                trained = trained & ~torch.zeros_like(trained).index_fill_(0, taken.rows.long(), True)
-                outside.append(taken)
-            seen.append(_deal(part, rows, trained, n, rng.at(k)))
-        except FedtideError as error:
-            raise FedtideError(str(error).replace("data.partition", prefix, 1)) from None
-        if tested.any() and not n_unseen:
-            where, counts = tested.nonzero().flatten(), _class_counts(seen[-1], rows)
-            test.append(follow(rows.y[where].numpy(), counts, rng.at(k, "test")).translated(where))
-        sizes.append((n, n_unseen))
-    if test and len(test) < len(masks):
-        allowed = f"{len(masks)} or more, or a test set for every group"
-        but = f"some groups have test rows of their own in {rows.name}, and some have none"
-        raise refused("data.held_out_clients.clients", held_out_clients.clients, allowed, but)
-    which = torch.arange(len(masks)).repeat(2).repeat_interleave(torch.tensor(sizes).T.flatten())
-    none = Ragged.empty(sum(n for n, _ in sizes))
-    return _Dealt(Ragged.join(seen), Ragged.join(test) if test else none, Ragged.join(outside), which, names)
-
-
-def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the mask of each group's rows and the group names; a rotation gives every group all rows."""
-    row_group, names = groups.of(rows)
-    if not isinstance(partition, Rotation):
-        return [torch.from_numpy(row_group == k) for k in range(len(names))], names
-    if len(names) > 1:
-        raise refused("data.groups.by", groups.by, "'none'", "the partition 'rotation' makes the groups itself")
-    angles = partition.angles
-    return [torch.ones(len(rows), dtype=torch.bool)] * len(angles), tuple(f"{angle} degrees" for angle in angles)
-
-
-def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> Ragged:
-    where = mask.nonzero().flatten()
-    dealt = partition.deal(rows.y[where].numpy(), rows.classes, clients, rng)
-    if not isinstance(dealt, Ragged):
-        raise refused("data.partition.function", dealt, "deal() that returns a fedtide.data.ragged.Ragged")
-    return dealt.translated(where)
-
-
-def _deal_held_out(
-    partition: Partition, rows: Rows, mask: Tensor, seen: int, held_out_clients: int, settings: HeldOutClients, rng: Rng
-) -> Ragged:
-    """Deal rows to the held-out clients: `samples` each, else a whole given test set, else their share of all rows."""
-    own_share = None
-    if rows.held_out is None or not rows.held_out[mask].any():
-        own_share = max(len(mask.nonzero()) // (seen + held_out_clients), 1)
-    samples = settings.samples or own_share
-    within = with_limit(partition, samples)
-    if within is not None:
-        return _deal(within, rows, mask, held_out_clients, rng)
-    if samples is not None:  # A kind without a limit deals the wanted number of rows, drawn at random.
-        where = mask.nonzero().flatten()
-        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * samples])]
-        mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
-    return _deal(partition, rows, mask, held_out_clients, rng)
-
-
-def _class_counts(dealt: Ragged, rows: Rows) -> np.ndarray:
-    """Count the rows of each class of each client (clients, classes)."""
-    counts = [count_pairs(part.owner, rows.y[part.rows.long()], len(part), rows.classes) for part in dealt.blocks()]
-    return torch.cat(counts).numpy()
-
-
-def _natural(
-    rows: Rows, free: Tensor, partition: Natural, groups: Groups, held_out_clients: HeldOutClients, rng: Rng
-) -> _Dealt:
-    """Draw clients of the source at random and hold some out; a client's group is that of most of its rows."""
-    if rows.client is None:
-        raise refused("data.partition.kind", "natural", "a kind that deals rows", f"{rows.name} names no clients")
-    row_group, names = groups.of(rows)
-    client, inside_groups = rows.client.numpy(), (row_group >= 0) & free.numpy()
-    held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
-    n = int(client.max()) + 1
-    large = np.flatnonzero(np.bincount(client[inside_groups & ~held_out], minlength=n) >= partition.min_samples)
-    seen = partition.clients or len(large) - held_out_clients.clients
-    wanted = seen + held_out_clients.clients
-    if wanted > len(large) or seen <= 0:
-        allowed = f"at most {len(large)}, the clients of {rows.name} with {partition.min_samples} rows or more"
-        raise refused("data.partition.clients and data.held_out_clients.clients", wanted, allowed)
-    chosen = rng.at("natural").numpy().permutation(large)[:wanted]
-    chosen = np.concatenate([np.sort(chosen[:seen]), np.sort(chosen[seen:])])
-    number = np.full(n, -1)
-    number[chosen] = np.arange(wanted)
-    owner = np.where(inside_groups, number[client], -1)
-    votes = np.zeros((wanted, len(names)), dtype=np.int64)
-    np.add.at(votes, (owner[owner >= 0], row_group[owner >= 0]), 1)
-    inside, outside = np.where(owner < seen, owner, -1), np.where(owner >= seen, owner - seen, -1)
-    return _Dealt(
-        Ragged.from_owner(np.where(held_out, -1, inside), seen),
-        Ragged.from_owner(np.where(held_out, inside, -1), seen),
-        Ragged.from_owner(outside, held_out_clients.clients),
-        torch.from_numpy(votes.argmax(1)),
-        names,
-        tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else (),
-    )
-
-
 def divide(lists: Ragged, val: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
     """Divide each client's rows at random into train, val and test.
 
@@ -357,11 +198,6 @@ def _divided(lists: Ragged, val: float, test: float, draw: np.random.Generator) 
     rank[np.lexsort((draw.random(len(owner)), owner))] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
     part = torch.from_numpy((rank < (n_test + n_val)[owner]).astype(np.int8) + (rank < n_test[owner]))
     return [lists.only(part == number) for number in range(3)]
-
-
-def _part_size(total: int, k: int, parts: int) -> int:
-    """Return the size of the k-th of `parts` nearly equal parts of `total`."""
-    return total // parts + (k < total % parts)
 
 
 MOST = 100_000_000

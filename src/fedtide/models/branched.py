@@ -2,14 +2,14 @@
 
 import copy
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedtide.core.base import Weights
-from fedtide.core.errors import refused, unknown
+from fedtide.core.errors import unknown
 from fedtide.core.weights import renamed
 from fedtide.fields.types import ModelCount
 
@@ -59,25 +59,19 @@ def branched(
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
-        raise unknown(key, layer, _trained(model))
-    if count < 1:
-        raise refused("branches", count, "1 or more")
-    if feature not in get_args(Feature):
-        raise unknown("feature", feature, get_args(Feature))
+        parts = [
+            name for name, part in model.named_modules() if name and any(p.requires_grad for p in part.parameters())
+        ]
+        raise unknown(key, layer, parts)
     if layer == WHOLE:
         whole = Branches(model, count, feature)
         whole.counted = getattr(model, "counted", None)  # type: ignore[assignment]
         return Branched(whole, whole)
-    holder = model.get_submodule(layer.rpartition(".")[0])
-    name = layer.rpartition(".")[2]
+    parent, _, name = layer.rpartition(".")
+    holder = model.get_submodule(parent)
     branches = Branches(holder.get_submodule(name), count, feature)
     setattr(holder, name, branches)
     return Branched(model, branches)
-
-
-def _trained(model: nn.Module) -> list[str]:
-    """Return the names of the layers that have trainable parameters."""
-    return [name for name, part in model.named_modules() if name and any(p.requires_grad for p in part.parameters())]
 
 
 def in_layer(name: str, layer: str) -> bool:

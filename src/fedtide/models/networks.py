@@ -1,10 +1,12 @@
 """Initial weights of a network's layers that torch does not draw, and an LSTM with one bias vector, as in Keras."""
 
+import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtide.core.errors import FedtideError, refused
+from fedtide.fields import user_code
 from fedtide.fields.types import Count, Flag, OpenFraction, ingredient
 
 Init = Annotated[
@@ -21,6 +24,13 @@ Init = Annotated[
         "ReLU. The last two begin with biases of 0."
     ),
 ]
+
+
+DRAWS: dict[str, Callable[[Tensor], Any]] = {
+    "glorot": nn.init.xavier_uniform_,
+    "he": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
+}
+"""Functions that draw weights, by the names of initial weights."""
 
 
 def initialize(module: nn.Module, init: Init) -> None:
@@ -37,25 +47,19 @@ def initialize(module: nn.Module, init: Init) -> None:
     """
     if init == "torch":
         return
+    draw = DRAWS[init]
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
-            _draw(layer.weight.detach(), init)
+            draw(layer.weight.detach())
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         elif isinstance(layer, OneBiasLSTM):
             cell = dict(layer.cell.named_parameters())
             received, hidden = cell["weight_ih_l0"].detach(), layer.cell.hidden_size
-            _draw(received[:, :-1], init)
+            draw(received[:, :-1])
             received[:, -1] = 0.0
             received[hidden : 2 * hidden, -1] = 1.0
             nn.init.orthogonal_(cell["weight_hh_l0"])
-
-
-def _draw(weight: Tensor, init: Init) -> None:
-    if init == "glorot":
-        nn.init.xavier_uniform_(weight)
-    else:
-        nn.init.kaiming_uniform_(weight, nonlinearity="relu")
 
 
 class OneBiasLSTM(nn.Module):
@@ -464,15 +468,12 @@ class ResNet18:
         depth, height, width = check_picture(self.kind, shape, smallest=7)
         if self.form == "pre-activation":
             return _pre_activation(depth, classes, nn.BatchNorm2d if self.norm == "batch" else plain_groups)
-        if self.form == "imagenet":
-            return _post_activation(convolution(depth, 64, 7, 2), nn.MaxPool2d(3, 2, 1), WIDTHS, 2, classes, self.norm)
-        if not (17 <= height <= 32 and 17 <= width <= 32):
+        if self.form == "cifar" and not (17 <= height <= 32 and 17 <= width <= 32):
             raise FedtideError(
                 f"model.form: 'cifar' needs pictures of 17 x 17 to 32 x 32, found rows of shape {shape}; "
                 "allowed: 'pre-activation', 'imagenet'"
             )
-        stem = convolution(depth, 64, 3, bias=True)
-        return _post_activation(stem, None, WIDTHS, 2, classes, self.norm, bias=True, mean=nn.AvgPool2d(3, 2))
+        return _post_activation(depth, classes, WIDTHS, 2, self.norm, self.form)
 
 
 @ingredient
@@ -496,7 +497,7 @@ class ResNet8:
         """Return a module with fresh initial weights."""
         depth, _, _ = check_picture(self.kind, shape, smallest=7)
         widths = (self.width, 2 * self.width, 4 * self.width)
-        return _post_activation(convolution(depth, self.width, 3), None, widths, 1, classes, self.norm)
+        return _post_activation(depth, classes, widths, 1, self.norm, "small")
 
 
 def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
@@ -515,17 +516,8 @@ def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
     )  # fmt: skip
 
 
-def _post_activation(
-    stem: nn.Module,
-    pool: nn.Module | None,
-    widths: Sequence[int],
-    blocks: int,
-    classes: int,
-    norm: str,
-    *,
-    bias: bool = False,
-    mean: nn.Module | None = None,
-) -> nn.Module:
+def _post_activation(depth: int, classes: int, widths: Sequence[int], blocks: int, norm: str, form: str) -> nn.Module:
+    large, bias = form == "imagenet", form == "cifar"
     first: Norm = two_groups if norm == "group" else nn.BatchNorm2d
     second: Norm = nn.BatchNorm2d if norm == "batch" else two_groups
 
@@ -541,9 +533,10 @@ def _post_activation(
         return Residual(body, shortcut, nn.ReLU())
 
     return sequence(
-        stem=stem, norm=first(widths[0]), relu=nn.ReLU(), **({} if pool is None else {"pool": pool}),
+        stem=convolution(depth, widths[0], 7 if large else 3, 2 if large else 1, bias=bias),
+        norm=first(widths[0]), relu=nn.ReLU(), **({"pool": nn.MaxPool2d(3, 2, 1)} if large else {}),
         **stacked_stages(widths[0], [(channels, blocks) for channels in widths], block),
-        **pooled_head(nn.Linear(widths[-1], classes), mean),
+        **pooled_head(nn.Linear(widths[-1], classes), nn.AvgPool2d(3, 2) if bias else None),
     )  # fmt: skip
 
 
@@ -643,7 +636,7 @@ class ShuffleNetV2:
 
         def block(stage: int, place: int, before: int, channels: int) -> nn.Module:
             half = channels // 2
-            return _halved(before, channels, norm) if place == 0 else Half(_shuffled(half, half, 1, norm))
+            return _halved(before, channels, norm) if place == 0 else Shuffled(None, _shuffled(half, half, 1, norm))
 
         # Stages 2 to 4 with width 1.0, as in Table 5 of the paper; the first block of each has stride 2.
         stages = stacked_stages(24, [(116, 4), (232, 8), (464, 4)], block, first=2)
@@ -654,29 +647,17 @@ class ShuffleNetV2:
         )  # fmt: skip
 
 
-class Half(nn.Module):
-    """A block that keeps one half of the channels, applies `body` to the other half and shuffles both."""
+class Shuffled(nn.Module):
+    """A block that shuffles `shortcut` and `body` (all channels); without one a half and `body` of the other."""
 
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (rows, channels, height, width) to an output of equal shape."""
-        left, right = x.chunk(2, 1)
-        return shuffle(left, self.body(right))
-
-
-class Both(nn.Module):
-    """A block that applies `shortcut` and `body` to all channels and shuffles both outputs."""
-
-    def __init__(self, shortcut: nn.Module, body: nn.Module) -> None:
+    def __init__(self, shortcut: nn.Module | None, body: nn.Module) -> None:
         super().__init__()
         self.shortcut, self.body = shortcut, body
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (rows, channels, height, width) to the block's channels with half the height and width."""
-        return shuffle(self.shortcut(x), self.body(x))
+        """Map (rows, channels, height, width) to the block's channels, with half the sides if there is a shortcut."""
+        left, right = x.chunk(2, 1) if self.shortcut is None else (self.shortcut(x), x)
+        return shuffle(left, self.body(right))
 
 
 def shuffle(a: Tensor, b: Tensor) -> Tensor:
@@ -694,7 +675,7 @@ def _halved(before: int, channels: int, norm: Norm) -> nn.Module:
     shortcut = nn.Sequential(
         convolution(before, before, 3, 2, before), norm(before), convolution(before, half, 1), norm(half), nn.ReLU()
     )
-    return Both(shortcut, _shuffled(before, half, 2, norm))
+    return Shuffled(shortcut, _shuffled(before, half, 2, norm))
 
 
 def _shuffled(before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
@@ -900,3 +881,25 @@ class NextWord(nn.Module):
     def counted(self, tokens: Tensor) -> Tensor:
         """Return the mask (rows, steps) of the steps that are not padding."""
         return tokens != PADDING
+
+
+@ingredient
+class Python(user_code.Python):
+    """The user's own `module:function` or class, called with `options`, and if accepted `shape` and `classes`."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the module by calling the user's function."""
+        make = self.find("model")
+        takes = inspect.signature(make).parameters
+        arguments = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
+        module = user_code.call(make, "model.options", **arguments, **self.options)
+        if not isinstance(module, nn.Module):
+            raise FedtideError(f"model.function: '{self.name}' returned {type(module).__name__}, allowed: nn.Module")
+        return module
+
+
+Model = Annotated[
+    Linear | MLP | CNN | LeafCNN | CifarCNN | SmallCNN | LeNet5
+    | ResNet8 | ResNet18 | MobileNetV2 | ShuffleNetV2 | ViT | LSTM | Python,
+    Field(discriminator="kind"),
+]  # fmt: skip

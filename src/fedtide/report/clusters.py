@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.core.record import TRUTH
 from fedtide.data.shift import ChangePoints
-from fedtide.data.shift.change_points import Domains
+from fedtide.data.shift.concept_drift import Domains
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import Curve, mean_of_known

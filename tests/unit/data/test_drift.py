@@ -26,7 +26,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import ChangePoints, ClusterDrift, Shift, Stream, What
-from fedtide.data.shift.cluster_drift import ClusterDriftPlan
+from fedtide.data.shift.concept_drift import ClusterDriftPlan
 from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.what import KEPT, MOST, Chain, count_events
 from fedtide.data.shift.who import Replay

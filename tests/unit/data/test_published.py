@@ -332,8 +332,8 @@ def one_line(path: Path, **options: Any) -> str:
         (leaf({"ann": {**ANN, "x": [[1.0], [1.0, 2.0]]}}), "user 'ann': allowed: in x lists of equally many numbers"),
         (leaf({"ann": {**ANN, "x": [1.0, 2.0]}}), "user 'ann': shapes of x and y: found ((2,), (2,)), allowed"),
         (leaf({"ann": {**ANN, "y": [[1], [2]]}}), "user 'ann': shapes of x and y: found ((2, 4), (2, 1)), allowed"),
-        (leaf({"ann": {**ANN, "y": [0, 0.5]}}), "user 'ann', row 1: label: found 0.5, allowed: whole numbers from 0"),
-        (leaf({"ann": {**ANN, "y": [0, 1e30]}}), "user 'ann', row 1: label: found 1e+30, allowed: whole numbers"),
+        (leaf({"ann": {**ANN, "y": [0, 0.5]}}), "user 'ann': row 1: label: found 0.5, allowed: whole numbers from 0"),
+        (leaf({"ann": {**ANN, "y": [0, 1e30]}}), "user 'ann': row 1: label: found 1e+30, allowed: whole numbers"),
         (leaf({"ann": {**ANN, "y": [0, 1_000_000]}}), "user 'ann', row 1: label: found 1000000, but 2 rows"),
         (leaf({"ann": {**ANN, "x": [[0.0] * 4, [math.nan] * 4]}}), "user 'ann', row 1: a feature is NaN or infinite"),
         (

@@ -14,13 +14,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedtide.core.base import Moment
-from fedtide.data.shift.calendar import Calendar
-from fedtide.data.shift.change_points import ChangePoints, Domains, Drawn, File, LabelShares
-from fedtide.data.shift.cluster_drift import ClusterDrift, MassEvents
+from fedtide.data.shift.arrival import Calendar, Labels, Order, Stream, Time
+from fedtide.data.shift.concept_drift import ChangePoints, ClusterDrift, Domains, Drawn, File, LabelShares, MassEvents
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, ReadBy, Rotation
-from fedtide.data.shift.mixture import DomainMixture, Static
-from fedtide.data.shift.stream import Labels, Order, Stream, Time
-from fedtide.data.shift.what import HeldBy, Python, Rhythm
+from fedtide.data.shift.what import DomainMixture, HeldBy, Python, Rhythm, Static
 from fedtide.data.shift.who import Always, Availability, AwakeBy, BlockCyclic, Data, Periodic, Replay
 from fedtide.fields.types import Spelled, ingredient
 

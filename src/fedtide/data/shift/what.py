@@ -1,11 +1,11 @@
-"""Interfaces of settings and plans of the rows that each client holds over time."""
+"""Rows that each client holds over time: interfaces of settings and plans, and kinds that choose among its own rows."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.ragged import Ragged
+from fedtide.data.ragged import Ragged, count_pairs
 from fedtide.data.rows import Rows
+from fedtide.draw.prose import listed
 from fedtide.fields import user_code
-from fedtide.fields.types import ingredient
+from fedtide.fields.types import Count, Positive, Whole, ingredient
 from fedtide.fields.user_code import call
 
 Rhythm = dict[str, float]
@@ -257,108 +258,6 @@ def count_events(time: float, every: float, key: str) -> int:
 
 
 @dataclass(frozen=True)
-class Domain:
-    """Rows in the order of their labels; those of label c are `rows[start[c]:start[c + 1]]`."""
-
-    rows: np.ndarray
-    start: np.ndarray
-
-    @staticmethod
-    def of(rows: Tensor, y: Tensor, classes: int) -> "Domain":
-        """Sort rows by label."""
-        labels = y[rows.long()]
-        order = labels.argsort(stable=True)
-        counts = torch.bincount(labels, minlength=classes)
-        return Domain(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
-
-    def __getitem__(self, label: int) -> np.ndarray:
-        return self.rows[self.start[label] : self.start[label + 1]]
-
-    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator, own_rows: "Domain | None" = None) -> Tensor:
-        """Draw a number of rows of each label, sorted, without repetition while there are enough.
-
-        Args:
-            counts: number of rows of each label.
-            draw: the generator.
-            own_rows: rows that take the place of these for each label that they have.
-
-        >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
-        >>> domain.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
-        [0, 2]
-        """
-        parts = [self.rows[:0]]
-        for label, count in counts.items():
-            rows = self[label] if own_rows is None or not len(own_rows[label]) else own_rows[label]
-            if count:
-                parts.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
-        return torch.from_numpy(np.sort(np.concatenate(parts)))
-
-
-class Amounts:
-    """Numbers of rows that a client draws, by part."""
-
-    samples: int
-    val_samples: int
-    test_samples: int
-
-    def wanted(self, part: str) -> int:
-        """Return the number of rows of a part that a client draws."""
-        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
-
-
-@dataclass(frozen=True)
-class Pools:
-    """Rows from which clients draw: those of all training clients, and separately of all held-out clients, by part."""
-
-    view: PopulationView
-    amounts: Amounts
-
-    @cached_property
-    def domains(self) -> dict[tuple[str, str], Domain]:
-        """Rows to draw from, for each part of training and held-out clients that has rows of which some are wanted."""
-        pools: dict[tuple[str, str], Domain] = {}
-        for who, first, last in self.view.populated():
-            parts = self.view.parts.items()
-            rows = {part: lists.rows[lists.start[first] : lists.start[last]].long().unique() for part, lists in parts}
-            # Clients may share rows; training rows of any client are no validation rows.
-            rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
-            for part, part_rows in rows.items():
-                if len(part_rows) and self.amounts.wanted(part):
-                    pools[part, who] = Domain.of(part_rows, self.view.rows.y, self.view.rows.classes)
-        return pools
-
-    def of(self, part: str, client: int) -> Domain | None:
-        """Return the rows from which a client draws; None if it draws none."""
-        return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
-
-    def counts(self, clients: Tensor, part: str) -> Tensor:
-        """Count the rows that each of `clients` draws."""
-        seen, unseen = (self.amounts.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
-        return torch.where(clients < self.view.registered, seen, unseen)
-
-    def lacking(self, needed: np.ndarray | None = None) -> dict[int, str]:
-        """Return the labels without rows in some part, each with the reason; `needed` (classes,) masks some labels."""
-        reasons: dict[int, str] = {}
-        for (part, who), domain in self.domains.items():
-            empty = np.diff(domain.start) == 0
-            for label in np.flatnonzero(empty if needed is None else empty & needed).tolist():
-                reasons.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
-        return reasons
-
-
-def check_apart(view: PopulationView, kind: str) -> None:
-    """Raise if rows cannot be drawn by labels: they are sequences, or a client trains on another's test row."""
-    if view.rows.steps is not None:
-        but = f"it draws rows by their labels, and rows of {view.rows.name} are sequences"
-        raise refused("shift.what.kind", kind, "static, domain-mixture, stream, change-points of domains", but)
-    trained, tested = (view.parts[part].rows.long().unique() for part in ("train", "test"))
-    both = trained[torch.isin(trained, tested)]
-    if len(both):
-        but = f"it draws from all rows, and row {int(both[0])} is for training of one client and for tests of another"
-        raise refused("shift.what.kind", kind, "a data.partition whose parts share no rows", but)
-
-
-@dataclass(frozen=True)
 class HeldBy(Holding):
     """A `what` by a function from a client's own rows and the moment to the rows that it holds.
 
@@ -407,3 +306,191 @@ class HeldByPlan(OwnRows):
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return ("change",) if the rows of any client changed, otherwise ()."""
         return ("change",) if len(self.changed(moment, before)) else ()
+
+
+JUDGED = "val", "test"
+"""Parts on which clients are judged."""
+STILL = 0.1
+"""Number of cycles over a run below which a mixture counts as constant."""
+
+
+@ingredient
+class Static(Holding):
+    """All rows of the client at all times."""
+
+    kind: Literal["static"] = "static"
+
+    def plan(self, view: PopulationView) -> Plan:
+        """Build the plan of the rows that each client holds over time."""
+        return OwnRows(view)
+
+
+@ingredient
+class DomainMixture(Holding):
+    """A mixture of two or more domains on a schedule (pFedEM); more than two extend its formulas.
+
+    Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. Let d be the
+    distance of r mod T from that peak on the ring. The share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2
+    (cosine) if d is at most T/P, otherwise 0. So two neighbors are mixed at a time, and of two domains the first is
+    alone at 0 and the second at T/2. The schedule counts rounds, whatever the shift's clock; rounds before round 0 are
+    the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
+
+    Args:
+        curve: "linear" or "cosine".
+        cycles: number of cycles over the whole run.
+        samples: number of rows that a client holds in a round.
+        jitter: largest shift of a client's phase, in rounds, drawn once per client.
+        test: rows for evaluation, both test and validation. They follow the "mixture" of the round, are "balanced"
+            (equally many of each domain, drawn once), or are "all". Clients decide on a mixture.
+    """
+
+    curve: Literal["linear", "cosine"] = "linear"
+    cycles: Positive = 1
+    samples: Count = 100
+    jitter: Whole = 0
+    test: Literal["mixture", "balanced", "all"] = "balanced"
+    kind: Literal["domain-mixture"] = "domain-mixture"
+
+    def check(self, view: PopulationView) -> None:
+        """Raise if a client has no rows of some domain."""
+        rows, train, registered = view.rows, view.parts["train"], view.registered
+        if rows.domain is None or len(rows.domain_names) < 2:
+            raise refused("shift.what.kind", self.kind, "'static'", f"{rows.name} has a single domain")
+        table = count_pairs(train.owner, rows.domain[train.rows.long()], len(train), len(rows.domain_names))
+        for name, counts in zip(rows.domain_names, table[:registered].T, strict=True):
+            if not counts.any():
+                allowed = "domains with samples (data.source, data.groups), or 'static'"
+                raise refused("shift.what.kind", self.kind, allowed, f"no client has a training row of domain '{name}'")
+            if (counts == 0).any():
+                but = f"client {int((counts == 0).nonzero()[0])} has no rows of domain '{name}'"
+                allowed = "data.groups.by = 'none', a partition that deals every domain, or more rows for each client"
+                raise refused("shift.what.kind", self.kind, allowed, but)
+
+    def plan(self, view: PopulationView) -> Plan:
+        """Build the plan of the rows that each client holds over time."""
+        return MixturePlan(view, self)
+
+    def rhythm(self, rounds: int, turns: int = 2) -> Rhythm:
+        """Return the number of cycles, the rounds of a cycle, and those that show all domains alike, at most all."""
+        return {"cycles": self.cycles, "cycle": self.cycle(rounds), "seen": min(self.seen(rounds, turns), rounds)}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Describe the mixture and its number of cycles."""
+        text = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
+        if self.cycles < STILL:
+            return text + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
+        cycles = "cycle" if self.cycles == 1 else "cycles"
+        return text + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
+
+    def cycle(self, rounds: int) -> float:
+        """Return T, the rounds of a cycle, in a run of `rounds`."""
+        return rounds / self.cycles
+
+    def seen(self, rounds: int, domains: int = 2) -> int:
+        """Return the rounds before round 0 that show all domains alike, in a run of `rounds`; at least 1.
+
+        Of two domains it is half a cycle, from the peak of the second to the peak of the first; of more all of it.
+
+        >>> DomainMixture(cycles=3).seen(200), DomainMixture(cycles=3).seen(200, 3), DomainMixture(cycles=200).seen(200)
+        (34, 67, 1)
+        """
+        return max(math.ceil(self.cycle(rounds) / (2 if domains <= 2 else 1)), 1)
+
+    def shares(self, moment: Moment, domains: int, phase: float = 0.0) -> np.ndarray:
+        """Return the share of each domain at a moment (domains,); the shares sum to 1.
+
+        Args:
+            moment: the time.
+            domains: number of domains.
+            phase: number of rounds by which a client is ahead.
+
+        >>> [DomainMixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
+        [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+        >>> [DomainMixture().shares(Moment(r, 12), 3).tolist() for r in (4, 6, -4)]
+        [[0.0, 1.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]
+        """
+        period = self.cycle(moment.rounds)
+        s = math.fmod(moment.round + phase, period)
+        s += period if s < 0 else 0.0
+        # Peak P is that of the first domain, where the ring closes.
+        peak = np.arange(domains + 1)
+        distance = np.abs(domains * s / period - peak)
+        if self.curve == "linear":
+            share = np.maximum(1 - distance, 0.0)
+        else:  # cos(x - pi k) is cos(x), and -cos(x) for odd k
+            wave = math.cos(domains * math.pi * s / period)
+            share = np.where(distance <= 1, (1 + np.where(peak % 2, -wave, wave)) / 2, 0.0)
+        share[0] += share[domains]
+        return share[:domains]
+
+    def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
+        """Return the rows held at `moment`, out of the client's own rows; `domain` is the domain of each row.
+
+        A client without rows of some domain (among few validation rows, for example) takes more of the others.
+        """
+        judged = part in JUDGED
+        if (judged and self.test == "all") or not len(rows):
+            return rows
+        phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
+        balanced = judged and self.test == "balanced"
+        shares = np.full(domains, 1 / domains) if balanced else self.shares(moment, domains, phase)
+        parts = [rows[domain == k] for k in range(domains)]
+        wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in parts])))
+        # Balanced rows are constant, so that accuracy changes with the model only.
+        draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
+        picks = [
+            draw.integers(0, max(len(of_domain), 1), count) for of_domain, count in zip(parts, wanted, strict=True)
+        ]
+        picked = [of_domain[torch.from_numpy(pick)] for of_domain, pick in zip(parts, picks, strict=True)]
+        return torch.cat(picked).sort().values
+
+
+@dataclass(frozen=True)
+class MixturePlan(OwnRows):
+    """Mixture of the domains of each client over time."""
+
+    mixture: DomainMixture
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """Return the rows of a part that a client trains on or is judged on, sorted."""
+        return self._mixed(client, part, moment, self.mixture)
+
+    def aside(self, client: int, moment: Moment) -> Tensor:
+        """Return the validation rows that a client decides on, sorted: a mixture, as its training rows are."""
+        return self._mixed(client, "val", moment, replace(self.mixture, test="mixture"))
+
+    def _mixed(self, client: int, part: str, moment: Moment, mixture: DomainMixture) -> Tensor:
+        rows, of = super().hold(client, part, moment), self.view.rows
+        assert of.domain is not None
+        domain, key = of.domain[rows.long()], self.view.rng.at("what", client)
+        return mixture.hold(rows, domain, len(of.domain_names), part, moment, key)
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """Count the rows that each of `clients` holds, which are equally many at every moment."""
+        own_rows = super().counts(clients, part, moment)
+        return own_rows if part in JUDGED and self.mixture.test == "all" else self.mixture.samples * (own_rows > 0)
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """Return all registered clients, as rows are redrawn in every round."""
+        return self.view.everyone[: None if moment.round != before.round else 0]
+
+
+def _among(shares: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Scale the shares of the present domains to sum to 1; equal shares if all are 0."""
+    if present.all():
+        return shares
+    shares = np.where(present, shares, 0.0)
+    return shares / shares.sum() if shares.any() else present / present.sum()
+
+
+def _counts(rows: int, shares: np.ndarray) -> list[int]:
+    """Divide `rows` over the domains by differences of rounded cumulative sums, so that the counts sum to `rows`.
+
+    The sums run from the last domain backwards: of two domains the second has `round(share * rows)`.
+
+    >>> _counts(10, np.full(3, 1 / 3))
+    [3, 4, 3]
+    """
+    sums = [*np.cumsum(shares[:0:-1]).tolist()[::-1], 0.0]
+    up_to = [rows, *(round(total * rows) for total in sums)]
+    return [more - fewer for more, fewer in pairwise(up_to)]

@@ -1,0 +1,811 @@
+"""Concepts of clients that change: at change points, drawn or from a file, or by clustered drift; both are exportable.
+
+A concept is a domain of the source, or a distribution of labels by which a client draws rows. Clustered drift follows
+*Fielding: Clustered Federated Learning with Data Drift*, with random draws: small changes of label distributions, and
+mass events that break up the old groups.
+"""
+
+import csv
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from fedtide.core.atomic import replacing
+from fedtide.core.base import Moment
+from fedtide.core.errors import refused, shown, unknown
+from fedtide.core.rng import Rng
+from fedtide.data.ragged import count_pairs
+from fedtide.data.shift.what import Chain, Holding, Plan, PopulationView, count_events
+from fedtide.data.sources.cells import number, read_cells, read_names
+from fedtide.data.sources.files import find
+from fedtide.draw.prose import listed, share_of
+from fedtide.fields.types import Count, DataFile, Flag, Fraction, Positive, Spelled, Whole, explained, ingredient
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Rows in the order of their labels; those of label c are `rows[start[c]:start[c + 1]]`."""
+
+    rows: np.ndarray
+    start: np.ndarray
+
+    @staticmethod
+    def of(rows: Tensor, y: Tensor, classes: int) -> "Domain":
+        """Sort rows by label."""
+        labels = y[rows.long()]
+        order = labels.argsort(stable=True)
+        counts = torch.bincount(labels, minlength=classes)
+        return Domain(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
+
+    def __getitem__(self, label: int) -> np.ndarray:
+        return self.rows[self.start[label] : self.start[label + 1]]
+
+    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator, own_rows: "Domain | None" = None) -> Tensor:
+        """Draw a number of rows of each label, sorted, without repetition while there are enough.
+
+        Args:
+            counts: number of rows of each label.
+            draw: the generator.
+            own_rows: rows that take the place of these for each label that they have.
+
+        >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
+        >>> domain.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
+        [0, 2]
+        """
+        parts = [self.rows[:0]]
+        for label, count in counts.items():
+            rows = self[label] if own_rows is None or not len(own_rows[label]) else own_rows[label]
+            if count:
+                parts.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
+        return torch.from_numpy(np.sort(np.concatenate(parts)))
+
+
+class Amounts:
+    """Numbers of rows that a client draws, by part."""
+
+    samples: int
+    val_samples: int
+    test_samples: int
+
+    def wanted(self, part: str) -> int:
+        """Return the number of rows of a part that a client draws."""
+        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Rows from which clients draw: those of all training clients, and separately of all held-out clients, by part."""
+
+    view: PopulationView
+    amounts: Amounts
+
+    @cached_property
+    def domains(self) -> dict[tuple[str, str], Domain]:
+        """Rows to draw from, for each part of training and held-out clients that has rows of which some are wanted."""
+        pools: dict[tuple[str, str], Domain] = {}
+        for who, first, last in self.view.populated():
+            parts = self.view.parts.items()
+            rows = {part: lists.rows[lists.start[first] : lists.start[last]].long().unique() for part, lists in parts}
+            # Clients may share rows; training rows of any client are no validation rows.
+            rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
+            for part, part_rows in rows.items():
+                if len(part_rows) and self.amounts.wanted(part):
+                    pools[part, who] = Domain.of(part_rows, self.view.rows.y, self.view.rows.classes)
+        return pools
+
+    def of(self, part: str, client: int) -> Domain | None:
+        """Return the rows from which a client draws; None if it draws none."""
+        return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
+
+    def counts(self, clients: Tensor, part: str) -> Tensor:
+        """Count the rows that each of `clients` draws."""
+        seen, unseen = (self.amounts.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
+        return torch.where(clients < self.view.registered, seen, unseen)
+
+    def lacking(self, needed: np.ndarray | None = None) -> dict[int, str]:
+        """Return the labels without rows in some part, each with the reason; `needed` (classes,) masks some labels."""
+        reasons: dict[int, str] = {}
+        for (part, who), domain in self.domains.items():
+            empty = np.diff(domain.start) == 0
+            for label in np.flatnonzero(empty if needed is None else empty & needed).tolist():
+                reasons.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
+        return reasons
+
+
+def check_apart(view: PopulationView, kind: str) -> None:
+    """Raise if rows cannot be drawn by labels: they are sequences, or a client trains on another's test row."""
+    if view.rows.steps is not None:
+        but = f"it draws rows by their labels, and rows of {view.rows.name} are sequences"
+        raise refused("shift.what.kind", kind, "static, domain-mixture, stream, change-points of domains", but)
+    trained, tested = (view.parts[part].rows.long().unique() for part in ("train", "test"))
+    both = trained[torch.isin(trained, tested)]
+    if len(both):
+        but = f"it draws from all rows, and row {int(both[0])} is for training of one client and for tests of another"
+        raise refused("shift.what.kind", kind, "a data.partition whose parts share no rows", but)
+
+
+COLUMNS = ("client", "round", "concept")
+CLOSE = 1e-6
+"""Largest deviation of the sum of a concept's shares from 1."""
+
+
+@ingredient
+class Drawn:
+    """Change points at equal distances, with clients first dealt evenly to the concepts.
+
+    Args:
+        every: time between two change points, in rounds or seconds.
+        fraction: share of the clients that move to another concept at each change point.
+    """
+
+    every: Positive = 20
+    fraction: Fraction = 0.3
+    kind: Literal["drawn"] = "drawn"
+
+
+@ingredient
+class File:
+    """A CSV file with the columns `client`, `round` and `concept`: from that round on the client is in the concept.
+
+    A client is given by its number, or by the source's name for it if there is one. Clients without an entry at round 0
+    begin with the first concept. Rounds are seconds if `shift.clock` says so.
+
+    Args:
+        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or relative to the working
+            directory of the command.
+    """
+
+    path: DataFile
+    kind: Literal["file"] = "file"
+
+
+@ingredient
+class Domains:
+    """Concepts that are the domains of the source: a client holds its own rows of a domain."""
+
+    kind: Literal["domains"] = "domains"
+
+
+@ingredient
+class LabelShares(Amounts):
+    """Concepts that are label distributions, by which clients draw their rows.
+
+    The distributions are in a CSV file with the column `concept`, a name, and a column for each label. Columns are
+    named by the numbers of the labels, and shares sum to one. An optional column `group` gives the true group of each
+    concept; otherwise each concept is a group of its own. Rows of a label are drawn as by `cluster-drift`: from all
+    rows of the part, without replacement while there are enough. A client draws the same rows each time that it is in
+    the concept.
+
+    Args:
+        path: the file, searched first below the data directory.
+        samples: number of training rows that a client draws.
+        val_samples: number of validation rows, if there are any.
+        test_samples: number of test rows, if there are any.
+    """
+
+    path: DataFile
+    samples: Count = 100
+    val_samples: Whole = 10
+    test_samples: Whole = 40
+    kind: Literal["label-shares"] = "label-shares"
+
+
+@ingredient
+class ChangePoints(Holding):
+    """Rows of one concept per client, which changes at change points.
+
+    Args:
+        when: the source of the change points: "drawn", or a "file".
+        concepts: the kind of concept: the source's "domains", or "label-shares" of a file.
+    """
+
+    when: Annotated[Drawn | File, Field(discriminator="kind"), Spelled] = Drawn()
+    concepts: Annotated[Domains | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
+    kind: Literal["change-points"] = "change-points"
+    drifts: ClassVar[bool] = True
+
+    def check(self, view: PopulationView) -> None:
+        """Raise for a wrong file, and if a client would have no training rows."""
+        rows, plan = view.rows, ChangePointsPlan(self, view)
+        if isinstance(self.concepts, LabelShares):
+            plan.check_labels()
+            plan.met()
+            return
+        if rows.domain is None or len(rows.domain_names) < 2:
+            allowed = "a file of label distributions (shift.what.concepts), or kind = 'static'"
+            raise refused("shift.what.concepts", "domains", allowed, f"{rows.name} has a single domain")
+        lacking = (plan.met() & (plan.domain_counts["train"] == 0))[: view.registered].nonzero()
+        if len(lacking):
+            client, domain = lacking[0].tolist()
+            but = f"client {client} has no training rows of domain '{rows.domain_names[domain]}', to which it changes"
+            raise refused("shift.what.kind", self.kind, "more rows for each client", but)
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Describe the kind of concept and the change points."""
+        named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
+        text = f"A client holds its rows of one domain{named} "
+        if isinstance(self.concepts, LabelShares):
+            text = "A client draws its rows by one of several mixes of labels "
+        if isinstance(self.when, File):
+            return text + "and changes to another when a file of change points says so. "
+        many = share_of(self.when.fraction)
+        return text + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
+
+    def plan(self, view: PopulationView) -> Plan:
+        """Build the plan of the rows that each client holds over time."""
+        return ChangePointsPlan(self, view)
+
+
+@dataclass(frozen=True)
+class ChangePointsPlan(Plan):
+    """Concept and rows of each client after each change point."""
+
+    changes: ChangePoints
+    view: PopulationView
+
+    @cached_property
+    def _shares(self) -> "Concepts | None":
+        """Label distributions of the file; None if concepts are domains."""
+        concepts = self.changes.concepts
+        if not isinstance(concepts, LabelShares):
+            return None
+        return read_concepts(find(concepts.path, None, "shift.what.concepts.path"), self.view.rows.classes)
+
+    @property
+    def concepts(self) -> tuple[str, ...]:
+        """Names of the concepts."""
+        return self.view.rows.domain_names if self._shares is None else self._shares.names
+
+    @cached_property
+    def _pools(self) -> Pools:
+        assert isinstance(self.changes.concepts, LabelShares)
+        return Pools(self.view, self.changes.concepts)
+
+    def check_labels(self) -> None:
+        """Raise if rows cannot be drawn by the distributions."""
+        check_apart(self.view, "change-points")
+        assert self._shares is not None
+        for label, why in self._pools.lacking(self._shares.table.max(0) > 0).items():
+            concept = self._shares.names[int(self._shares.table[:, label].argmax())]
+            path = getattr(self.changes.concepts, "path", "")
+            raise refused(f"{path}: concept '{concept}': label", label, "labels that are there", why)
+
+    # -- change points ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _times(self) -> list[float] | None:
+        """Times of the file's change points, from 0 on; None if change points are drawn."""
+        if isinstance(self.changes.when, Drawn):
+            return None
+        return sorted({0.0, *(time for _, time, _ in self._read)})
+
+    @cached_property
+    def _read(self) -> list[tuple[int, float, int]]:
+        assert isinstance(self.changes.when, File)
+        return read_changes(find(self.changes.when.path, None, "shift.what.when.path"), self.view, self.concepts)
+
+    @cached_property
+    def _concepts(self) -> Chain[Tensor]:
+        """Concept of each client (clients,) after a number of change points."""
+        return Chain(self._first, self._after)
+
+    def _first(self) -> Tensor:
+        if self._times is None:
+            return self.view.deal(self.view.rng.at("change-points", 0), len(self.concepts))
+        return self._moved(torch.zeros(len(self.view.group), dtype=torch.int64), 0.0)
+
+    def _after(self, concept: Tensor, number: int) -> Tensor:
+        """Return the concepts after a change point, given those before it."""
+        if self._times is not None:
+            return self._moved(concept, self._times[number])
+        assert isinstance(self.changes.when, Drawn)
+        concept, domains, fraction = concept.clone(), len(self.concepts), self.changes.when.fraction
+        for _, draw, order in self.view.shuffled(self.view.rng.at("change-points", number)):
+            moved = order[: round(fraction * len(order))]
+            concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
+        return concept
+
+    def _moved(self, concept: Tensor, at: float) -> Tensor:
+        """Return the concepts after the changes that the file has at a time."""
+        concept = concept.clone()
+        for client, time, other in self._read:
+            if time == at:
+                concept[client] = other
+        return concept
+
+    def _number(self, time: float) -> int:
+        """Return the number of change points up to a time, without that at 0."""
+        if isinstance(self.changes.when, Drawn):
+            return count_events(time, self.changes.when.every, "shift.what.when.every")
+        assert self._times is not None
+        return bisect_right(self._times, time) - 1
+
+    def concept(self, time: float) -> Tensor:
+        """Return the concept of each client (clients,)."""
+        return self._concepts[self._number(time)]
+
+    def met(self) -> Tensor:
+        """Return the mask (clients, domains) of the concepts that each client may have at some time."""
+        met = torch.full((len(self.view.group), len(self.concepts)), self._times is None)
+        for time in self._times or ():
+            met[torch.arange(len(met)), self.concept(time)] = True
+        return met
+
+    def table(self, until: float) -> list[tuple[int, float, int]]:
+        """Return every change up to a time as (client, time, concept), with the first concepts at time 0."""
+        before, changes = torch.full((len(self.view.group),), -1), []
+        for place in range(self._number(until) + 1):
+            concept = self._concepts[place]
+            time = self._times[place] if self._times else place * getattr(self.changes.when, "every", 0.0)
+            changes += [(client, time, int(concept[client])) for client in (concept != before).nonzero()[:, 0].tolist()]
+            before = concept
+        return changes
+
+    def write(self, path: Path, until: float) -> None:
+        """Write every change up to a time as a file that `File` can read."""
+        names = self.view.names
+        table = [(names[c] if names else c, f"{time:.17g}", self.concepts[k]) for c, time, k in self.table(until)]
+        write_rows(path, [COLUMNS, *table])
+
+    # -- rows over time -----------------------------------------------------------------------------------------------
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """Return the rows that a client holds, sorted: of a domain, or drawn by a label distribution."""
+        concept = int(self.concept(self.view.time(moment))[client])
+        if self._shares is None:
+            rows = self.view.parts[part][client]
+            assert self.view.rows.domain is not None
+            return rows[self.view.rows.domain[rows.long()] == concept]
+        domain = self._pools.of(part, client)
+        if domain is None:
+            return torch.empty(0, dtype=torch.int64)
+        draw = self.view.rng.at("concept", part, client, concept).numpy()
+        counts = draw.multinomial(self._pools.amounts.wanted(part), self._shares.table[concept])
+        return domain.drawn(dict(enumerate(counts.tolist())), draw)
+
+    @cached_property
+    def domain_counts(self) -> dict[str, Tensor]:
+        """Number of rows of each client in each domain (clients, domains), for each part."""
+        domain, domains = self.view.rows.domain, len(self.concepts)
+        assert domain is not None
+        return {
+            part: count_pairs(ragged.owner, domain[ragged.rows.long()], len(ragged), domains)
+            for part, ragged in self.view.parts.items()
+        }
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
+        if self._shares is not None:
+            return self._pools.counts(clients, part)
+        if moment is None:
+            return self.domain_counts[part].sum(1)[clients]
+        return self.domain_counts[part][clients, self.concept(self.view.time(moment))[clients]]
+
+    def group(self, moment: Moment) -> Tensor | None:
+        """Return the true group of each client: the number of its domain, or the group of its concept."""
+        concept = self.concept(self.view.time(moment))
+        return concept if self._shares is None else self._shares.group[concept]
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """Return the registered clients whose concept differs from that at `before`."""
+        now, then = (self.concept(self.view.time(at)) for at in (moment, before))
+        return (now != then)[: self.view.registered].nonzero()[:, 0]
+
+    def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
+        """Return ("change",) if the concept of any client changed, otherwise ()."""
+        now, then = (self.concept(self.view.time(at)) for at in (moment, before))
+        return ("change",) if bool((now != then).any()) else ()
+
+    def check(self, rounds: int) -> None:
+        """Raise if there would be too many change points."""
+        self._number(rounds)
+
+
+@dataclass(frozen=True)
+class Concepts:
+    """Label distributions of the concepts.
+
+    names: names of the concepts. group: (concepts,) the true group of each. table: (concepts, classes) label shares.
+    """
+
+    names: tuple[str, ...]
+    group: Tensor
+    table: np.ndarray
+
+
+def read_concepts(path: Path, classes: int) -> Concepts:
+    """Read the label distributions of a file.
+
+    Raises:
+        FedtideError: the file or one of its rows is wrong; the message names both.
+    """
+    header = read_names(path)
+    columns = [column for column in header if column not in ("concept", "group")]
+    if len(columns) != classes:
+        raise refused(f"{path}: row 1: columns of shares", len(columns), f"{classes}, one per label")
+    label_names = [str(label) for label in range(classes)]
+    for name in columns:
+        if name not in label_names:
+            raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
+    cells = read_cells(path, [*dict.fromkeys(["concept", *label_names, *header])])
+    names, shares = cells.texts("concept"), zip(*map(cells.texts, label_names), strict=True)
+    table = np.empty((len(names), classes))
+    for row, (name, texts) in enumerate(zip(names, shares, strict=True)):
+        where = cells.where(row)
+        if not name or name in names[:row]:
+            raise refused(f"{where}: concept", name, "a name that is not there yet")
+        table[row] = [number(where, label, text, 0) for label, text in zip(label_names, texts, strict=True)]
+        if abs(table[row].sum() - 1) > CLOSE:
+            raise refused(f"{where}: sum of the shares of '{name}'", float(table[row].sum()), f"1, within {CLOSE:g}")
+    if len(names) < 2:
+        raise refused(f"{path}: number of concepts", len(names), "two or more")
+    groups = cells.texts("group") if "group" in header else names
+    order = list(dict.fromkeys(groups))
+    # Shares that do not sum to 1 exactly would make a draw fail.
+    return Concepts(tuple(names), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
+
+
+def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file atomically."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list[tuple[int, float, int]]:
+    """Read the change points of a file as (client, time, position of the concept in `names`).
+
+    Raises:
+        FedtideError: the file or one of its rows is wrong; the message names both.
+    """
+    cells = read_cells(path, COLUMNS)
+    ids = list(view.names) or [str(client) for client in range(len(view.group))]
+    clients, concepts = ({name: k for k, name in enumerate(names_in_order)} for names_in_order in (ids, names))
+    changes: dict[tuple[int, float], int] = {}
+    for row, (client, time, concept) in enumerate(zip(*map(cells.texts, COLUMNS), strict=True)):
+        where = cells.where(row)
+        if client not in clients:
+            allowed = f"the source's names, such as {shown(ids[0])}" if view.names else f"0 to {len(ids) - 1}"
+            raise refused(f"{where}: client", client, allowed)
+        if concept not in concepts:
+            raise unknown(f"{where}: concept", concept, list(concepts))
+        key = clients[client], number(where, "round", time, 0)
+        if key in changes:
+            raise refused(f"{where}: round", time, f"once for client {client}", "it is there twice")
+        changes[key] = concepts[concept]
+    return [(client, time, concept) for (client, time), concept in changes.items()]
+
+
+Labels = tuple[int, ...]
+"""Labels of a group."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Groups and distributions of all clients after a number of events.
+
+    group: (clients,) group numbers; groups of the start come first, then the groups of each mass event. since:
+    (clients,) event at which the client's distribution was drawn, 0 for the start. labels: labels of all groups so far.
+    """
+
+    group: np.ndarray
+    since: np.ndarray
+    labels: tuple[Labels, ...]
+
+
+@dataclass(frozen=True)
+class ClusterDriftPlan(Plan):
+    """Group and rows of each client after each event."""
+
+    drift: "ClusterDrift"
+    view: PopulationView
+
+    @property
+    def rng(self) -> Rng:
+        """Key of the trace."""
+        return self.view.rng.at("drift")
+
+    # -- rows and labels ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pools(self) -> Pools:
+        """Rows to draw from."""
+        return Pools(self.view, self.drift)
+
+    def first_groups(self) -> tuple[Labels, ...]:
+        """Return the labels of the first groups.
+
+        Raises:
+            FedtideError: there are too few labels, or some have no rows to train or to evaluate on.
+        """
+        lacking = self.pools.lacking()
+        usable = [label for label in range(self.view.rows.classes) if label not in lacking]
+        groups, labels = self.drift.groups, self.drift.labels
+        if not isinstance(labels, int):
+            for label in (label for of in labels for label in of if label not in usable):
+                but = lacking.get(label, f"there are {self.view.rows.classes} classes")
+                raise refused("shift.what.labels", label, ", ".join(map(str, usable)), but)
+            return labels
+        but = f"there are rows of {len(usable)} labels in every part"
+        if groups > len(usable):
+            raise refused("shift.what.groups", groups, f"at most {len(usable) // labels}, each of {labels} labels", but)
+        if groups * labels > len(usable):
+            allowed = f"at most {len(usable) // groups} for each of {groups} groups"
+            raise refused("shift.what.labels", labels, allowed, but)
+        drawn = self.rng.at("labels").numpy().permutation(usable)[: groups * labels]
+        return tuple(tuple(part) for part in drawn.reshape(groups, labels).tolist())
+
+    # -- the trace ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _mass_events(self) -> tuple[float, ...]:
+        """Times of the mass events."""
+        return () if self.drift.events is None else self.drift.events.at
+
+    def _events(self, until: float) -> np.ndarray:
+        """Return the times of the events up to a time, in order."""
+        return _event_times(self.drift.every, self._mass_events, until)
+
+    def number(self, time: float) -> int:
+        """Return the number of events up to a time."""
+        return len(self._events(time))
+
+    def state(self, time: float) -> State:
+        """Return the state at a time."""
+        return self._states[self.number(time)]
+
+    @cached_property
+    def _states(self) -> Chain[State]:
+        return Chain(self._start, self._after)
+
+    def _start(self) -> State:
+        """Deal clients evenly to the groups."""
+        group = self.view.deal(self.rng.at("start"), self.drift.groups).numpy()
+        return State(group, np.zeros_like(group), self.first_groups())
+
+    def _after(self, state: State, event: int) -> State:
+        """Return the state after an event, numbered from 1."""
+        steady = self.drift.every * np.arange(1, event + 1)
+        key, when = self.rng.at("event", event), np.union1d(steady, self._mass_events)[event - 1]
+        if when in steady:
+            state = self._small(state, event, key)
+        return self._mass(state, event, key.at("mass")) if when in self._mass_events else state
+
+    def _small(self, state: State, event: int, key: Rng) -> State:
+        """Apply a small drift: some clients change group, and others draw a new distribution."""
+        group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
+        for _, _, clients in self.view.shuffled(key):
+            n_move, n_redraw = (
+                round(share * len(clients)) for share in (self.drift.migrate_fraction, self.drift.resample_fraction)
+            )
+            moved = clients[:n_move]
+            other = draw.integers(0, len(state.labels) - 1, n_move)
+            group[moved] = other + (other >= group[moved])
+            since[clients[: n_move + n_redraw]] = event
+        return replace(state, group=group, since=since)
+
+    def _mass(self, state: State, event: int, key: Rng) -> State:
+        """Apply a mass event: deal some clients to new groups that cut across the newest ones."""
+        assert self.drift.events is not None
+        group, since = state.group.copy(), state.since.copy()
+        for _, _, clients in self.view.shuffled(key):
+            dealt = clients[: round(self.drift.events.fraction * len(clients))]
+            group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
+            since[dealt] = event
+        return State(group, since, state.labels + cut_across(state.labels[-self.drift.groups :], key.at("labels")))
+
+    def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
+        """Return the labels of a client's group, and the share of each among its drawn rows."""
+        return self._shares(client, self.state(self.view.time(moment)))
+
+    def _shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
+        labels = state.labels[state.group[client]]
+        draw = self.rng.at("mixture", client, int(state.since[client])).numpy()
+        return labels, draw.dirichlet(np.full(len(labels), self.drift.concentration / len(labels)))
+
+    # -- rows over time -----------------------------------------------------------------------------------------------
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """Return the rows that a client holds, sorted."""
+        domain = self.pools.of(part, client)
+        if domain is None:
+            return torch.empty(0, dtype=torch.int64)
+        labels, shares = self.distribution(client, moment)
+        since = int(self.state(self.view.time(moment)).since[client])
+        draw = self.rng.at("rows", part, client, since).numpy()
+        own_rows = None
+        if self.drift.own_samples_only:
+            own_rows = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
+        counts = draw.multinomial(self.drift.wanted(part), shares).tolist()
+        return domain.drawn(dict(zip(labels, counts, strict=True)), draw, own_rows)
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """Count the rows that each of `clients` holds, which are equally many at every moment."""
+        return self.pools.counts(clients, part)
+
+    def group(self, moment: Moment) -> Tensor | None:
+        """Return the group of each client; groups of the start count from 0, and new groups follow."""
+        return torch.from_numpy(self.state(self.view.time(moment)).group)
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """Return the registered clients that hold other rows than at `before`."""
+        now, then = (self.state(self.view.time(at)).since[: self.view.registered] for at in (moment, before))
+        redrawn = (now != then).nonzero()[0].tolist()  # newly drawn rows may be equal by chance
+        return torch.tensor([client for client in redrawn if self.differs(client, moment, before)], dtype=torch.int64)
+
+    def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
+        """Return the events since `before`: "drift" for small drifts, "mass" for mass events."""
+        then, now = sorted((self.view.time(moment), self.view.time(before)))
+        between = self._events(now)[self.number(then) :]
+        mass = np.isin(between, self._mass_events)
+        steady = np.isin(between, self.drift.every * np.arange(1, len(self._events(now)) + 1))
+        return (*(("drift",) if steady.any() else ()), *(("mass",) if mass.any() else ()))
+
+    def check(self, rounds: int) -> None:
+        """Raise if there would be too many events."""
+        self.number(rounds)
+
+    def write(self, path: Path, until: float, *, concepts: Path) -> None:
+        """Write all distributions up to a time as the two files of change points by label distributions.
+
+        Each drawn distribution is a concept, `<client>@<event>`, with the true group at that time. `shift.what.kind =
+        "change-points"` reads the files; the rows that a client holds are then other draws by the same distributions.
+
+        Args:
+            path: the file of the change points.
+            until: the last time, in rounds or seconds.
+            concepts: the file of the label distributions.
+        """
+        names, classes = self.view.names, self.view.rows.classes
+        changes: list[Sequence[object]] = []
+        shares: list[Sequence[object]] = []
+        before: dict[int, int] = {}
+        for time in (0.0, *self._events(until).tolist()):
+            state = self.state(time)
+            for client, since in enumerate(state.since.tolist()):
+                if before.get(client) == since:
+                    continue
+                before[client] = since
+                name, row = f"{client}@{since}", np.zeros(classes)
+                labels, distribution = self._shares(client, state)
+                row[list(labels)] = distribution
+                changes.append([names[client] if names else client, f"{time:.17g}", name])
+                shares.append([name, int(state.group[client]), *(f"{share:.17g}" for share in row)])
+        write_rows(concepts, [["concept", "group", *range(classes)], *shares])
+        write_rows(path, [COLUMNS, *changes])
+
+
+def cut_across(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
+    """Return equally many groups of the same sizes, whose labels are taken in turn from each given group.
+
+    >>> sorted(sorted(label % 2 for label in group) for group in cut_across(((0, 2), (1, 3)), Rng(0)))
+    [[0, 1], [0, 1]]
+    """
+    mixed = [rng.at(k).numpy().permutation(labels).tolist() for k, labels in enumerate(groups)]
+    dealt = [label for turn in zip_longest(*mixed) for label in turn if label is not None]
+    ends = np.cumsum([len(labels) for labels in groups]).tolist()
+    return tuple(tuple(dealt[last - len(labels) : last]) for last, labels in zip(ends, groups, strict=True))
+
+
+@lru_cache(maxsize=64)  # every client is asked for its rows at the same time
+def _event_times(every: float, mass_events: tuple[float, ...], until: float) -> np.ndarray:
+    """Return the times up to one at which there is a small drift or a mass event, in order."""
+    steady = every * np.arange(1, count_events(until, every, "shift.what.every") + 2)
+    times = np.union1d(steady, mass_events)
+    return times[times <= until]
+
+
+LABELS = explained("a whole number of 1 or more, or for each group a list of its labels")
+
+
+@ingredient
+class MassEvents:
+    """Times at which many clients drift at once.
+
+    Args:
+        at: the times, in rounds or seconds.
+        fraction: share of the clients that each event deals to new groups.
+    """
+
+    at: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    fraction: Fraction = 0.5
+
+    def __post_init__(self) -> None:
+        if len(set(self.at)) < len(self.at):
+            raise ValueError("found an event twice; allowed: times that differ")
+
+
+def _times(value: Any) -> Any:
+    """Expand `[10, 20]` to `{at = [10, 20]}`, and an empty list to None."""
+    return ({"at": value} if value else None) if isinstance(value, list | tuple) else value
+
+
+@ingredient
+class ClusterDrift(Amounts, Holding):
+    """Rows drawn for each client by its own label distribution, which drifts.
+
+    There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
+    group, each with the parameter concentration / (labels of the group). At each multiple of `every`, a share
+    `migrate_fraction` of the clients changes group. A share `resample_fraction` draws a new distribution within the
+    group. Each of `events` deals a share of the clients to equally many new groups. Labels of a new group are taken in
+    turn from the previous groups, so that new groups cut across them. The old groups keep the other clients, and
+    clients that migrate later may go to any group. If both coincide, the small drift comes first. A client that drifts
+    draws new rows. Times are rounds, or seconds, by `shift.clock`. Held-out clients drift too.
+
+    Rows of a label are drawn without replacement while there are enough of them. They are drawn from the same part of
+    all registered clients, or of all held-out clients. So a training row of a client may be a training row of another,
+    but never a test row. The partition only decides the part of each row.
+
+    Args:
+        groups: number of groups at the start, and number of new groups with every event.
+        labels: number of labels of each group, drawn once; or the labels of each group.
+        concentration: sum of the parameters of the Dirichlet distribution; smaller values make clients differ more.
+        every: time between two small drifts.
+        migrate_fraction: share of the clients that change group in a small drift.
+        resample_fraction: share of the clients whose distribution changes within the group.
+        events: the mass events: their times, or a table with their times and fraction; none disables them.
+        samples: number of training rows that a client holds.
+        val_samples: number of validation rows, if there are any.
+        test_samples: number of test rows, if there are any.
+        own_samples_only: draw rows only from the client's own for each label that it has rows of.
+    """
+
+    groups: Annotated[int, Field(strict=True, ge=2, le=1000)] = 4
+    labels: Annotated[Count | tuple[tuple[Whole, ...], ...], LABELS] = 6
+    concentration: Positive = 6.0
+    every: Positive = 10
+    migrate_fraction: Fraction = 0.05
+    resample_fraction: Fraction = 0.15
+    events: Annotated[MassEvents | None, BeforeValidator(_times)] = None
+    samples: Count = 100
+    val_samples: Whole = 10
+    test_samples: Whole = 40
+    own_samples_only: Flag = False
+    kind: Literal["cluster-drift"] = "cluster-drift"
+    drifts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.migrate_fraction + self.resample_fraction > 1:
+            raise ValueError(
+                f"found migrate_fraction {self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}; "
+                "allowed: at most 1 together"
+            )
+        if isinstance(self.labels, int):
+            return
+        flat = [label for labels in self.labels for label in labels]
+        if len(self.labels) != self.groups or not all(self.labels) or len(set(flat)) < len(flat):
+            raise ValueError(
+                f"found labels {self.labels}; allowed: one list for each of {self.groups} groups, disjoint"
+            )
+
+    def check(self, view: PopulationView) -> None:
+        """Raise if there are too few labels, or if a training row is a test row of another client."""
+        check_apart(view, "cluster-drift")
+        ClusterDriftPlan(self, view).first_groups()
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Describe the groups, the small drift and the mass events before `until`."""
+        small = [f"{share_of(self.migrate_fraction)} of the clients change group"] if self.migrate_fraction else []
+        small += [f"{share_of(self.resample_fraction)} draw other rows within theirs"] if self.resample_fraction else []
+        text = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
+        text += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
+        events = [f"{event:g}" for event in sorted(self.events.at) if event < until] if self.events else []
+        if self.events is None or not events:
+            return text
+        at = unit if len(events) > 1 else unit.removesuffix("s")
+        return text + (
+            f"At {at} {listed(events)} {share_of(self.events.fraction)} of them are dealt to {self.groups} new groups, "
+            "whose labels cut across the old ones. "
+        )
+
+    def plan(self, view: PopulationView) -> Plan:
+        """Build the plan of the rows that each client holds over time."""
+        return ClusterDriftPlan(self, view)
