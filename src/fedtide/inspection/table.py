@@ -126,8 +126,6 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
 def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] = ()) -> Table:
     """Guess the roles of columns, and read them; rows in which something is missing are left out."""
     rows, columns = len(cells), cells.columns
-    if not rows:
-        raise FedtideError(f"{name}: no rows")
     guess = frames.assign(name, cells, roles)
     names = (*guess.features, *guess.time, *([guess.client] if guess.client else []), guess.label)
     seen = [columns[column] for column in names]

@@ -166,7 +166,7 @@ def _features(trained: Trained) -> tuple[str, ...]:
     data = trained.run.experiment.data
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
-    return source.layout(directory).features if isinstance(source, CSV) else ()
+    return source.feature_names(directory) if isinstance(source, CSV) else ()
 
 
 def as_seen(trained: Trained, x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def describe_columns(path: Path, about: RowsAbout) -> str | None:
     if not isinstance(source, CSV):
         return None
     header = read_names(path)
-    columns = source.layout(None).columns
+    columns = [*source.taken, *source.feature_names(None)]
     others = [column for column in header if column not in columns]
     return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}"
 

@@ -151,7 +151,7 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
         dtype=cast(Any, str(rows.x.dtype).removeprefix("torch.")),
         classes=rows.classes,
         labels=rows.label_names,
-        columns=source.layout(directory).features if isinstance(source, CSV) else (),
+        columns=source.feature_names(directory) if isinstance(source, CSV) else (),
         source=values,
     )
 

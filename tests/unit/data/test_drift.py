@@ -366,7 +366,7 @@ def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
             wanted = np.zeros(4)
             wanted[list(labels)] = shares
             concept = int(read.plan.concept(float(r))[client])
-            np.testing.assert_allclose(read.plan._shares.table[concept], wanted, atol=1e-12)
+            np.testing.assert_allclose(read.plan.shares.table[concept], wanted, atol=1e-12)
         if r:
             redrawn = drawn.plan.state(r).since != drawn.plan.state(r - 1).since
             assert read.changed(now).tolist() == redrawn.nonzero()[0].tolist()

@@ -100,7 +100,7 @@ def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "options", "said"),
     [
-        (["time,a", "0,1", "3600,2"], {}, "s.csv: column 'a': no value has others 1d, 7d before it"),
+        (["time,a", "0,1", "3600,2"], {}, "s.csv: column 'a': no time has values 1d, 7d before it"),
         (["when,a", "0,1"], {}, "s.csv: no column 'time'"),
         (["time", "0"], {}, "s.csv: no column besides time"),
         (["time,a,b", "0,1,NA", "3600,2,"], {}, "s.csv: column 'b': has no number"),

@@ -382,14 +382,14 @@ def test_an_arff_file_is_read_as_a_table(tmp_path):
     assert rows.x.tolist() == [[0.5, 2.0], [1.5, 3.0], [2.5, 4.0]]
     assert (rows.label_names, rows.y.tolist()) == (("Standing still", "Walking"), [1, 0, 1])
     assert (rows.client_names, rows.client.tolist()) == (("20", "33"), [1, 0, 0])
-    assert source.layout(None).features == ("a mean", "B")
+    assert source.feature_names(None) == ("a mean", "B")
     with pytest.raises(FedtideError, match=r"walks.arff: row 12: B: found '', allowed: a value"):
         replace(source, missing="error").load(None, 0)
 
     other = "%\n \n" + ARFF.replace("@relation ", "@RELATION\t").replace("@attribute ", "@Attribute\t")
     (tmp_path / "walks.arff").write_text(other.replace("' numeric", "'\tnumeric").replace("user {", "user\t{"))
     assert torch.equal(source.load(None, 0).x, rows.x)
-    assert source.layout(None).features == ("a mean", "B")
+    assert source.feature_names(None) == ("a mean", "B")
 
 
 @pytest.mark.parametrize("header", ["% fat", "%"])
@@ -397,7 +397,7 @@ def test_a_csv_file_may_begin_with_a_percent_sign(tmp_path, header):
     (tmp_path / "milk.csv").write_text(f"{header},label\n1.5,a\n3.5,b\n")
     source = CSV(str(tmp_path / "milk.csv"), label="label")
     assert source.load(None, 0).x.tolist() == [[1.5], [3.5]]
-    assert source.layout(None).features == (header,)
+    assert source.feature_names(None) == (header,)
 
 
 @pytest.mark.parametrize(("text", "line"), [

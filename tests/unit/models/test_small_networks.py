@@ -172,12 +172,6 @@ def test_a_layer_that_does_not_exist_is_one_clear_line(layer):
     assert ("did you mean 'head'?" in str(error.value)) == (layer == "hed")
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_no_branches_are_one_clear_line(count):
-    with pytest.raises(FedtideError, match=f"branches: found {count}, allowed: 1 or more"):
-        branched(SmallCNN().build(GREY, 10), "head", count)
-
-
 # -- the user's own ----------------------------------------------------------------------------------------------------
 
 

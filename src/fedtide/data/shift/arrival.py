@@ -115,16 +115,14 @@ class Stream(Holding):
 
     def live(self, time: float) -> np.ndarray:
         """Return the mask (intervals,) of the intervals that are present."""
-        return _present(self, time)
+        return (self.ends - self.retention <= time) & (time < self.ends)
 
     def check(self, view: PopulationView) -> None:
         """Raise if the stream does not fit the rows."""
         rows, clients = view.rows, len(view.group)
-        if self.intervals > max(CELLS // clients, 1):
-            most = max(CELLS // clients, 1)
-            raise refused(
-                "shift.what.intervals", self.intervals, f"at most {most}, because there are {clients} clients"
-            )
+        if self.intervals > (most := max(CELLS // clients, 1)):
+            allowed = f"at most {most}, because there are {clients} clients"
+            raise refused("shift.what.intervals", self.intervals, allowed)
         for key, value in (("by", self.by.kind), ("shared", self.shared)):
             if rows.steps is not None and value not in ("order", "time", 0):
                 but = f"rows of {rows.name} are sequences"
@@ -163,19 +161,14 @@ class StreamPlan(Plan):
         parts = [self.view.parts[part] for part in PARTS]
         owner = np.concatenate([part.owner.numpy() for part in parts])
         rows = np.concatenate([part.rows.numpy().astype(np.int64) for part in parts])
-        by = self.stream.by
-        if isinstance(by, Labels):
-            number = self._by_labels(owner, rows, trained=len(parts[0].rows))
-        elif isinstance(by, Order):
-            number = self._by_order(owner, rows)
-        else:
-            number = self._by_time(rows, by)
+        ways = {"labels": self._by_labels, "order": self._by_order, "time": self._by_time}
+        number = ways[self.stream.by.kind](owner, rows)
         cut = torch.from_numpy(number.astype(np.int32)).split([len(part.rows) for part in parts])
         return dict(zip(PARTS, cut, strict=True))
 
-    def _by_labels(self, owner: np.ndarray, rows: np.ndarray, trained: int) -> np.ndarray:
+    def _by_labels(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Deal each client's labels to the intervals in random order, the labels of its training rows first."""
-        of = self.view.rows
+        of, trained = self.view.rows, self.view.parts["train"].total
         pair, where = np.unique(owner * of.classes + of.y.numpy()[rows], return_inverse=True)
         only_judged = np.bincount(where[:trained], minlength=len(pair)) == 0
         client = pair // of.classes
@@ -195,14 +188,13 @@ class StreamPlan(Plan):
         number[order] = _places(whose[order]) * self.stream.intervals // np.bincount(whose)[whose[order]]
         return number
 
-    def _by_time(self, rows: np.ndarray, by: Time) -> np.ndarray:
+    def _by_time(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Cut the time into intervals that are the same for all clients."""
         assert self.view.rows.time is not None
         time = self.view.rows.time.numpy()[rows]
         cuts = np.linspace(0, 1, self.stream.intervals + 1)[1:-1]
-        if by.spans == "equal":
-            inner = time.min() + cuts * (time.max() - time.min())
-        else:
-            inner = np.quantile(time, cuts)
+        equal = getattr(self.stream.by, "spans", "") == "equal"
+        inner = time.min() + cuts * (time.max() - time.min()) if equal else np.quantile(time, cuts)
         return np.searchsorted(inner, time, side="right")
 
     def _table(self, part: str, entries: Tensor | None = None) -> np.ndarray:
@@ -310,17 +302,11 @@ class StreamPlan(Plan):
             trained = self._train(self.stream.live(time))[: self.view.registered]
             if not trained.any():
                 but = f"no client holds a training row at round {time:g}, of {rounds}"
-                last = f"the last one ends at {self.stream.ends[-1]:g}"
-                allowed = f"a longer retention, fewer rounds or more intervals ({last})"
+                last = self.stream.ends[-1]
+                allowed = f"a longer retention, fewer rounds or more intervals (the last one ends at {last:g})"
                 raise refused("shift.what.kind", self.stream.kind, allowed, but)
             if self.stream.empty == "error" and not trained.all():
                 raise _nothing(self.view, int((~trained).nonzero()[0][0]), time)
-
-
-@lru_cache(maxsize=64)  # every client is asked for its rows at the same time
-def _present(stream: Stream, time: float) -> np.ndarray:
-    ends = stream.ends
-    return (ends - stream.retention <= time) & (time < ends)
 
 
 def _nothing(view: PopulationView, client: int, time: float) -> FedtideError:

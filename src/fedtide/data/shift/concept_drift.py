@@ -106,6 +106,16 @@ class Pools:
         """Return the rows from which a client draws; None if it draws none."""
         return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
 
+    def draw(
+        self, part: str, client: int, draw: np.random.Generator, shares: Mapping[int, float], own: Domain | None = None
+    ) -> Tensor:
+        """Draw the rows of a part of a client by the shares of labels; `own` rows take the place of these."""
+        domain = self.of(part, client)
+        if domain is None:
+            return torch.empty(0, dtype=torch.int64)
+        counts = draw.multinomial(self.amounts.wanted(part), [*shares.values()]).tolist()
+        return domain.drawn(dict(zip(shares, counts, strict=True)), draw, own)
+
     def counts(self, clients: Tensor, part: str) -> Tensor:
         """Count the rows that each of `clients` draws."""
         seen, unseen = (self.amounts.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
@@ -216,8 +226,12 @@ class ChangePoints(Holding):
     def check(self, view: PopulationView) -> None:
         """Raise for a wrong file, and if a client would have no training rows."""
         rows, plan = view.rows, ChangePointsPlan(self, view)
-        if isinstance(self.concepts, LabelShares):
-            plan.check_labels()
+        if plan.shares is not None and isinstance(self.concepts, LabelShares):
+            check_apart(view, "change-points")
+            for label, why in plan.pools.lacking(plan.shares.table.max(0) > 0).items():
+                concept = plan.shares.names[int(plan.shares.table[:, label].argmax())]
+                line = f"{self.concepts.path}: concept '{concept}': label"
+                raise refused(line, label, "labels that are there", why)
             plan.met()
             return
         if rows.domain is None or len(rows.domain_names) < 2:
@@ -253,7 +267,7 @@ class ChangePointsPlan(Plan):
     view: PopulationView
 
     @cached_property
-    def _shares(self) -> "Concepts | None":
+    def shares(self) -> "Concepts | None":
         """Label distributions of the file; None if concepts are domains."""
         concepts = self.changes.concepts
         if not isinstance(concepts, LabelShares):
@@ -263,21 +277,13 @@ class ChangePointsPlan(Plan):
     @property
     def concepts(self) -> tuple[str, ...]:
         """Names of the concepts."""
-        return self.view.rows.domain_names if self._shares is None else self._shares.names
+        return self.view.rows.domain_names if self.shares is None else self.shares.names
 
     @cached_property
-    def _pools(self) -> Pools:
+    def pools(self) -> Pools:
+        """Rows to draw from by label distributions."""
         assert isinstance(self.changes.concepts, LabelShares)
         return Pools(self.view, self.changes.concepts)
-
-    def check_labels(self) -> None:
-        """Raise if rows cannot be drawn by the distributions."""
-        check_apart(self.view, "change-points")
-        assert self._shares is not None
-        for label, why in self._pools.lacking(self._shares.table.max(0) > 0).items():
-            concept = self._shares.names[int(self._shares.table[:, label].argmax())]
-            path = getattr(self.changes.concepts, "path", "")
-            raise refused(f"{path}: concept '{concept}': label", label, "labels that are there", why)
 
     # -- change points ------------------------------------------------------------------------------------------------
 
@@ -361,16 +367,12 @@ class ChangePointsPlan(Plan):
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted: of a domain, or drawn by a label distribution."""
         concept = int(self.concept(self.view.time(moment))[client])
-        if self._shares is None:
+        if self.shares is None:
             rows = self.view.parts[part][client]
             assert self.view.rows.domain is not None
             return rows[self.view.rows.domain[rows.long()] == concept]
-        domain = self._pools.of(part, client)
-        if domain is None:
-            return torch.empty(0, dtype=torch.int64)
         draw = self.view.rng.at("concept", part, client, concept).numpy()
-        counts = draw.multinomial(self._pools.amounts.wanted(part), self._shares.table[concept])
-        return domain.drawn(dict(enumerate(counts.tolist())), draw)
+        return self.pools.draw(part, client, draw, dict(enumerate(self.shares.table[concept])))
 
     @cached_property
     def domain_counts(self) -> dict[str, Tensor]:
@@ -384,8 +386,8 @@ class ChangePointsPlan(Plan):
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
-        if self._shares is not None:
-            return self._pools.counts(clients, part)
+        if self.shares is not None:
+            return self.pools.counts(clients, part)
         if moment is None:
             return self.domain_counts[part].sum(1)[clients]
         return self.domain_counts[part][clients, self.concept(self.view.time(moment))[clients]]
@@ -393,7 +395,7 @@ class ChangePointsPlan(Plan):
     def group(self, moment: Moment) -> Tensor | None:
         """Return the true group of each client: the number of its domain, or the group of its concept."""
         concept = self.concept(self.view.time(moment))
-        return concept if self._shares is None else self._shares.group[concept]
+        return concept if self.shares is None else self.shares.group[concept]
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients whose concept differs from that at `before`."""
@@ -615,17 +617,13 @@ class ClusterDriftPlan(Plan):
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        domain = self.pools.of(part, client)
-        if domain is None:
-            return torch.empty(0, dtype=torch.int64)
         labels, shares = self.distribution(client, moment)
         since = int(self.state(self.view.time(moment)).since[client])
         draw = self.rng.at("rows", part, client, since).numpy()
         own_rows = None
         if self.drift.own_samples_only:
             own_rows = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
-        counts = draw.multinomial(self.drift.wanted(part), shares).tolist()
-        return domain.drawn(dict(zip(labels, counts, strict=True)), draw, own_rows)
+        return self.pools.draw(part, client, draw, dict(zip(labels, shares, strict=True)), own_rows)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds, which are equally many at every moment."""

@@ -67,20 +67,18 @@ class Python(user_code.Python, Loading):
         result = user_code.call(self.find("data.source"), "data.source.options", **self.options)
         if isinstance(result, Rows):
             if measured and result.value is None:
-                raise refused(
-                    self.name, "Rows without `value`", "Rows with `value`, because data.target is not 'classes'"
-                )
+                allowed = "Rows with `value`, because data.target is not 'classes'"
+                raise refused(self.name, "Rows without `value`", allowed)
             return result
-        if isinstance(result, Mapping):
-            for key in result:
-                if key not in COLUMNS:
-                    raise unknown(self.name, str(key), COLUMNS)
-            if not {"x", "y"} <= result.keys():
-                raise refused(self.name, ", ".join(result), "x, y, and others of " + ", ".join(COLUMNS))
-            return from_arrays(self.name, **result, measured=measured)
         if isinstance(result, tuple) and len(result) == 2:
-            return from_arrays(self.name, *result, measured=measured)
-        raise refused(self.name, result, "a function that returns Rows, a mapping, or a pair (x, y)")
+            result = dict(zip(("x", "y"), result, strict=True))
+        if not isinstance(result, Mapping):
+            raise refused(self.name, result, "a function that returns Rows, a mapping, or a pair (x, y)")
+        if strange := [key for key in result if key not in COLUMNS]:
+            raise unknown(self.name, str(strange[0]), COLUMNS)
+        if not {"x", "y"} <= result.keys():
+            raise refused(self.name, ", ".join(result), "x, y, and others of " + ", ".join(COLUMNS))
+        return from_arrays(self.name, **result, measured=measured)
 
 
 def from_arrays(
@@ -116,20 +114,20 @@ def from_arrays(
     if features.dtype == torch.uint8 and features.dim() == 3:
         features = features.unsqueeze(1)
     elif features.dtype != torch.uint8 or features.dim() != 4:
-        features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
-    value = _values(name, y) if measured else None
+        features = _as_floats(features)
+    value = _as_floats(_tensor(name, "y", y)) if measured else None
     labels, label_names = _labels(name, y) if value is None else (torch.zeros(len(value), dtype=torch.int64), ())
-    clients = None if client is None else encode(name, "client", client)
-    domains = None if domain is None else encode(name, "domain", domain)
+    clients, client_names = (None, ()) if client is None else encode(name, "client", client)
+    domains, domain_names = (None, ("all",)) if domain is None else encode(name, "domain", domain)
     rows = Rows(
         name,
         features,
         labels,
         len(label_names) or classes_of(name, labels),
-        domain=None if domains is None else domains[0],
-        domain_names=("all",) if domains is None else domains[1],
-        client=None if clients is None else clients[0],
-        client_names=() if clients is None else clients[1],
+        domains,
+        domain_names,
+        clients,
+        client_names,
         time=None if time is None else _times(name, time),
         held_out=None if held_out is None else _mask(name, held_out),
         label_names=label_names,
@@ -165,8 +163,7 @@ def center_and_spread(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows.mean(0), np.where(np.ptp(rows, 0) > 0, rows.std(0), 1.0)
 
 
-def _values(name: str, y: Any) -> Tensor:
-    values = _tensor(name, "y", y)
+def _as_floats(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.to(torch.float32)
 
 
@@ -175,8 +172,7 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
     if values.ndim != 1:
         raise refused(f"{name}: shape of y", values.shape, "(rows,)")
     if values.dtype.kind in "USO":
-        if values.dtype.kind == "O" and any(not isinstance(value, str) for value in values):
-            row = next(i for i, value in enumerate(values) if not isinstance(value, str))
+        for row in [row for row, value in enumerate(values) if not isinstance(value, str | bytes)][:1]:
             raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
         with reading(f"{name}: label", "names"):
             return encode(name, "label", values.astype(str))

@@ -142,7 +142,9 @@ def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]
         find_places(path, read_names(path), names)
         with _parquet_file(path) as parquet_file:
             columns = _arrays_of(parquet_file.read(columns=[*dict.fromkeys(names)]), str(path))
-        return np.arange(len(next(iter(columns.values())))), columns
+            if not parquet_file.metadata.num_rows:
+                raise FedtideError(f"{path}: no rows")
+            return np.arange(parquet_file.metadata.num_rows), columns
     with closing(_rows(path)) as rows:
         header = _header(path, rows)
         places = dict(zip(names, find_places(path, header, names), strict=True))
@@ -155,8 +157,9 @@ def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]
                 numbers.append(number)
             for name, place in places.items():
                 chunks[name].append(arrow.array([row[place] for _, row in block], arrow.string()))
-    texts = {name: arrow.chunked_array(parts, arrow.string()) for name, parts in chunks.items()}
-    return np.array(numbers, np.int64), texts
+    if not numbers:
+        raise FedtideError(f"{path}: no rows below the header")
+    return np.array(numbers), {name: arrow.chunked_array(parts) for name, parts in chunks.items()}
 
 
 def find_places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
@@ -234,9 +237,6 @@ def read_cells(paths: Path | Sequence[Path], names: Sequence[str] | None = None)
         if 2 * sum("." in name and is_number(name) for name in names) > len(names):
             raise refused(f"{files[0]}: first row", ",".join(names[:3]), "a header, the names of the columns")
     parts = [_read(file, names) for file in files]
-    for file, (numbers, _) in zip(files, parts, strict=True):
-        if not len(numbers):
-            raise FedtideError(f"{file}: no rows below the header")
     number = np.concatenate([numbers for numbers, _ in parts])
     file_of = np.repeat(np.arange(len(files)), [len(numbers) for numbers, _ in parts])
     columns = {name: Column(_joined([columns[name] for _, columns in parts]), MARKS) for name in names}
@@ -246,7 +246,7 @@ def read_cells(paths: Path | Sequence[Path], names: Sequence[str] | None = None)
 
 def _joined(parts: Sequence[Any]) -> Any:
     if all(isinstance(part, arrow.ChunkedArray) for part in parts):
-        return arrow.chunked_array([chunk for part in parts for chunk in part.chunks], arrow.string())
+        return arrow.chunked_array([chunk for part in parts for chunk in part.chunks])
     return np.concatenate([np.asarray(part) for part in parts])
 
 
@@ -278,15 +278,9 @@ def number(where: str, column: str, cell: Any, least: float = -math.inf) -> floa
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not (math.isfinite(value) and value >= least):
-        raise refused(
-            f"{where}: {column}", cell, "a finite number" if least == -math.inf else f"a number of {least:g} or more"
-        )
+        allowed = "a finite number" if least == -math.inf else f"a number of {least:g} or more"
+        raise refused(f"{where}: {column}", cell, allowed)
     return value
-
-
-def is_missing(cell: str) -> bool:
-    """Tell whether something is missing in a cell."""
-    return cell.strip().lower() in MARKS
 
 
 def is_number(cell: str) -> bool:
@@ -363,9 +357,8 @@ class Column:
     @property
     def odd(self) -> bool:
         """True if something is missing by a mark that sources of a study do not know."""
-        return not MARKS.issuperset(
-            str(self.cell(row)).strip().lower() for row in np.flatnonzero(self.missing).tolist()
-        )
+        rows = np.flatnonzero(self.missing).tolist()
+        return not MARKS.issuperset(str(self.cell(row)).strip().lower() for row in rows)
 
     @cached_property
     def numbers(self) -> np.ndarray | None:
@@ -470,6 +463,8 @@ def cells_of(frame: Any, where: str) -> Cells:
         FedtideError: it is none, or its columns differ in length; `where` begins the message.
     """
     columns = _arrays_of(frame, where)
+    if not len(next(iter(columns.values()))):
+        raise FedtideError(f"{where}: no rows")
     typed = {name: Column(column) for name, column in columns.items()}
     return Cells(typed, lambda row: f"{where}: row {row}", np.arange(len(next(iter(columns.values())))))
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
+from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.cells import Cells, Column, cells_of, is_epoch, read_cells
 from fedtide.data.sources.files import find
-from fedtide.data.sources.tabular import Layout, Missing
+from fedtide.data.sources.tabular import CSV, Missing
 from fedtide.data.targets import Number, Setting
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, Spelled, ingredient, zone_of
@@ -193,12 +193,9 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
     dated = [name for name in columns if columns[name].dated]
     if named or dated:
         first = (named or dated)[0]
-        hours = [
-            name
-            for name in match_names(columns, HOURS)
-            if name.strip().lower() in HOURS.split() and columns[name].whole
-        ]
-        return (first, *hours[:1]) if columns[first].days else (first,)
+        exact = [name for name in match_names(columns, HOURS) if name.strip().lower() in HOURS.split()]
+        hours = [name for name in exact if columns[name].whole][:1]
+        return (first, *hours) if columns[first].days else (first,)
     at = {name.strip().lower(): name for name in columns}
     if all(part in at and columns[at[part]].whole for part in DATE[:3]):
         rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
@@ -210,11 +207,9 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
 
 def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the client: one with such a name, whose values come twice or more often on average."""
-    for name in match_names(columns, CLIENTS):
-        column = columns[name]
-        if 2 <= column.distinct <= len(column) / 2 and (column.numbers is None or column.whole):
-            return (name,)
-    return ()
+    named = ((name, columns[name]) for name in match_names(columns, CLIENTS))
+    able = (name for name, column in named if column.numbers is None or column.whole)
+    return tuple(name for name in able if 2 <= columns[name].distinct <= len(columns[name]) / 2)[:1]
 
 
 def guess_domain(columns: Mapping[str, Column]) -> tuple[str, ...]:
@@ -345,8 +340,6 @@ def table(
     table: 40 rows
     label: label (2 classes); client: user (2 values); domain: none; time: none; features: x and wind (categories)
     """
-    if missing not in get_args(Missing):
-        raise unknown("missing", missing, get_args(Missing))
     name, cells = _read(data)
     columns = cells.columns
     label, client, time, features, domain = map(join_columns, (label, client, time, features, domain))
@@ -355,10 +348,12 @@ def table(
         raise FedtideError(f"{name}: no feature columns besides {roles.label}")
     categories = tuple(column for column in roles.features if columns[column].numbers is None)
     setting = _target(name, target, roles.label, columns[roles.label], cuts)
-    layout = Layout(
-        roles.label, roles.client, roles.domain, roles.time, roles.features, categories, tuple(cuts), missing, scaled
-    )
-    rows = layout.rows(name, cells, measured=setting != CLASSES)
+    times = roles.time[0] if len(roles.time) == 1 else roles.time or None
+    settings = (tuple(cuts), roles.client, roles.domain, times, roles.features, categories, missing, scaled)
+    try:
+        rows = CSV("table", roles.label, *settings).rows(name, cells, measured=setting != CLASSES)
+    except FedtideError as error:
+        raise FedtideError(str(error).replace("data.source.", "")) from None
     rows = rows if cuts else with_target(rows, setting)
     rows = replace(rows, said=tuple(_describe(rows, len(cells), roles, categories)))
     if not quiet and None in (label, client, domain, time):
@@ -372,10 +367,7 @@ def _read(data: Any) -> tuple[str, Cells]:
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
         files = [find(str(path), None, "table", hint="name a CSV or Parquet file") for path in paths]
         return files[0].name if len(files) == 1 else f"{len(files)} files", read_cells(files)
-    cells = cells_of(data, "table")
-    if not len(cells):
-        raise FedtideError("table: no rows")
-    return "table", cells
+    return "table", cells_of(data, "table")
 
 
 @ingredient

@@ -73,28 +73,21 @@ class Series(Loading):
                 "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
             )
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
-        lags, before = [seconds_of(lag) for lag in self.lags], f"{', '.join(self.lags)} before it"
         scales = {series.name: series.scale(name) for series in all_series} if self.own_scale else {}
         scaled = [series.on(*scales.get(series.name, UNITS)) for series in all_series]
-        lagged = [series.before(series.time, lags) for series in scaled]
-        for series, (whole, _) in zip(all_series, lagged, strict=True):
-            if not whole.any():
-                raise FedtideError(
-                    f"{name}: column '{series.name}': no value has others {before}, allowed: other lags, or times at "
-                    "even steps"
-                )
-        every, rows_of = sum(len(series.values) for series in all_series), [int(whole.sum()) for whole, _ in lagged]
+        whole, before = zip(*(self._lagged(name, series, series.time) for series in scaled), strict=True)
+        every, rows_of = sum(len(series.values) for series in all_series), [int(present.sum()) for present in whole]
         lines = [
             f"{name}: {len(all_series)} series",
-            f"{every - sum(rows_of):,} of {every:,} values lack one {before} and are no rows",
+            f"{every - sum(rows_of):,} of {every:,} values lack one {', '.join(self.lags)} before it and are no rows",
             *(f"{of}: a prediction p is {center:.9g} + {spread:.9g} p in the units of the file"
               for of, (center, spread) in scales.items()),
         ]  # fmt: skip
-        at = np.concatenate([series.time[whole] for series, (whole, _) in zip(scaled, lagged, strict=True)])
+        at = np.concatenate([series.time[present] for series, present in zip(scaled, whole, strict=True)])
         client = np.repeat([series.name for series in all_series], rows_of)
         with np.errstate(over="ignore"):  # of numbers that are too large, which are refused below
-            features = self._features(np.concatenate([x for _, x in lagged]), at)
-            values = [series.values[whole] for series, (whole, _) in zip(scaled, lagged, strict=True)]
+            features = self._features(np.concatenate(before), at)
+            values = [series.values[present] for series, present in zip(scaled, whole, strict=True)]
             label = np.concatenate(values).astype(np.float32)
         rows = from_arrays(name, features, label, client, measured=True)
         return replace(rows, time=torch.from_numpy(at), said=tuple(lines))
@@ -111,18 +104,23 @@ class Series(Loading):
         paths = (self.path,) if isinstance(self.path, str) else self.path
         files = [find(file, directory) for file in paths] if self.own_scale else []
         scales = {series.name: series.scale(file.name) for file in files for series in self._read(file)}
-        lags = [seconds_of(lag) for lag in self.lags]
         forecasts = []
         for series in self._read(path):
             new = series.scale(path.name) if self.own_scale and series.name not in scales else UNITS
             center, spread = scales.get(series.name, new)
-            time = np.concatenate([series.time, series.after(min(lags))])
-            whole, x = series.on(center, spread).before(time, lags)
-            if not whole.any():
-                but = f"no time has values {', '.join(self.lags)} before it, which the run's rows have"
-                raise FedtideError(f"{path}: column '{series.name}': {but}")
+            time = np.concatenate([series.time, series.after(min(map(seconds_of, self.lags)))])
+            whole, x = self._lagged(str(path), series.on(center, spread), time)
             forecasts.append(Ahead(series.name, time[whole], self._features(x, time[whole]), center, spread))
         return forecasts
+
+    def _lagged(self, file: str, series: "_Series", at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of some times have all values before them, and these (rows, lags); raise if none has."""
+        whole, before = series.before(at, [seconds_of(lag) for lag in self.lags])
+        if not whole.any():
+            allowed = "other lags, or times at even steps"
+            line = f"no time has values {', '.join(self.lags)} before it, allowed: {allowed}"
+            raise FedtideError(f"{file}: column '{series.name}': {line}")
+        return whole, before
 
     def _features(self, before: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return values before (rows, lags) and the places of clocks at times (rows,) beside each other."""
@@ -179,10 +177,8 @@ class _Series:
         """Return mean and standard deviation of its earliest tenth."""
         earliest = self.values[: ceil(len(self.values) / 10), None]
         if not np.ptp(earliest):
-            allowed = "values that differ, or own_scale = false"
-            raise FedtideError(
-                f"{file}: column '{self.name}': its earliest tenth is always {earliest[0, 0]:g}, allowed: {allowed}"
-            )
+            line = f"its earliest tenth is always {earliest[0, 0]:g}, allowed: values that differ, or own_scale = false"
+            raise FedtideError(f"{file}: column '{self.name}': {line}")
         center, spread = center_and_spread(earliest)
         return float(center[0]), float(spread[0])
 

@@ -92,111 +92,6 @@ class Every:
 TIME = explained("a column, a date and an hour, the columns of a date, or { every = SECONDS }")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the columns of a table are read as rows: what each column is for, and settings.
-
-    label: one column, or those of several labels at once. time: a column, the columns of a date, or a distance.
-    features: names of all features. categories: those that are texts. option: beginning of the names of settings in
-    messages. The other settings are those of `CSV`.
-    """
-
-    label: str | tuple[str, ...] = ()
-    client: str | None = None
-    domain: str | None = None
-    time: tuple[str, ...] | Every = ()
-    features: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    cuts: tuple[float, ...] = ()
-    missing: Missing = "error"
-    scaled: bool = False
-    option: str = ""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Columns of the label."""
-        return (self.label,) if isinstance(self.label, str) else self.label
-
-    @property
-    def taken(self) -> list[str]:
-        """Columns that are no features unless they are named so."""
-        times = () if isinstance(self.time, Every) else self.time
-        return [*self.labels, *times, *(column for column in (self.client, self.domain) if column)]
-
-    @property
-    def columns(self) -> list[str]:
-        """All columns that are read."""
-        return [*dict.fromkeys([*self.taken, *self.features])]
-
-    def rows(self, name: str, cells: Cells, *, measured: bool = False) -> Rows:
-        """Return the rows of a table; raise for what is no rows. Labels that are `measured` are values and no classes.
-
-        If something is missing, rows without a label, client, domain or time are an error or left out.
-        """
-        cells, features = self.divide(name, cells)
-        label = self._labels(cells, measured)
-        time, unit = self.times(cells)
-        client, domain = (None if column is None else cells.texts(column) for column in (self.client, self.domain))
-        known = torch.arange(len(cells)) if time is None else find_earliest(time)
-        plain = replace(features, scaled=False).encode(known)  # in which numbers that are too large are found
-        rows = replace(from_arrays(name, plain, label, client, domain, measured=measured), time=time)
-        if self.cuts:
-            rows = replace(rows, classes=len(self.cuts) + 1)
-        if time is not None and not isinstance(self.time, Every):
-            span = f"time: {', '.join(self.time)} ({describe_span(time.numpy(), unit)})"
-            rows = replace(rows, said=(f"{name}: {len(time):,} rows", span))
-        learned = self.scaled or self.categories or np.isnan(features.numbers).any()
-        return with_fit(rows, features.encode) if learned else rows
-
-    def times(self, cells: Cells) -> tuple[Tensor | None, str]:
-        """Return the times of rows in seconds, and the unit of those that are numbers."""
-        if isinstance(self.time, Every):
-            return torch.from_numpy(cells.places * self.time.every), ""
-        if not self.time:
-            return None, ""
-        time, unit = cells.times(self.time)
-        return torch.from_numpy(time), unit
-
-    def divide(self, name: str, cells: Cells) -> tuple[Cells, Features]:
-        """Return the rows in which nothing is missing that must not be, and their columns of features.
-
-        Raises:
-            FedtideError: something is missing and that is an error, or a number is none.
-        """
-        if not self.features:
-            raise FedtideError(f"{name}: no feature columns besides {', '.join(self.taken)}")
-        names = self.taken if self.missing == "mean" else self.columns
-        whole = np.ones(len(cells), bool)
-        for column in names:
-            missing = cells.columns[column].missing
-            if self.missing == "error" and missing.any():
-                row = int(missing.argmax())
-                allowed = f"a value; {self.option}missing = 'drop' leaves such rows out, 'mean' fills features"
-                raise refused(f"{cells.where(row)}: {column}", cells.columns[column].cell(row), allowed)
-            whole &= ~missing
-        if not whole.any():
-            raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
-        cells = cells.take(np.flatnonzero(whole))
-        hint = f"; {self.option}features names the columns, {self.option}categories = ['%s'] takes texts"
-        numbers = [cells.numbers(column, hint % column, gaps=True) for column in self.features
-                   if column not in self.categories]  # fmt: skip
-        measured = np.stack(numbers, 1) if numbers else np.empty((len(cells), 0))
-        columns = {name: cells.columns[name] for name in self.categories}
-        texts = {name: np.where(column.missing, "", column.texts).tolist() for name, column in columns.items()}
-        return cells, Features(name, self.features, measured, texts, self.scaled)
-
-    def _labels(self, cells: Cells, measured: bool) -> np.ndarray | list[str]:
-        """Return the classes of rows, or values (rows,), of several labels at once (rows, labels)."""
-        if not measured and not self.cuts:
-            hint = f"; data.target = 'number' takes a measured one, {self.option}cuts makes classes"
-            return labels_of(cells, self.labels[0], hint)
-        values = [cells.numbers(label) for label in self.labels]
-        if self.cuts:
-            return np.searchsorted(self.cuts, values[0], side="right")
-        with np.errstate(over="ignore"):  # infinite labels are refused later
-            return (values[0] if isinstance(self.label, str) else np.stack(values, 1)).astype(np.float32)
-
-
 def labels_of(cells: Cells, name: str, hint: str = "") -> np.ndarray | list[str]:
     """Return whole numbers if every label is one, and names if hardly any is; raise for what seems to be a mistake."""
     column = cells.columns[name]
@@ -278,48 +173,128 @@ class CSV(Loading):
             raise refused("data.source.label", list(self.label), "one column, or data.target = 'labels'")
         if measured and self.cuts:
             raise refused("data.source.cuts", list(self.cuts), "none, or data.target = 'classes'")
-        layout = self.layout(directory)
-        return layout.rows(self._name, self._cells(layout, directory), measured=measured)
-
-    def layout(self, directory: Path | None) -> Layout:
-        """Return what each column is for."""
-        time = (self.time,) if isinstance(self.time, str) else self.time or ()
-        settings = (self.cuts, self.missing, self.scaled, "data.source.")
-        layout = Layout(self.label, self.client, self.domain, time, (), self.categories, *settings)
-        headers = [read_names(find(path, directory)) for path in self._paths]
-        features = [self.features or tuple(name for name in header if name not in layout.taken) for header in headers]
-        if len(wide := {len(names) for names in features}) > 1:
-            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
-        if strange := [name for name in self.categories if name not in features[0]]:
-            raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features[0])}")
-        return replace(layout, features=features[0])
+        name, cells = self._read(directory)
+        return self.rows(name, cells, measured=measured)
 
     def encoded(self, path: Path, directory: Path | None, rows: Tensor | None = None) -> Tensor:
         """Return features (rows, width) of another file, encoded by some rows of the source; None for the known ones.
 
         Those are all, or the earliest tenth if rows have a time.
         """
-        layout = self.layout(directory)
-        cells, features = layout.divide(self._name, self._cells(layout, directory))
+        names = self.feature_names(directory)
+        cells, features = self._divide(*self._read(directory), names)
         if rows is None:
-            time, _ = layout.times(cells)
+            time, _ = self._times(cells)
             rows = torch.arange(len(cells)) if time is None else find_earliest(time)
         missing: Missing = "mean" if self.missing == "mean" else "error"
-        other = Layout((), None, None, (), layout.features, self.categories, missing=missing, option="data.source.")
-        return features.encode(rows, other.divide(path.name, read_cells(path, other.columns))[1])
+        other = CSV(str(path), label=names[0], features=names, categories=self.categories, missing=missing)
+        return features.encode(rows, other._divide(path.name, read_cells(path, names), names)[1])
 
     @property
     def learns(self) -> bool:
         """Tell whether features are made by what is learned from rows."""
         return bool(self.categories) or self.scaled or self.missing == "mean"
 
+    def feature_names(self, directory: Path | None) -> tuple[str, ...]:
+        """Return the columns of the features, in order."""
+        headers = [read_names(find(path, directory)) for path in self._paths]
+        features = [self.features or tuple(name for name in header if name not in self.taken) for header in headers]
+        if len(wide := {len(names) for names in features}) > 1:
+            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
+        if strange := [name for name in self.categories if name not in features[0]]:
+            raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features[0])}")
+        return features[0]
+
     @property
     def _paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path
 
-    @property
-    def _name(self) -> str:
-        return Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
+    def _read(self, directory: Path | None) -> tuple[str, Cells]:
+        """Return a name of the table, and its columns: first those that are no features."""
+        name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
+        columns = [*dict.fromkeys([*self.taken, *self.feature_names(directory)])]
+        return name, read_cells([find(path, directory) for path in self._paths], columns)
 
-    def _cells(self, layout: Layout, directory: Path | None) -> Cells:
-        return read_cells([find(path, directory) for path in self._paths], layout.columns)
+    # -- rows of a table --------------------------------------------------------------------------------------------
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+    @property
+    def _timed(self) -> tuple[str, ...]:
+        return self.time if isinstance(self.time, tuple) else (self.time,) if isinstance(self.time, str) else ()
+
+    @property
+    def taken(self) -> list[str]:
+        """Columns that are no features unless they are named so."""
+        return [*self._labels, *self._timed, *(column for column in (self.client, self.domain) if column)]
+
+    def rows(self, name: str, cells: Cells, *, measured: bool = False) -> Rows:
+        """Return the rows of a table; raise for what is no rows. Labels that are `measured` are values and no classes.
+
+        If something is missing, rows without a label, client, domain or time are an error or left out.
+        """
+        names = self.features or tuple(column for column in cells.columns if column not in self.taken)
+        cells, features = self._divide(name, cells, names)
+        label = self._read_labels(cells, measured)
+        time, unit = self._times(cells)
+        client, domain = (None if column is None else cells.texts(column) for column in (self.client, self.domain))
+        known = torch.arange(len(cells)) if time is None else find_earliest(time)
+        plain = replace(features, scaled=False).encode(known)  # in which numbers that are too large are found
+        rows = replace(from_arrays(name, plain, label, client, domain, measured=measured), time=time)
+        if self.cuts:
+            rows = replace(rows, classes=len(self.cuts) + 1)
+        if time is not None and self._timed:
+            span = f"time: {', '.join(self._timed)} ({describe_span(time.numpy(), unit)})"
+            rows = replace(rows, said=(f"{name}: {len(time):,} rows", span))
+        learned = self.scaled or self.categories or np.isnan(features.numbers).any()
+        return with_fit(rows, features.encode) if learned else rows
+
+    def _times(self, cells: Cells) -> tuple[Tensor | None, str]:
+        """Return the times of rows in seconds, and the unit of those that are numbers."""
+        if self.time is None:
+            return None, ""
+        every = cells.places * self.time.every if isinstance(self.time, Every) else None
+        time, unit = cells.times(self._timed) if every is None else (every, "")
+        return torch.from_numpy(time), unit
+
+    def _divide(self, name: str, cells: Cells, features: Sequence[str]) -> tuple[Cells, Features]:
+        """Return the rows in which nothing is missing that must not be, and their columns of features.
+
+        Raises:
+            FedtideError: something is missing and that is an error, or a number is none.
+        """
+        needed = [column for column in self.taken if column in cells.columns]
+        if not features:
+            raise FedtideError(f"{name}: no feature columns besides {', '.join(needed)}")
+        names = [*dict.fromkeys(needed if self.missing == "mean" else [*needed, *features])]
+        whole = np.ones(len(cells), bool)
+        for column in names:
+            missing = cells.columns[column].missing
+            if self.missing == "error" and missing.any():
+                row = int(missing.argmax())
+                allowed = "a value; data.source.missing = 'drop' leaves such rows out, 'mean' fills features"
+                raise refused(f"{cells.where(row)}: {column}", cells.columns[column].cell(row), allowed)
+            whole &= ~missing
+        if not whole.any():
+            raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
+        cells = cells.take(np.flatnonzero(whole))
+        hint = "; data.source.features names the columns, data.source.categories = ['%s'] takes texts"
+        plain = [column for column in features if column not in self.categories]
+        numbers = [cells.numbers(column, hint % column, gaps=True) for column in plain]
+        measured = np.stack(numbers, 1) if numbers else np.empty((len(cells), 0))
+        columns = {name: cells.columns[name] for name in self.categories}
+        texts = {name: np.where(column.missing, "", column.texts).tolist() for name, column in columns.items()}
+        return cells, Features(name, tuple(features), measured, texts, self.scaled)
+
+    def _read_labels(self, cells: Cells, measured: bool) -> np.ndarray | list[str]:
+        """Return the classes of rows, or values (rows,), of several labels at once (rows, labels)."""
+        if not measured and not self.cuts:
+            hint = "; data.target = 'number' takes a measured one, data.source.cuts makes classes"
+            return labels_of(cells, self._labels[0], hint)
+        values = [cells.numbers(label) for label in self._labels]
+        if self.cuts:
+            return np.searchsorted(self.cuts, values[0], side="right")
+        with np.errstate(over="ignore"):  # infinite labels are refused later
+            return (values[0] if isinstance(self.label, str) else np.stack(values, 1)).astype(np.float32)
