@@ -161,6 +161,11 @@ def stack_runs(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([row[:shortest] for row in rows])
 
 
+def mean_of_runs(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean over runs of a value per round, up to the end of the shortest run."""
+    return stack_runs(rows).mean(axis=0)
+
+
 def grid(count: int, *, widest: int = 3, high: float) -> tuple[Figure, list[Axes]]:
     """Create `count` panels of equal height in inches, at most `widest` side by side, with a common scale of y."""
     wide = 9.6 if count > 1 else 6.4

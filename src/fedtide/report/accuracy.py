@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,13 +15,11 @@ from fedtide.data.rows import BASELINES
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
-from fedtide.evaluate.measure import Clarity
-from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, worst_point
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Clarity, worst_point
 from fedtide.evaluate.rounds import rows_in, weight_in
-from fedtide.report.blends import domain_names
 from fedtide.report.clusters import events_of
+from fedtide.report.components import BRANCH_ACCURACY, domain_names
 from fedtide.report.costs import REFUSED
-from fedtide.report.experts import BRANCH_ACCURACY
 from fedtide.report.formats import FORMATS, Number, Written, difference, percent, points
 from fedtide.report.periods import SWING, accuracy_over_dates
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
@@ -204,19 +202,15 @@ def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn:
     shifted = next((m for m in record.methods if m.shifted and m.runs and record.groups), None)
     blended = next((run for run in record.runs if any("domains" in line for line in run.lines)), None)
     drifting = next((run for run in record.runs if any("drifted" in line for line in run.lines)), None)
-    figure, (top, *below) = figures.stack_panels(
-        [3.4, *[1.2] * sum(panel is not None for panel in (shifted, blended, drifting))]
-    )
-    panels = iter(below)
-    if shifted is not None:
-        _draw_shift(next(panels), record, shifted)
-    if blended is not None:
-        _draw_domains(next(panels), record, blended)
-    if drifting is not None:
-        _draw_drifted(below[-1], drifting)
-        events = events_of(record)
-        for axes in (top, below[-1]) if len(events) <= record.experiment.rounds / 2 else ():
-            figures.mark_events(axes, events)
+    parts: list[tuple[Callable[..., None], Any]]
+    parts = [(_draw_shift, shifted), (_draw_domains, blended), (_draw_drifted, drifting)]
+    parts = [(draw, content) for draw, content in parts if content is not None]
+    figure, (top, *below) = figures.stack_panels([3.4, *[1.2] * len(parts)])
+    for axes, (draw, content) in zip(below, parts, strict=True):
+        draw(axes, record, content)
+    events = [] if drifting is None else events_of(record)
+    for axes in (top, *below[-1:]) if len(events) <= record.experiment.rounds / 2 else ():
+        figures.mark_events(axes, events)
     figures.accuracies(top, record.accuracies, record.names, f"{record.experiment.score} of {record.whose}, %")
     _draw_levels(top, record)
     figures.over_rounds([top, *below][-1], 0, record.experiment.rounds)
@@ -242,14 +236,11 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])
     first = figures.label(record.groups[0])
     others = figures.label(record.groups[1]) if len(record.groups) == 2 else "others"
-    areas = [
-        (f"{first}, expected", figures.GROUP_COLORS[0], 0.45),
-        (f"{others}, expected", figures.GROUP_COLORS[1], 0.25),
-    ]
+    colors = figures.GROUP_COLORS
+    areas = [(f"{first}, expected", colors[0], 0.45), (f"{others}, expected", colors[1], 0.25)]
     figures.draw_areas(axes, np.arange(1, len(share) + 1), np.stack([share, 1 - share], axis=1), areas)
-    arrived = figures.stack_runs([run.every_round(_share_of_first) for run in method.runs]).mean(axis=0)
-    rounds = np.arange(1, len(arrived) + 1)
-    axes.plot(rounds, 100 * arrived, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
+    ends, arrived = figures.by_round(figures.mean_of_runs([run.every_round(_share_of_first) for run in method.runs]))
+    axes.plot(ends, 100 * arrived, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylabel("participants, %")
     figures.small_legend(axes, 3)
 
@@ -267,7 +258,7 @@ def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
     figures.small_legend(axes)
 
 
-def _draw_drifted(axes: Axes, run: RunRecord) -> None:
+def _draw_drifted(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
     """Draw the number of clients that drifted in each round."""
     drifted = run.every_round(at("drifted"))
     axes.vlines(np.arange(len(drifted)), 0, np.nan_to_num(drifted), color="#444444", lw=1.2)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fedtide.config import Claim, matching
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import Table
-from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import Unit
+from fedtide.evaluate.metrics import Measure, Unit
 from fedtide.report.formats import difference
 from fedtide.report.summary import Judged, MethodSummary, Summary, Verdict
 from fedtide.report.topics import number_of

@@ -9,8 +9,7 @@ from fedtide.core.errors import printable
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
-from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import METRICS
+from fedtide.evaluate.metrics import METRICS, Measure
 from fedtide.evaluate.rounds import rows_in
 from fedtide.remote.asks import RoundLine, nodes_of, read_asks, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds

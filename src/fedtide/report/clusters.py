@@ -22,7 +22,7 @@ from fedtide.data.shift.concept_drift import Domains
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import Curve, mean_of_known
-from fedtide.report.experts import OWN_WEIGHT
+from fedtide.report.components import OWN_WEIGHT
 from fedtide.report.formats import Number, count, percent, points, rounds_count
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
@@ -484,7 +484,7 @@ def drift_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
         if of_methods is distances:
             first = next(iter(distances))
             everyone = [heterogeneity(run)[2] for run in record.methods[first].runs]
-            curve = distances[first][0][0], figures.stack_runs(everyone).mean(axis=0)
+            curve = distances[first][0][0], figures.mean_of_runs(everyone)
             style = figures.Look(figures.OTHER_COLOR, "-")
             figures.band(axes, [curve], "all clients, one cluster", style, scale=1.0, width=4)
         figures.bands(axes, of_methods, record.names, title, scale=1.0)

@@ -173,7 +173,7 @@ def _accuracy_against(
     for number, of_runs in record.accuracies.items():
         runs = record.methods[number].runs
         costs = [spent(run)[after.astype(int) - 1] for run, (after, _) in zip(runs, of_runs, strict=True)]
-        mean = figures.stack_runs(costs).mean(axis=0)
+        mean = figures.mean_of_runs(costs)
         curves[number] = [(mean, values[: len(mean)]) for _, values in of_runs]
     return curves
 

@@ -349,7 +349,7 @@ def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.nda
     """Return evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
     transfers = [transfer_of(run, record.view, record.groups) for run in method.runs]
     judged = [transfer for transfer in transfers if transfer is not None]
-    mean = figures.stack_runs([transfer.accuracy for transfer in judged]).mean(axis=0)
+    mean = figures.mean_of_runs([transfer.accuracy for transfer in judged])
     return np.array(judged[0].after)[: len(mean)], mean
 
 

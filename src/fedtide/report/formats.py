@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import Unit
+from fedtide.evaluate.metrics import Measure, Unit
 
 Written = Callable[..., str]
 """Format of a measure, with a sign if `signed`; "-" for an unknown value."""

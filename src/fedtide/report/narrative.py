@@ -1,12 +1,12 @@
 """Text of the report: alarms, the setting, the headline, and one sentence per method."""
 
 import math
+from itertools import product
 from operator import itemgetter
 
 from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import counted, listed
-from fedtide.evaluate.measure import Measure
-from fedtide.report.blends import COLLAPSED
+from fedtide.evaluate.metrics import Measure
 from fedtide.report.clients import are_real
 from fedtide.report.formats import percent, points
 from fedtide.report.run_records import ExperimentRecord
@@ -14,9 +14,6 @@ from fedtide.report.summary import MethodSummary, Summary
 
 ORACLE = "oracle"
 """Name of the algorithm that is an upper bound and no method."""
-
-ONE = 0.98
-"""Share of the clients at one model or branch above which the others hardly count."""
 
 SAME_RUN = (
     "the same run as {}: often there was nothing to cluster, or every client makes a single local step in a round "
@@ -108,26 +105,16 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         text += f" That is no better than {_floor(method, words)}."
     if method.untrained:
         text += " New clients have no model of their own, so this is an untrained one."
-    if any(share > COLLAPSED for share in measure("fullest_component").values):
-        text += " One of its components has nearly all training rows."
-    # If every client holds a blend of domains, all clients may well be alike.
-    if "split_purity" not in method.measures and any(share > ONE for share in measure("fullest_cluster").values):
-        text += " Nearly all clients are at one of its models or branches."
-    return f"{text}{_to_target(method)}{_against(summary, method)}"
+    rounds, reached = measure("rounds_to_target").mean, measure("reached_target").values
+    if rounds is not None:
+        some = f"in {sum(reached):.0f} of {counted(len(reached), 'run')}"
+        when = f"after {counted(rounds, 'round')}" if all(reached) else some
+        text += f" It reaches the target {when}."
+    return f"{text}{_against(summary, method)}"
 
 
 def _floor(method: MethodSummary, words: TargetWords) -> str:
     return f"always {words.constant} ({percent(method.measures['commonest_class'])})"
-
-
-def _to_target(method: MethodSummary) -> str:
-    """Describe when a method reached the accuracy at which runs stop; "" without such a target."""
-    rounds, reached = method.measure("rounds_to_target").mean, method.measure("reached_target").values
-    if rounds is None:
-        return ""
-    if not all(reached):
-        return f" It reaches the target in {int(sum(reached))} of {counted(len(reached), 'run')}."
-    return f" It reaches the target after {counted(rounds, 'round')}."
 
 
 def _against(summary: Summary, method: MethodSummary) -> str:
@@ -160,9 +147,8 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
 
 def _effect(record: ExperimentRecord, summary: Summary) -> str:
     """Return the cost of the shift; "" without two methods that differ by the shift alone."""
-    names = _with_and_without(record)
-    pair = [m for name in names for m in summary.methods if m.name == name and not broken(m)]
-    if not names or len(pair) < 2:
+    pair = [m for name in _with_and_without(record) for m in summary.methods if m.name == name and not broken(m)]
+    if len(pair) < 2:
         return ""
     shifted, steady = pair
     cost = steady.against(shifted, steady.score)
@@ -179,11 +165,10 @@ def _effect(record: ExperimentRecord, summary: Summary) -> str:
 
 def _with_and_without(record: ExperimentRecord) -> tuple[str, ...]:
     """Return the names of two methods that differ by the shift alone; () without such methods."""
-    for shifted in record.methods:
-        for steady in record.methods:
-            settings = [(m.method.algorithm, m.method.options) for m in (shifted, steady)]
-            if settings[0] == settings[1] and shifted.shifted and not steady.shifted:
-                return shifted.name, steady.name
+    for shifted, steady in product(record.methods, repeat=2):
+        settings = [(m.method.algorithm, m.method.options) for m in (shifted, steady)]
+        if settings[0] == settings[1] and shifted.shifted and not steady.shifted:
+            return shifted.name, steady.name
     return ()
 
 
@@ -236,9 +221,6 @@ def setting(record: ExperimentRecord) -> str:
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()
-    if experiment.stop_at is not None:
-        times = counted(experiment.stop_at.evaluations, "evaluation")
-        text += f"A run ends after {times} in a row at {100 * experiment.stop_at.accuracy:g} % or more. "
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
         "train_clients": "The model is judged on the rows of the next window, in which clients may be new."

@@ -24,8 +24,8 @@ from fedtide.report.accuracy import (
     methods_table,
 )
 from fedtide.report.claims import about_claims, claims_by_point, claims_table
+from fedtide.report.components import own_weight_over_sweep
 from fedtide.report.costs import REFUSED
-from fedtide.report.experts import own_weight_over_sweep
 from fedtide.report.formats import Number, difference, percent
 from fedtide.report.periods import SWING
 from fedtide.report.run_records import NANO, ExperimentRecord, environment_line
@@ -57,7 +57,6 @@ class Section:
         alarms: alarms of an experiment.
         headline: headline of an experiment.
         sentences: mark, name and sentence of each method.
-        unfinished: sentence on unfinished runs; "" without any.
         config: the whole configuration as TOML.
     """
 
@@ -68,7 +67,6 @@ class Section:
     alarms: Sequence[str] = ()
     headline: str = ""
     sentences: Sequence[tuple[Markup, str, str]] = ()
-    unfinished: str = ""
     config: str = ""
 
     @property
@@ -164,8 +162,6 @@ def _section(point: Point) -> Section:
     marks = [swatch(look(number)) for number, _ in record.numbered]
     methods = methods_table(summary)
     empty = [Markup("")] * (len(methods.rows) - len(summary.methods))
-    left = [f"{method.unfinished} of {method.unfinished + len(method.seeds)} runs of {method.name}"
-            for method in summary.methods if method.unfinished]  # fmt: skip
     first = Part("", methods, about_methods(record, summary), anchor("Methods", heading), [*marks, *empty])
     tables = tables_of(record, summary)
     sentences = [(mark, m.name, narrative.sentence(summary, m)) for mark, m in zip(marks, summary.methods, strict=True)]
@@ -177,7 +173,6 @@ def _section(point: Point) -> Section:
         narrative.alarms(summary),
         narrative.headline(record, summary),
         sentences,
-        f"Not finished and not counted: {listed(left)}." if left else "",
         to_toml(record.experiment),
     )
 

@@ -17,7 +17,7 @@ from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.draw.figures import STYLE, Drawn
 from fedtide.report.accuracy import accuracy_of_all as draw_all
 from fedtide.report.accuracy import accuracy_of_simulation
-from fedtide.report.experts import own_weight_over_sweep
+from fedtide.report.components import own_weight_over_sweep
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.study import names_of, read_study
 from fedtide.report.summary import Study

@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.tables import is_cell
-from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import Measure
 from fedtide.evaluate.rounds import Row, rows_of_rounds, rows_of_scores
 from fedtide.report.claims import chosen_points, judge, judge_sweep
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, is_nano, read_experiment

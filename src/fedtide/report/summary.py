@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from fedtide.data.rows import BASELINES
 from fedtide.data.targets import TARGET_WORDS, TargetWords
-from fedtide.evaluate.measure import UNKNOWN, Measure
-from fedtide.evaluate.metrics import Unit
+from fedtide.evaluate.metrics import UNKNOWN, Measure, Unit
 from fedtide.report.run_records import Clock, ExperimentRecord, span_of
 
 OF_A_RUN = ("accuracy", "skill", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")

@@ -7,11 +7,10 @@ from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.metrics import NO_METRICS, Unit, metrics_for
 from fedtide.report import (
     accuracy,
-    blends,
     clients,
     clusters,
+    components,
     costs,
-    experts,
     forgetting,
     periods,
 )
@@ -19,7 +18,7 @@ from fedtide.report.accuracy import BY_WAY
 from fedtide.report.formats import FORMATS, Number, number, percent
 from fedtide.report.topic import Plan, Topic
 
-MODULES = (accuracy, periods, blends, experts, clusters, forgetting, clients, costs)
+MODULES = (accuracy, periods, components, clusters, forgetting, clients, costs)
 
 TOPICS: tuple[Topic, ...] = tuple(module.TOPIC for module in MODULES)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import Measure
 
 SEEDS = 5
 """Seeds that a tournament has; the last ones are for those that cannot be told apart."""

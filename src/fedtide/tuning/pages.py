@@ -19,7 +19,7 @@ from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftm
 from fedtide.draw.html import Part, render, swatch, to_pictures
 from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table, format_value
-from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import Measure
 from fedtide.report.formats import percent, seconds, signed_points
 from fedtide.report.run_records import environment_line, span_of
 from fedtide.tuning.ladder import ENOUGH, standings

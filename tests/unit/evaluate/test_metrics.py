@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.base import Scores
-from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import (
     METRICS,
+    Measure,
     client_accuracies,
     mean_of_last,
     summarized,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.report import blends
-from fedtide.report.blends import (
+from fedtide.report import components as blends
+from fedtide.report.components import (
     components,
     correlation,
     extremes,

@@ -12,8 +12,7 @@ import pytest
 
 from fedtide.config import Claim, from_dict, points, resolved
 from fedtide.core.errors import FedtideError
-from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import branch_accuracy
+from fedtide.evaluate.metrics import Measure, branch_accuracy
 from fedtide.report.claims import judge, judge_sweep
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import read_study, summarize

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedtide.data.targets import TARGET_WORDS
-from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import Measure
 from fedtide.report.page import Point, compare, paired
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary

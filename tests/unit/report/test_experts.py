@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fedtide.report.experts import bars, gate_weights, gate_weights_of
+from fedtide.report.components import bars, gate_weights, gate_weights_of
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from helpers.pages import MIXTURE, STEADY, texts

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedtide.evaluate.measure import UNKNOWN, Measure
+from fedtide.evaluate.metrics import UNKNOWN, Measure
 from fedtide.report import formats
 from fedtide.report.formats import difference
 

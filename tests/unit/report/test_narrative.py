@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.evaluate.measure import UNKNOWN, Measure
+from fedtide.evaluate.metrics import UNKNOWN, Measure
 from fedtide.report import narrative
 from fedtide.report.accuracy import methods_table
 from fedtide.report.narrative import alarms, broken
@@ -49,10 +49,6 @@ def record(*methods: dict, **changes) -> ExperimentRecord:
      "A has an accuracy of 90.0 % over the last 64 rounds, and 80.0 % at its worst moment."),
     ({"swing": math.nan, "worst_point": 0.8}, "A has an accuracy of 90.0 % over the last 64 rounds."),
     ({"commonest_class": 0.9}, " no better than always answering the commonest class (90.0 %)."),
-    ({"fullest_component": 0.96}, "One of its components has nearly all training rows."),
-    ({"fullest_component": 0.95}, "over the last 64 rounds."),
-    ({"fullest_cluster": 0.99}, "Nearly all clients are at one of its models or branches."),
-    ({"fullest_cluster": 0.99, "split_purity": 0.5}, "over the last 64 rounds."),
     ({"rounds_to_target": 7.5, "reached_target": 1.0}, "It reaches the target after 7.5 rounds."),
     ({"rounds_to_target": 8.0, "reached_target": 0.0}, "It reaches the target in 0 of 3 runs."),
 ])  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import Measure
 from fedtide.report.claims import chosen_points
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, read_experiment
