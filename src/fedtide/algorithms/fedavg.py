@@ -22,27 +22,15 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 from fedtide.algorithms.entry import Entry
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import Algorithm, Facts, Fleet, Traits, Weights, Work, mean, shared_weights
-from fedtide.core.rng import Rng
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server, step_server
+from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training, Weighting
 
-
-@dataclass(frozen=True)
-class State:
-    """The global weights, and the memos of the server optimizer and of the cohort."""
-
-    weights: Weights
-    server: Any
-    cohort: Any = None
+State = OneModel
 
 
 def fedavg(
@@ -56,54 +44,8 @@ def fedavg(
 
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.
     """
-    # Each client trains w on its samples, and sends n_i Delta_i.
-    return average_answers("fedavg", Training(task, local, weighting), task, local, server, cohort)
-
-
-def step_by_mean(state: State, server: Server, total: Any) -> tuple[State, Facts]:
-    """Move w by the mean of Delta_i."""
-    return step_server(state, server, mean(total))
-
-
-def average_answers(
-    name: str,
-    train: Work,
-    task: Task,
-    local: LocalTrainer,
-    server: Server,
-    cohort: Cohort,
-    step: Callable[[State, Server, Any], tuple[State, Facts]] = step_by_mean,
-    predict: Any = None,
-    traits: Traits = Traits(),
-    **costs: Any,
-) -> Algorithm[State]:
-    """Build a method whose server averages the answers of clients.
-
-    Args:
-        name: of the method.
-        train: the question "train", with the leaves "delta" and "loss".
-        task: model and loss.
-        local: local training.
-        server: server optimizer for the mean.
-        cohort: selection of the participants.
-        step: (state, server, sums of a round, None without an answer) -> next state and facts.
-        predict: of the method; None is that of the task.
-        traits: of the method.
-        costs: of training, as of `with_cohort`.
-    """
-
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
-
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        # S_t trains w.
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        return step(state, server, reply.total)
-
-    predict = task.predict if predict is None else predict
-    algorithm = Algorithm(name, init, {"train": train}, round, shared_weights, predict, traits=traits)
-    return with_cohort(algorithm, cohort, task, local, **costs)
+    # In each round S_t trains w: a client sends n_i Delta_i, and w moves by the mean of Delta_i.
+    return build_method("fedavg", task, local, server, cohort, Training(task, local, weighting))
 
 
 ENTRY = Entry("fedavg", fedavg, "weights down, update up", "global")

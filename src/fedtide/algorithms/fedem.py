@@ -33,6 +33,8 @@ The safe form has an anchor, as one more component for all clients (docs/never-w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -40,23 +42,8 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import init_models, refuse_equal_start
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Prediction,
-    Shard,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
 from fedtide.learn.branched_task import join_models, with_branches
@@ -66,7 +53,7 @@ from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task, needs_likelihood
 from fedtide.learn.training import Weighting, client_weight
-from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of
+from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
 
@@ -120,7 +107,7 @@ def fedem(
         everyone = 0.0 if total is None else total["rows"].weight
         return State(weights=weights, server=server.init(weights), everyone=everyone, cohort=cohort.init(fleet))
 
-    def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+    def weigh(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
     def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,27 +116,21 @@ def fedem(
         return joints, joints.softmax(1)
 
     @Stepwise
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        pi = even if memory is None else memory["pi"]
+        (pi,) = shares_of([memory], even)
         joints, q = e_step((yield BranchLosses(task, payload, shard)), pi)
         pi = q.mean(0)
         fitted = yield Train(task, local, payload, shard, moment, rng, loss=Blended(q, task.loss))
         if not fitted.steps:
             return None
         weight, notes = client_weight(shard, weighting), Notes(branch=pi.argmax(), component=q.argmax(1))
-        total = {
-            "delta": Weighted(fitted.delta, weight),
-            "loss": Weighted(fitted.loss, len(shard)),
-            "pi": Weighted(pi, weight),
-        } | mixture_notes(q, joints)
-        return Answer(total, memory={"pi": pi}, notes=notes, update=total["delta"].value)
+        total = {"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}
+        total |= {"pi": Weighted(pi, weight)} | mixture_notes(q, joints)
+        return Answer(total, memory={"pi": pi}, notes=notes, update=fitted.delta)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        if reply.total is None:
-            return state, {}
+    def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         got = mean(reply.total)
         if normalize_by == "everyone":
             total = reply.total["delta"]
@@ -157,30 +138,24 @@ def fedem(
         state, facts = step_server(state, server, got)
         return state, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
-    def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         losses = losses_of(task, payload, shard)
-        pi = even if memory is None else memory["pi"]
+        (pi,) = shares_of([memory], even)
         for _ in range(e_steps):
             pi = e_step(losses, pi)[1].mean(0)
         return Answer({}, memory={"pi": pi})
 
-    def by_mixture(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
-        pi = blends[owner]
-        log_probs, _ = blend_branches(task, payload, x, pi)
-        return Prediction(log_probs, pi.argmax(1), pi)
-
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     models = components if component_layer == WHOLE else 1
     works = {"train": train} | ({"weigh": weigh} if normalize_by == "everyone" else {})
-    traits = Traits(models="mixture", refuses={"shared": "component_layer says in which layer its components differ"})
-    algorithm = Algorithm("fedem", init, works, round, shared_weights, by_mixture, adapt, traits=traits)
+    round, serve = play_rounds(cohort, step, attrgetter("weights"))
+    predict, trained = partial(predict_by_shares, task, even), lambda rows: models * local.samples(rows)
+    algorithm = Algorithm("fedem", init, works, round, serve, predict, adapt)
     forward = {"train": models, "weigh": 0, "loss": 2 * models}
-    return with_cohort(
-        algorithm, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows)
-    )
+    traits: Any = {"models": "mixture", "refuses": {"shared": "component_layer says in which layer components differ"}}
+    return with_cohort(algorithm, cohort, task, local, forward=forward, trained=trained, **traits)
 
 
 ENTRY = Entry(

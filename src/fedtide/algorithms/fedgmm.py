@@ -41,70 +41,40 @@ The safe form has an anchor (docs/never-worse.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import init_models, refuse_equal_start, step_models
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Prediction,
-    Shard,
-    Slotted,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    to_everyone,
-)
+from fedtide.clusters.rounds import refuse_equal_start, step_models
+from fedtide.cohorts import Arrivals, Cohort, play_rounds
+from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Prediction, Reply, Shard, Slotted, Weighted, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, NonNegative, StepCount
 from fedtide.learn.branched_task import join_models, split_models, with_branches
 from fedtide.learn.features import PCA, Features
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import LEAST, Blended, SentMixture, mixture_notes, weighs_rows
+from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task, needs_likelihood
 from fedtide.learn.training import Weighting, client_weight
-from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of
+from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
 from fedtide.mixtures.feature_gaussians import (
     LEAST_VARIANCE,
-    Collected,
     GaussianInit,
     GaussianSetup,
     KMeansPlusPlus,
+    MixtureState,
+    SentMixture,
     enough_rows_for,
     fit_full_gaussians,
     full_log_densities,
 )
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
-
-
-@dataclass(frozen=True)
-class State:
-    """The learners, the optimizer's memo of each, the Gaussians, and the collection for their initialization.
-
-    mu (M1, d) and spread (M1, d, d): means and covariances, in float64.
-    """
-
-    weights: tuple[Weights, ...]
-    server: tuple[Any, ...]
-    mu: Tensor
-    spread: Tensor
-    collected: Collected
-    cohort: Any = None
 
 
 def fedgmm(
@@ -120,7 +90,7 @@ def fedgmm(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[MixtureState]:
     """Federated EM over pairs of a Gaussian and a learner.
 
     Sends all learners and Gaussians down, and the updates of all of them up in sums. Before round 0, with
@@ -146,14 +116,9 @@ def fedgmm(
     setup = GaussianSetup(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
     extract, diagonal = setup.extract, max(rho, LEAST_VARIANCE)
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
+    init = setup.init_of(components, server, cohort)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components)
-        mu, cov = setup.initial(models[0], rng)
-        memos, nothing = tuple(map(server.init, models)), Collected.nothing()
-        return State(weights=models, server=memos, mu=mu, spread=cov, collected=nothing, cohort=cohort.init(fleet))
-
-    def broadcast(state: State) -> SentMixture:
+    def broadcast(state: MixtureState) -> SentMixture:
         return SentMixture(list(state.weights), state.mu, state.spread)
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
@@ -165,13 +130,13 @@ def fedgmm(
         return scores.flatten(1).softmax(1).view_as(scores)
 
     @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         models = payload.models
         joined, z = join_models(models, WHOLE), extract(models[0], shard.x)
         losses = (yield BranchLosses(whole, joined, shard)).double().T[:, None]
-        pi, mu, cov = even if memory is None else memory["pi"], payload.mu, payload.spread
+        pi, mu, cov = shares_of([memory], even)[0], payload.mu, payload.spread
         for _ in range(em_steps):
             scores = pairs(pi, z, mu, cov) - losses
             g = posteriors(scores)
@@ -196,10 +161,7 @@ def fedgmm(
         update = dict(enumerate(deltas))
         return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=update)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
-        if reply.total is None:
-            return state, {}
+    def step(state: MixtureState, reply: Reply, moment: Moment, rng: Rng) -> tuple[MixtureState, Facts]:
         got = mean(reply.total)
         state = step_models(state, server, reply.total["delta"])
         mu, cov = state.mu.clone(), state.spread.clone()
@@ -209,35 +171,30 @@ def fedgmm(
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, mu=mu, spread=cov), {**facts, "pi": got["pi"].sum(0)}
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         models = payload.models
         losses = losses_of(whole, join_models(models, WHOLE), shard).double().T[:, None]
-        pi, z = even if memory is None else memory["pi"], extract(models[0], shard.x)
+        pi, z = shares_of([memory], even)[0], extract(models[0], shard.x)
         for _ in range(e_steps):
             pi = posteriors(pairs(pi, z, payload.mu, payload.spread) - losses).mean(0)
         return Answer({}, memory={"pi": pi})
 
     def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = payload.models
-        pi = torch.stack([even if memory is None else memory["pi"] for memory in memories])[owner]
+        models, pi = payload.models, shares_of(memories, even)[owner]
         scores = pairs(pi, extract(models[0], x), payload.mu, payload.spread)
-        shares = posteriors(scores).sum(1)
         others = {"client": pi.sum(1)} if components > 1 else None
-        log_probs, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others)
-        return Prediction(log_probs, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
+        density = scores.flatten(1).logsumexp(1)
+        return blend_branches(whole, join_models(models, WHOLE), x, posteriors(scores).sum(1), others, density)
 
     # Learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     once = int(not isinstance(features, PCA))
     forward = {"train": components + once, "collect": once, "loss": 2 * (components + once)}
-    serve, check = to_everyone(broadcast), enough_rows_for(components=components, gaussians=gaussians)
-    works, traits = {"train": train}, Traits(sends=(SentMixture,), models="mixture")
-    algorithm = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
-    algorithm = setup.added_to(algorithm, cohort)
-    return with_cohort(
-        algorithm, cohort, task, local, forward=forward, trained=lambda rows: components * local.samples(rows)
-    )
+    round, serve = play_rounds(cohort, step, broadcast)
+    works, check = {"train": train}, enough_rows_for(components=components, gaussians=gaussians)
+    algorithm = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check)
+    return setup.with_cohort(algorithm, cohort, local, forward, lambda rows: components * local.samples(rows))
 
 
 ENTRY = Entry(

@@ -22,8 +22,7 @@ Choices:
 from __future__ import annotations
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State, average_answers
-from fedtide.cohorts import Arrivals, Cohort
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer, one_gradient
@@ -39,7 +38,7 @@ def fedsgd(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """FedSGD: one gradient over all samples of each client, one step of size `local.lr` on the server.
 
     Args:
@@ -60,7 +59,7 @@ def fedsgd(
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
         return Answer(total, update=delta)
 
-    return average_answers("fedsgd", train, task, local, server, cohort, trained=lambda rows: rows)
+    return build_method("fedsgd", task, local, server, cohort, train, trained=lambda rows: rows)
 
 
 ENTRY = Entry("fedsgd", fedsgd, "weights down, gradient step up", "global")

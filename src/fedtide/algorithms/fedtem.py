@@ -49,34 +49,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Payload,
-    Prediction,
-    Shard,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    to_everyone,
-)
+from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branched_task import logits_and_features, width, with_branches
+from fedtide.learn.branched_task import width, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
 from fedtide.mixtures.assign import assign, capacities, members_of
-from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
+from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.feature_gaussians import (
     clip_shares,
     floor_variances,
@@ -178,7 +162,7 @@ def fedtem(
         return Sent(state.weights, (state.mu, floor_variances(state.var, var_floor), pi))
 
     @Stepwise
-    def train(payload: Sent, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Sent, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         weights, mixture = payload.weights, payload.mixture
         if not len(shard):
             return None
@@ -198,22 +182,17 @@ def fedtem(
         n = torch.tensor(float(len(shard)), dtype=torch.float64)
         pi, odds = gamma.mean(0), joint.mean(0) - joint.mean(0)[0]
         rows = {"pi": pi, "odds": odds, "mu": own_mean, "var": own_var, "n": n}
-        likeliest = F.one_hot(joint.argmax(1), branches).double().sum(0)
-        total = branch_update(fitted, k, branches, shard, weighting) | parts
-        total["modes"] = Weighted(likeliest / len(shard), len(shard))
-        return Answer(total, rows, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
+        modes = F.one_hot(joint.argmax(1), branches).double().sum(0) / len(shard)
+        answer = answer_branch(fitted, k, branches, shard, weighting)
+        return replace(answer, total=answer.total | parts | {"modes": Weighted(modes, len(shard))}, rows=rows)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        # Lines 4 to 9.
-        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state, state.pi), reveal=REVEALS)
-        if reply.total is None:
-            return state, {}
+    def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # Lines 10 and 11: the network.
         got, rows = mean(reply.total), reply.rows
-        state, _ = step_branches(state, server, reply.total, lam)
+        state, _ = step_branches(state, reply, server=server, lam=lam)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
-        prior_memo = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
-        q = prior.shares(fleet.moment, branches, prior_memo)
+        prior_memo = prior.see(state.prior, moment, got, rng, len(reply.clients))
+        q = prior.shares(moment, branches, prior_memo)
         choices = rows["pi"].argmax(1)
         member = choices if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(choices)))
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
@@ -227,19 +206,21 @@ def fedtem(
         started = state.started | (a > 0)
         return replace(state, mu=mu, var=var, pi=pi / pi.sum(), prior=prior_memo, started=started), facts
 
-    def by_branch(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = logits_and_features(task, payload.weights, x)
-        gamma, _ = posteriors(z, *payload.mixture)
-        return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1), task.target)
-
-    def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+    def as_served(payload: Sent, memory: Any, answer: Answer) -> tuple[Sent, None]:
         return replace(payload, mixture=(*payload.mixture[:2], uniform)), None
 
-    serve = to_everyone(lambda state: broadcast(state, uniform))
-    traits = Traits(reveals=REVEALS, sends=(Sent,), models="branches")
-    algorithm = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
-    # Features before training and after it; a sketch is a pass forward and back.
-    return with_cohort(algorithm, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
+    def choose(payload: Sent, logits: Tensor, z: Tensor, x: Tensor, owner: Tensor) -> Tensor:
+        gamma, _ = posteriors(z, *payload.mixture)
+        return mean_by_owner(gamma, owner)[owner].argmax(1)
+
+    round, serve = play_rounds(
+        cohort, step, lambda state: broadcast(state, uniform), lambda state: broadcast(state, state.pi), REVEALS
+    )
+    predict = predict_by_branch(task, choose)
+    algorithm = Algorithm("fedtem", init, {"train": train}, round, serve, predict, None, as_served)
+    forward = {"train": 2 if prior.sketch is None else 5}  # features twice; a sketch costs 3 passes
+    traits: Any = {"reveals": REVEALS, "sends": (Sent,), "models": "branches"}
+    return with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
 
 
 def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:

@@ -50,36 +50,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
+from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
     Fleet,
-    Memory,
     Moment,
-    Notes,
-    Payload,
-    Prediction,
+    Reply,
     Shard,
     Slotted,
-    Traits,
     Weighted,
     Weights,
     mean,
-    to_everyone,
 )
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branched_task import logits_and_features, width, with_branches
+from fedtide.learn.branched_task import width, with_branches
 from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
-from fedtide.mixtures.branches import BranchLoss, branch_update, mean_by_owner, predict_chosen, step_branches
+from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
@@ -169,7 +164,7 @@ def fedtkm(
         return far if distance == "mean" else -F.one_hot(nearest(far), branches).double()
 
     @Stepwise
-    def train(payload: Sent, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Sent, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         weights = payload.weights
         if not len(shard):
             return None
@@ -185,27 +180,23 @@ def fedtkm(
         # Lines 10 and 11: q_i(t), which is r_i1, and the mean feature, by the updated network.
         z = fitted.features.double()
         mode = int(nearest(distances(z, payload).mean(0)))
-        total = branch_update(fitted, k, branches, shard, weighting)
-        trained = total["delta"].value
+        answer = answer_branch(fitted, k, branches, shard, weighting)
         if max_update_norm is not None:
-            trained = detached(trained)  # what it trained, before it is clipped in place
-            clip(list(total["delta"].value.params.values()), max_update_norm)
-        total |= parts | {
+            answer = replace(answer, update=detached(answer.update))  # what it trained, before it is clipped in place
+            clip(list(fitted.delta.params.values()), max_update_norm)
+        modes = {
             "modes": Weighted(F.one_hot(torch.tensor(mode), branches).double(), 1.0),
             "features": Slotted({mode: Weighted(z.mean(0), len(shard))}, branches),
         }
-        return Answer(total, notes=Notes(branch=k), update=trained)
+        return replace(answer, total=answer.total | parts | modes)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
-        if reply.total is None:
-            return state, {}
+    def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # Line 12: the sums.
         got = mean(reply.total)
         qbar, summed = got["modes"], reply.total["features"]
         mass = torch.tensor([0.0 if mode is None else mode.weight for mode in summed], dtype=torch.float64)
-        prior_memo = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
-        q = prior.shares(fleet.moment, branches, prior_memo)
+        prior_memo = prior.see(state.prior, moment, got, rng, len(reply.clients))
+        q = prior.shares(moment, branches, prior_memo)
         # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha = state.log_alpha
         if q is not None:
@@ -216,25 +207,25 @@ def fedtkm(
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
         centers, started = state.centers + a[:, None] * (estimates - state.centers), state.started | (a > 0)
         # Line 15: the network.
-        state, _ = step_branches(state, server, reply.total, lam)
+        state, _ = step_branches(state, reply, server=server, lam=lam)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
         facts |= prior.facts(prior_memo) | ({} if q is None else {"prior": q})
         return replace(state, centers=centers, log_alpha=log_alpha, prior=prior_memo, started=started), facts
 
-    def by_branch(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = logits_and_features(task, payload.weights, x)
-        return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner], task.target)
-
     def at_inference(payload: Sent) -> Sent:
         return payload if rescale else replace(payload, log_alpha=torch.zeros_like(payload.log_alpha))
 
-    def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+    def choose(payload: Sent, logits: Tensor, z: Tensor, x: Tensor, owner: Tensor) -> Tensor:
+        return nearest(mean_by_owner(distances(z, payload), owner))[owner]
+
+    def as_served(payload: Sent, memory: Any, answer: Answer) -> tuple[Sent, None]:
         return at_inference(payload), None
 
-    serve, traits = to_everyone(lambda state: at_inference(broadcast(state))), Traits(sends=(Sent,), models="branches")
-    algorithm = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
-    # Features before training and after it; a sketch is a pass forward and back.
-    return with_cohort(algorithm, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
+    round, serve = play_rounds(cohort, step, lambda state: at_inference(broadcast(state)), broadcast)
+    predict = predict_by_branch(task, choose)
+    algorithm = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, None, as_served)
+    forward = {"train": 2 if prior.sketch is None else 5}  # features twice; a sketch costs 3 passes
+    return with_cohort(algorithm, cohort, task, local, forward=forward, sends=(Sent,), models="branches")
 
 
 def nearest(far: Tensor) -> Tensor:

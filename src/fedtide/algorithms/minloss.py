@@ -20,33 +20,27 @@ The safe form has an anchor (docs/never-worse.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.algorithms.fedavg import State, average_answers
 from fedtide.clusters.rounds import refuse_equal_start
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.base import Algorithm, Answer, Memory, Moment, Notes, Shard, Traits, Weights, Work
-from fedtide.core.rng import Rng
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Moment, Shard, Weights
 from fedtide.fields.types import Fraction, NonNegative
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
+from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import (
     CERTAIN,
     BranchDivisor,
-    BranchLoss,
     BranchLosses,
     ChoosePer,
-    branch_update,
     predict_by_certainty,
     step_branches,
+    train_branch,
 )
 from fedtide.models.branched import BranchCount
 from fedtide.transforms import Anchored
@@ -64,7 +58,7 @@ def minloss(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """Multi-branch training with branches chosen by the smallest training loss.
 
     Args:
@@ -75,47 +69,17 @@ def minloss(
     refuse_equal_start(task, branches)
     task = with_branches(task, branch_layer, branches)
 
-    def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[int]:
+    def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[tuple[Weights, int]]:
         losses = yield BranchLosses(task, weights, shard)
-        return int(losses.mean(1).argmin())  # ties: the first
+        return weights, int(losses.mean(1).argmin())  # ties: the first
 
-    train = train_branch(task, local, branches, partial(BranchLoss, task.loss, lam=lam, eps=eps), choose, weighting)
-    predict, traits = predict_by_certainty(task, choose_per), Traits(models="branches")
-    step, forward = partial(step_branches, lam=lam, normalize_by=normalize_by), {"train": 1}  # a pass of all branches
-    return average_answers("min-loss", train, task, local, server, cohort, step, predict, traits, forward=forward)
-
-
-def train_branch(
-    task: Task,
-    local: LocalTrainer,
-    branches: int,
-    loss: Callable[[int], BranchLoss],
-    choose: Callable[[Weights, Shard, Moment], Steps[int]],
-    weighting: Weighting,
-) -> Work:
-    """Build the question "train" of methods whose clients train one branch.
-
-    Args:
-        task: a task with branches.
-        local: local training.
-        branches: number of branches, K.
-        loss: the loss of a client, by the number of its branch.
-        choose: (weights, samples, moment) -> number of the client's branch, in steps.
-        weighting: weight of a client.
-    """
-
-    @Stepwise
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        if not len(shard):
-            return None
-        k = yield from choose(payload, shard, moment)
-        fitted = yield Train(task, local, payload, shard, moment, rng, loss=loss(k))
-        if not fitted.steps:
-            return None
-        total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
-
-    return train
+    train = train_branch(task, local, branches, lam, eps, choose, weighting)
+    step = partial(step_branches, server=server, lam=lam, normalize_by=normalize_by)
+    predict = predict_by_certainty(task, choose_per)
+    forward = {"train": 1}  # a pass of all branches
+    return build_method(
+        "min-loss", task, local, server, cohort, train, step, predict=predict, forward=forward, models="branches"
+    )
 
 
 ENTRY = Entry(

@@ -42,7 +42,7 @@ and weights by members and posteriors. It has an anchor, and features of PCA by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -50,43 +50,28 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import UNPRIVATE, Divisor, init_models, step_models
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Prediction,
-    Shard,
-    Slotted,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    to_everyone,
-)
+from fedtide.clusters.rounds import UNPRIVATE, Divisor, step_models
+from fedtide.cohorts import Arrivals, Cohort, play_rounds
+from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Prediction, Reply, Shard, Slotted, Weighted, mean
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.fields.types import ModelCount, Positive, StepCount
 from fedtide.learn.branched_task import join_models, with_branches
 from fedtide.learn.features import PCA, Features, Network
 from fedtide.learn.local import LocalTrainer, split_samples
-from fedtide.learn.losses import SentMixture, mixture_notes
+from fedtide.learn.losses import mixture_notes
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting, client_weight
-from fedtide.mixtures.branches import blend_branches
+from fedtide.mixtures.branches import blend_branches, shares_of
 from fedtide.mixtures.feature_gaussians import (
-    Collected,
     GaussianInit,
     GaussianSetup,
     KMeansPlusPlus,
+    MixtureState,
     Random,
+    SentMixture,
     enough_rows_for,
     fit_gaussians,
     floor_variances,
@@ -104,22 +89,6 @@ Inference = Literal["posterior", "uniform", "client", "global"]
 the global shares."""
 
 
-@dataclass(frozen=True)
-class State:
-    """The models, the optimizer's memo of each, the mixture, and the collection for its initialization.
-
-    mu and spread (K, d): means and variances. pi (K,): shares. All in float64.
-    """
-
-    weights: tuple[Weights, ...]
-    server: tuple[Any, ...]
-    mu: Tensor
-    spread: Tensor
-    pi: Tensor
-    collected: Collected
-    cohort: Any = None
-
-
 def pfedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
@@ -134,7 +103,7 @@ def pfedem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[MixtureState]:
     """EM over base distributions, with one model each.
 
     Sends all models and the mixture down; the updates of the models that a client has samples for, and their Gaussians,
@@ -155,14 +124,9 @@ def pfedem(
     whole = with_branches(task, WHOLE, components)
     setup = GaussianSetup(gaussian_init, task, features, components)
     even = torch.full((components,), 1 / components, dtype=torch.float64)
+    init = setup.init_of(components, server, cohort, even)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components)
-        mu, var = setup.initial(models[0], rng)
-        memos, none, joined = tuple(map(server.init, models)), Collected.nothing(), cohort.init(fleet)
-        return State(weights=models, server=memos, mu=mu, spread=var, pi=even, collected=none, cohort=joined)
-
-    def broadcast(state: State) -> SentMixture:
+    def broadcast(state: MixtureState) -> SentMixture:
         var = floor_variances(state.spread, var_floor)
         return SentMixture(list(state.weights), state.mu, var, state.pi)
 
@@ -175,7 +139,7 @@ def pfedem(
         return gamma, joints, (mu, var, pi)
 
     @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         gamma, joints, (mu, var, pi) = em(payload, setup.extract(payload.models[0], shard.x))
@@ -203,10 +167,7 @@ def pfedem(
         next_memory = {"pi": pi} if inference == "client" else None
         return Answer(total, memory=next_memory, notes=Notes(component=component), update=update)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
-        if reply.total is None:
-            return state, {}
+    def step(state: MixtureState, reply: Reply, moment: Moment, rng: Rng) -> tuple[MixtureState, Facts]:
         got, everyone = mean(reply.total), reply.total["shares"].weight
         # Line 14: the models, Eq. 5.
         state = step_models(state, server, reply.total["delta"], normalize_by, everyone)
@@ -221,7 +182,7 @@ def pfedem(
         facts = {"pi": pi} | {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Estimate the client's shares from its current samples; no labels are needed."""
         if not len(shard):
             return None
@@ -231,21 +192,24 @@ def pfedem(
         models, mu, var, pi = payload.models, payload.mu, payload.spread, payload.pi
         z = setup.extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
-        of_clients = torch.stack([pi if memory is None else memory["pi"] for memory in memories])[owner]
-        flat = posteriors(z, mu, var, even)[0]
-        others = {"posterior": gamma, "uniform": flat, "client": of_clients, "global": pi.expand(len(z), -1)}
+        flat, of_clients = posteriors(z, mu, var, even)[0], shares_of(memories, pi)[owner]
+        others = {
+            "posterior": gamma,
+            "uniform": flat,
+            "client": of_clients,
+            "global": pi.expand(len(z), -1),
+        }
         shares = others.pop(inference)  # "global" is Eq. 15
         reported = others if components > 1 else None
-        log_probs, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, reported)
-        return Prediction(log_probs, shares.argmax(1), shares, labels, joints.logsumexp(1))
+        return blend_branches(whole, join_models(models, WHOLE), x, shares, reported, joints.logsumexp(1))
 
-    serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
+    once = int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": components + 2 * once}
-    traits = Traits(sends=(SentMixture,), models="mixture", unprivate=UNPRIVATE[normalize_by])
+    round, serve = play_rounds(cohort, step, broadcast)
     works, check = {"train": train}, enough_rows_for(components=components)
-    algorithm = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
-    trained = partial(split_samples, local, components)
-    return with_cohort(setup.added_to(algorithm, cohort), cohort, task, local, forward=forward, trained=trained)
+    algorithm = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check)
+    trained, unprivate = partial(split_samples, local, components), UNPRIVATE[normalize_by]
+    return setup.with_cohort(algorithm, cohort, local, forward, trained, unprivate=unprivate)
 
 
 ENTRY = Entry(

@@ -34,14 +34,25 @@ from typing import Any
 import torch
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State, average_answers, step_by_mean
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Memory, Moment, Shard, Sum, Traits, Weighted, Weights
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Facts,
+    Memory,
+    Moment,
+    Reply,
+    Shard,
+    Sum,
+    Weighted,
+    Weights,
+    mean,
+)
 from fedtide.core.rng import Rng
 from fedtide.core.weights import mul
 from fedtide.fields.types import NonNegative
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
+from fedtide.learn.server import SGD, step_server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training, Weighting
@@ -56,7 +67,7 @@ def qfedavg(
     q: NonNegative = 1.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """FedAvg with fairness q.
 
     Args:
@@ -64,9 +75,13 @@ def qfedavg(
         q: fairness; 0 is FedAvg with equal weights, larger values give more even accuracy.
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
-    train = FairTraining(task, local, weighting, q=q)
-    traits = Traits(unprivate="a client's weight is a power of its loss, which has no bound")
-    return average_answers("q-fedavg", train, task, local, SGD(), cohort, step_fairly, traits=traits)
+    train, server = FairTraining(task, local, weighting, q=q), SGD()
+    unprivate = "a client's weight is a power of its loss, which has no bound"
+
+    def step(state: OneModel, reply: Reply, moment: Moment, rng: Rng) -> tuple[OneModel, Facts]:
+        return step_server(state, server, mean(fair_totals(reply.total)))  # Algorithm 2
+
+    return build_method("q-fedavg", task, local, server, cohort, train, step, unprivate=unprivate)
 
 
 @dataclass(frozen=True)
@@ -102,11 +117,6 @@ class FairTraining(Training):
             "h": Weighted(steep + lipschitz * power, delta.weight),
         }
         return replace(answer, total=answer.total | fair)
-
-
-def step_fairly(state: State, server: Server, total: Any) -> tuple[State, Facts]:
-    """Take the step of Algorithm 2."""
-    return step_by_mean(state, server, fair_totals(total))
 
 
 def fair_totals(total: Any) -> Any:

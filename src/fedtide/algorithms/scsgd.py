@@ -23,10 +23,8 @@ from __future__ import annotations
 from functools import partial
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State, average_answers
-from fedtide.algorithms.minloss import train_branch
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.base import Algorithm, Moment, Shard, Traits, Weights
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Moment, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.fields.types import Fraction, NonNegative
 from fedtide.learn.branched_task import with_branches
@@ -35,7 +33,14 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
-from fedtide.mixtures.branches import CERTAIN, BranchDivisor, BranchLoss, ChoosePer, predict_by_certainty, step_branches
+from fedtide.mixtures.branches import (
+    CERTAIN,
+    BranchDivisor,
+    ChoosePer,
+    predict_by_certainty,
+    step_branches,
+    train_branch,
+)
 from fedtide.mixtures.priors import Linear, Rhythm
 from fedtide.models.branched import WHOLE, BranchCount
 
@@ -53,7 +58,7 @@ def scsgd(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """Multi-branch training with branches chosen by the clock.
 
     Args:
@@ -70,14 +75,14 @@ def scsgd(
     task = with_branches(task, branch_layer, branches)
     prior.check(branches)
 
-    def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[int]:
+    def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[tuple[Weights, int]]:
         yield from ()  # nothing has to be computed of samples
-        return int(prior.shares(moment, branches).argmax())  # ties: the first, so branch 1 while q(t) >= 1/2
+        return weights, int(prior.shares(moment, branches).argmax())  # ties: the first, so branch 1 while q(t) >= 1/2
 
-    train = train_branch(task, local, branches, partial(BranchLoss, task.loss, lam=lam, eps=eps), choose, weighting)
-    predict, traits = predict_by_certainty(task, choose_per), Traits(models="branches")
-    step = partial(step_branches, lam=lam, normalize_by=normalize_by)
-    return average_answers("scsgd", train, task, local, server, cohort, step, predict, traits)
+    train = train_branch(task, local, branches, lam, eps, choose, weighting)
+    step = partial(step_branches, server=server, lam=lam, normalize_by=normalize_by)
+    predict = predict_by_certainty(task, choose_per)
+    return build_method("scsgd", task, local, server, cohort, train, step, predict=predict, models="branches")
 
 
 ENTRY = Entry("scsgd", scsgd, "weights down, update up", "branches", helps=("hours",), exempt={"numbers": CERTAIN})

@@ -28,34 +28,19 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.array_kmeans import farthest_first, kmeans_from, summary
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Payload,
-    Prediction,
-    Shard,
-    Traits,
-    Weighted,
-    Weights,
-    Work,
-)
+from fedtide.cohorts import Arrivals, Cohort, collect_before, play_rounds, with_cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative, OfShift
-from fedtide.learn.branched_task import logits_and_features, with_branches
+from fedtide.learn.branched_task import with_branches
 from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
+from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Weighting
-from fedtide.mixtures.branches import BranchDivisor, BranchLoss, branch_update, predict_chosen, step_branches
+from fedtide.mixtures.branches import BranchDivisor, predict_by_branch, step_branches, train_branch
 from fedtide.mixtures.priors import need_period
 from fedtide.models.branched import BranchCount
 
@@ -110,79 +95,50 @@ def tshot(
     task = with_branches(task, branch_layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        none, memo = torch.empty(0), cohort.init(fleet)
-        return State(
-            weights=weights,
-            server=server.init(weights),
-            cohort=memo,
-            found=none,
-            counts=none,
-            centers=None,
-            collected=0,
-        )
+        weights, none = task.init(rng), torch.empty(0)
+        return State(weights, server.init(weights), none, none, centers=None, collected=0, cohort=cohort.init(fleet))
 
-    def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def collect(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         centers, counts, _ = summary(to_cpu(shard.x).flatten(1).double().numpy(), branches, rng.at("seeds"))
         rows = {"centers": torch.from_numpy(centers).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
-    @Stepwise
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        if not len(shard):
-            return None
-        k = nearest(to_cpu(shard.x).flatten(1), payload.centers)
-        loss = BranchLoss(task.loss, k, lam, eps)
-        fitted = yield Train(task, local, payload.weights, shard, moment, rng, loss=loss)
-        if not fitted.steps:
-            return None
-        total = branch_update(fitted, k, branches, shard, weighting)
-        notes = Notes(branch=total["branches"].value.argmax())
-        return Answer(total, notes=notes, update=total["delta"].value)
-
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        if fleet.moment.round < 0:
-            return collected(state, fleet, rng), {}
-        payload = Sent(state.weights, state.centers)
-        state, reply = take_part(cohort, fleet, state, rng, serve, payload)
-        state, facts = step_branches(state, server, reply.total, lam, normalize_by)
-        return state, {**facts, "collected": state.collected}
-
-    def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centers", "counts"))
+    def gather(state: State, reply: Reply, moment: Moment, rng: Rng) -> State:
         centers, counts = state.found, state.counts
         if reply.total is not None:
             here = reply.rows["counts"].flatten() > 0
             centers = torch.cat([centers, reply.rows["centers"].flatten(0, 1)[here]])
             counts = torch.cat([counts, reply.rows["counts"].flatten()[here]])
-        state = replace(
-            state, found=centers, counts=counts, collected=state.collected + reply.cost.up + reply.cost.down
-        )
-        if fleet.moment.round < -1:
-            return state
+        collected = state.collected + reply.cost.up + reply.cost.down
+        if moment.round < -1:
+            return replace(state, found=centers, counts=counts, collected=collected)
         none = torch.empty(0)
-        return replace(state, found=none, counts=none, centers=_clustered(centers, counts, branches))
+        centers = _clustered(centers, counts, branches)
+        return replace(state, found=none, counts=none, centers=centers, collected=collected)
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return Sent(state.weights, state.centers), None
+    def choose(payload: Sent, shard: Shard, moment: Moment) -> Steps[tuple[Weights, Tensor]]:
+        yield from ()  # nothing has to be computed of other clients
+        return payload.weights, nearest(payload, shard.x)
 
-    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, _ = logits_and_features(task, payload.weights, x)
-        return predict_chosen(logits, nearest(to_cpu(x).flatten(1), payload.centers), task.target)
+    def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
+        state, facts = step_branches(state, reply, server=server, lam=lam, normalize_by=normalize_by)
+        return state, {**facts, "collected": state.collected}
 
-    works: dict[str, Work] = {"collect": collect, "train": train}
-    reveals = ("centers", "counts")
-    before = int(need_period(shots, "shots", "a number of rounds"))
-    traits = Traits(reveals=reveals, sends=(Sent,), models="branches", before=before)
-    algorithm = Algorithm("t-shot", init, works, round, serve, predict, traits=traits)
-    return with_cohort(algorithm, cohort, task, local, forward={"collect": 0})
+    train = train_branch(task, local, branches, lam, eps, choose, weighting)
+    round, serve = play_rounds(cohort, step, lambda state: Sent(state.weights, state.centers))
+    predict = predict_by_branch(task, lambda payload, logits, z, x, owner: nearest(payload, x))
+    rounds = int(need_period(shots, "shots", "a number of rounds"))
+    algorithm = Algorithm("t-shot", init, {"train": train}, round, serve, predict)
+    algorithm = with_cohort(algorithm, cohort, task, local, forward={"collect": 0}, sends=(Sent,), models="branches")
+    return collect_before(algorithm, cohort, collect, rounds, ("centers", "counts"), gather)
 
 
-def nearest(x: Tensor, centers: Tensor) -> Tensor:
+def nearest(payload: Sent, x: Tensor) -> Tensor:
     """Return the branch (rows,) of the center that is nearest to each row; ties: the first."""
-    return torch.cdist(x.double(), centers.double()).argmin(1)
+    assert payload.centers is not None
+    return torch.cdist(to_cpu(x).flatten(1).double(), payload.centers.double()).argmin(1)
 
 
 def _clustered(reports: Tensor, counts: Tensor, branches: int) -> Tensor:

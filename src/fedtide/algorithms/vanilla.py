@@ -19,9 +19,9 @@ from typing import Any
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State, fedavg
+from fedtide.algorithms.fedavg import fedavg
 from fedtide.clusters.rounds import refuse_equal_start
-from fedtide.cohorts import Arrivals, Cohort
+from fedtide.cohorts import Arrivals, Cohort, OneModel
 from fedtide.core.base import Algorithm, Prediction, Weights
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
@@ -41,7 +41,7 @@ def vanilla(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """Federated averaging of a network with averaged branches.
 
     Args:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.fedavg import State, average_answers
-from fedtide.cohorts import Cohort, Everyone
+from fedtide.cohorts import Cohort, Everyone, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count
@@ -48,7 +47,7 @@ def window(
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """Federated averaging on the samples of the last steps.
 
     Sends the weights down and the update up; clients keep the samples of recent steps.
@@ -70,7 +69,7 @@ def window(
         old = Kept(step, replace(shard, x=to_cpu(shard.x), fetch_val=None))
         return replace(answer, memory={"kept": (*past, old)})
 
-    return average_answers("window", train, task, local, server, cohort)
+    return build_method("window", task, local, server, cohort, train)
 
 
 def merge_shards(shards: Sequence[Shard]) -> Shard:

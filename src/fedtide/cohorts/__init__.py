@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from fedtide.cohorts.oort import Oort
-from fedtide.cohorts.participation import ask_to_train, label_question, take_part, with_cohort
+from fedtide.cohorts.participation import (
+    OneModel,
+    ask_to_train,
+    build_method,
+    collect_before,
+    label_question,
+    play_rounds,
+    take_part,
+    with_cohort,
+)
 from fedtide.cohorts.selection import (
     Arrivals,
     BySize,
@@ -47,8 +56,9 @@ else:
     ]
 
 __all__ = [
-    "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "Oort", "PickedBy", "Picking", "PowerOfChoice",
-    "Uniform", "ask_to_train", "label_question", "take_part", "with_cohort",
+    "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "OneModel", "Oort", "PickedBy", "Picking",
+    "PowerOfChoice", "Uniform", "ask_to_train", "build_method", "collect_before", "label_question", "play_rounds",
+    "take_part", "with_cohort",
 ]  # fmt: skip
 
 

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtide.cohorts.selection import Picking
-from fedtide.core.base import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Moment,
+    Reply,
+    S,
+    Shard,
+    Weights,
+    Work,
+    mean,
+)
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.server import Server, step_server
 from fedtide.learn.shared_passes import utility
 from fedtide.learn.target import Target
 from fedtide.learn.task import Task, classes_of, label_shares
@@ -24,7 +38,7 @@ from fedtide.learn.training import Training, training_loss
 P = TypeVar("P", bound=Any)
 """State of an algorithm with a cohort: a dataclass with the memo of `cohort`."""
 
-Serving = Callable[[P, Tensor], tuple[Payload, Slot | None]]
+Serving = Callable[[P, Tensor], tuple[Any, Tensor | None]]
 """The `serve` of an algorithm with such a state."""
 
 
@@ -38,6 +52,7 @@ def with_cohort(
     trained: Callable[[Tensor], Tensor] | None = None,
     adapt: bool = True,
     asks: Sequence[str] | None = None,
+    **traits: Any,
 ) -> Algorithm[S]:
     """Let an algorithm's clients also answer the questions of its cohort; every algorithm with a `cohort` ends so.
 
@@ -51,10 +66,12 @@ def with_cohort(
         adapt: whether clients adapt before they report a loss. They do not if the server knows the model of each
             client, because a client without one would train, or try all models.
         asks: questions of the cohort that the algorithm asks; None for all.
+        traits: of the algorithm.
 
     Raises:
         FedtideError: the cohort asks for label fractions, and the task does not know the number of classes.
     """
+    algorithm = replace(algorithm, traits=replace(algorithm.traits, **traits))
     works, train = dict(algorithm.works), algorithm.works["train"]
     asks = cohort.asks if asks is None else asks
     passes = {"train": train.forward_passes} if isinstance(train, Training) else {}
@@ -78,12 +95,122 @@ def with_cohort(
     reveals = (*shown, *(name for name in (*asks, *cohort.reveals) if name not in shown))
     first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
     deadline = None if cohort.deadline == math.inf else cohort.deadline
-    traits = replace(algorithm.traits, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
-    return replace(algorithm, works=works, traits=traits, task=task)
+    declared = replace(algorithm.traits, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
+    return replace(algorithm, works=works, traits=declared, task=task)
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """The weights of one model, and the memos of the server optimizer and of the cohort."""
+
+    weights: Weights
+    server: Any
+    cohort: Any = None
+
+
+def play_rounds(
+    cohort: Picking,
+    step: Callable[[Any, Reply, Moment, Rng], tuple[Any, Facts]],
+    serve: Callable[[Any], Any],
+    send: Callable[[Any], Any] | None = None,
+    reveal: Sequence[str] = (),
+) -> tuple[Any, Any]:
+    """Build the `round` and the `serve` of methods whose participants all receive the same, and train it.
+
+    Args:
+        cohort: selection of the participants.
+        step: (state, reply with an answer, moment, key) -> next state and facts.
+        serve: state -> what clients are evaluated with.
+        send: state -> what participants receive; None is the same.
+        reveal: values revealed per participant.
+    """
+
+    def serve_all(state: Any, clients: Tensor) -> tuple[Any, None]:
+        return serve(state), None
+
+    def round(state: Any, fleet: Fleet, rng: Rng) -> tuple[Any, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, serve_all, (send or serve)(state), reveal=reveal)
+        return (state, {}) if reply.total is None else step(state, reply, fleet.moment, rng)
+
+    return round, serve_all
+
+
+def build_method(
+    name: str,
+    task: Task,
+    local: LocalTrainer,
+    server: Server,
+    cohort: Picking,
+    train: Work,
+    step: Callable[[Any, Reply, Moment, Rng], tuple[Any, Facts]] | None = None,
+    predict: Any = None,
+    forward: Mapping[str, float] | None = None,
+    trained: Callable[[Tensor], Tensor] | None = None,
+    **traits: Any,
+) -> Algorithm[OneModel]:
+    """Build a method with one model, which participants train.
+
+    Args:
+        name: of the method.
+        task: model and loss.
+        local: local training.
+        server: server optimizer.
+        cohort: selection of the participants.
+        train: the question "train".
+        step: as of `play_rounds`; None takes the server's step along the mean of the leaf "delta".
+        predict: of the method; None is that of the task.
+        forward: costs, as of `with_cohort`.
+        trained: costs, as of `with_cohort`.
+        traits: of the method.
+    """
+
+    def init(fleet: Fleet, rng: Rng) -> OneModel:
+        weights = task.init(rng)
+        return OneModel(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
+
+    def step_by_mean(state: OneModel, reply: Reply, moment: Moment, rng: Rng) -> tuple[OneModel, Facts]:
+        return step_server(state, server, mean(reply.total))
+
+    round, serve = play_rounds(cohort, step or step_by_mean, attrgetter("weights"))
+    works, predict = {"train": train}, predict or task.predict
+    algorithm = Algorithm(name, init, works, round, serve, predict)
+    return with_cohort(algorithm, cohort, task, local, forward=forward, trained=trained, **traits)
+
+
+def collect_before(
+    algorithm: Algorithm[Any],
+    cohort: Picking,
+    collect: Work,
+    rounds: int,
+    reveals: tuple[str, ...],
+    gather: Callable[[Any, Reply, Moment, Rng], Any],
+    send: Callable[[Any], Any] = lambda state: {},
+) -> Algorithm[Any]:
+    """Put rounds of the question "collect" before round 0.
+
+    Args:
+        algorithm: the method.
+        cohort: selection of the participants.
+        collect: the question.
+        rounds: number of these rounds.
+        reveals: values revealed per client.
+        gather: (state, reply, moment, key) -> next state.
+        send: state -> what participants receive.
+    """
+
+    def round(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
+        if fleet.moment.round >= 0:
+            return algorithm.round(state, fleet, rng)
+        clients = cohort.pick(state.cohort, fleet, rng, None)
+        reply = fleet.ask("collect", clients, send(state), reveal=reveals)
+        return gather(state, reply, fleet.moment, rng), {}
+
+    traits = replace(algorithm.traits, reveals=(*reveals, *algorithm.traits.reveals), before=rounds)
+    return replace(algorithm, works={"collect": collect, **algorithm.works}, round=round, traits=traits)
 
 
 def take_part(
-    cohort: Picking, fleet: Fleet, state: P, rng: Rng, serve: Serving, payload: Payload, *, reveal: Sequence[str] = ()
+    cohort: Picking, fleet: Fleet, state: P, rng: Rng, serve: Serving, payload: Any, *, reveal: Sequence[str] = ()
 ) -> tuple[P, Reply]:
     """Pick a round's participants, ask them to train, and let the cohort learn; return the state and the reply.
 
@@ -105,7 +232,7 @@ def ask_to_train(
     fleet: Fleet,
     state: P,
     clients: Tensor,
-    payload: Payload,
+    payload: Any,
     *,
     reveal: Sequence[str] = (),
     **bounds: Any,
@@ -143,7 +270,7 @@ def label_question(classes: int) -> Work:
 def loss_question(algorithm: Algorithm, target: Target) -> Work:
     """Build the question "loss": mean plain loss of the algorithm's predictions on a client's training samples."""
 
-    def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def loss(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
             return None
         adapted = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
@@ -159,7 +286,7 @@ def loss_question(algorithm: Algorithm, target: Target) -> Work:
 def with_utility(train: Work, local: LocalTrainer) -> Work:
     """Add Oort's utility, computed from the mean training loss, to a "train" question that does more than train."""
 
-    def work(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def work(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         answer = train(payload, memory, shard, moment, rng)
         if answer is None:
             return None

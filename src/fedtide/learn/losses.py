@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.base import Shard, Weighted, Weights
+from fedtide.core.base import Shard, Weighted
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import Flag, Fraction, ingredient
 from fedtide.learn.device import CPU
@@ -344,16 +344,6 @@ def _padded(counts: Tensor, length: int) -> Tensor:
 
 LEAST = 1e-12
 """Smallest share of a component, so that a vanished one can come back."""
-
-
-@dataclass(frozen=True)
-class SentMixture:
-    """The payload of clients: K models, and means mu, spreads and shares pi of Gaussians."""
-
-    models: list[Weights]
-    mu: Tensor
-    spread: Tensor
-    pi: Tensor | None = None
 
 
 def weighs_rows(loss: Any, method: str) -> None:

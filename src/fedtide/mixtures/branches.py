@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.base import Facts, Prediction, Shard, Weighted, Weights, mean
+from fedtide.core.base import Answer, Facts, Moment, Notes, Prediction, Reply, Shard, Weighted, Weights, Work, mean
 from fedtide.core.errors import refused
-from fedtide.core.trees import Tree
+from fedtide.core.rng import Rng
 from fedtide.learn.branched_task import logits_and_features
 from fedtide.learn.device import to_cpu
-from fedtide.learn.local import Fitted
+from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_part, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
-from fedtide.learn.steps import all_rows, same_weights
+from fedtide.learn.steps import Steps, Stepwise, Train, all_rows, same_weights
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task, concat_passes, parts
 from fedtide.learn.training import Weighting, client_weight
@@ -169,11 +169,16 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
 
 
 def blend_branches(
-    task: Task, weights: Weights, x: Tensor, pi: Tensor, others: Mapping[str, Tensor] | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels predicted under other shares.
+    task: Task,
+    weights: Weights,
+    x: Tensor,
+    pi: Tensor,
+    others: Mapping[str, Tensor] | None = None,
+    density: Tensor | None = None,
+) -> Prediction:
+    """Predict log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels under other shares.
 
-    Of other targets return what a mixture tells of them (`Target.mix`).
+    Of other targets predict what a mixture tells of them (`Target.mix`).
 
     Computed pass by pass, so that no other array is as large as the predictions.
 
@@ -183,6 +188,7 @@ def blend_branches(
         x: samples.
         pi: (rows, K) the shares of each row.
         others: other shares (rows, K), by name.
+        density: (rows,) log-densities of the samples.
     """
     ways = {"": pi, **(others or {})}
     labels: dict[str, list[Tensor]] = {name: [] for name in others or {}}
@@ -204,7 +210,20 @@ def blend_branches(
             done += len(blended)
             yield blended
 
-    return concat_passes(mixed(), len(x)), {name: torch.cat(outputs) for name, outputs in labels.items()}
+    outputs = concat_passes(mixed(), len(x))
+    return Prediction(outputs, pi.argmax(1), pi, {name: torch.cat(parts) for name, parts in labels.items()}, density)
+
+
+def shares_of(memories: Sequence[Any], usual: Tensor) -> Tensor:
+    """Return the shares "pi" that each client keeps (clients, ...), or the usual ones without any."""
+    return torch.stack([usual if memory is None else memory["pi"] for memory in memories])
+
+
+def predict_by_shares(
+    task: Task, usual: Tensor, weights: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor
+) -> Prediction:
+    """Predict samples by the shares that their clients keep, or by the usual ones."""
+    return blend_branches(task, weights, x, shares_of(memories, usual)[owner])
 
 
 def branch_losses(logits: Tensor, shard: Shard, target: Target = CLASSES) -> Tensor:
@@ -287,9 +306,39 @@ def step_trained(
     return server.step(weights, memo, Weights(params, delta.buffers))
 
 
-def branch_update(
-    fitted: Fitted, choice: int | Tensor, count: int, shard: Shard, weighting: Weighting
-) -> dict[str, Any]:
+def train_branch(
+    task: Task,
+    local: LocalTrainer,
+    branches: int,
+    lam: float,
+    eps: float,
+    choose: Callable[[Any, Shard, Moment], Steps[tuple[Weights, int | Tensor]]],
+    weighting: Weighting,
+) -> Work:
+    """Build the question "train" of methods whose clients choose what they train, and do nothing else.
+
+    Args:
+        task: a task with branches.
+        local: local training.
+        branches: number of branches, K.
+        lam: weight of the branches that a client does not train.
+        eps: label smoothing of these branches.
+        choose: (payload, samples, moment) -> received weights, and branch of the client or of each sample; in steps.
+        weighting: weight of a client.
+    """
+
+    @Stepwise
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        if not len(shard):
+            return None
+        weights, k = yield from choose(payload, shard, moment)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
+        return answer_branch(fitted, k, branches, shard, weighting) if fitted.steps else None
+
+    return train
+
+
+def answer_branch(fitted: Fitted, choice: int | Tensor, count: int, shard: Shard, weighting: Weighting) -> Answer:
     """Build the answer of a client that has trained branches: its update, its loss, and the branches it trained.
 
     Args:
@@ -301,35 +350,49 @@ def branch_update(
     """
     weight = client_weight(shard, weighting)
     shares = F.one_hot(torch.as_tensor(choice), count).double().reshape(-1, count).mean(0)
-    return {
+    total = {
         "delta": Weighted(fitted.delta, weight),
         "loss": Weighted(fitted.loss, len(shard)),
         "branches": Weighted(shares, weight),
     }
+    return Answer(total, notes=Notes(branch=shares.argmax()), update=fitted.delta)
 
 
 def step_branches(
-    state: S, server: Server, total: Tree, lam: float, normalize_by: BranchDivisor = "participants"
+    state: S, reply: Reply, *_: Any, server: Server, lam: float, normalize_by: BranchDivisor = "participants"
 ) -> tuple[S, Facts]:
-    """Take the server's step of the trunk and of updated branches; no step without an update.
+    """Take the server's step of the trunk and of updated branches.
 
     Updated branches are those that were trained, and with lam > 0 all.
 
     Args:
         state: state with the branched network's weights.
+        reply: sums over participants of `answer_branch`.
         server: the optimizer.
-        total: sums over participants of `branch_update`; None without an answer.
         lam: weight of the branches that a client does not train.
         normalize_by: divisor of a branch's update.
     """
-    if total is None:
-        return state, {}
-    got = mean({name: total[name] for name in ("delta", "loss", "branches")})
+    got = mean({name: reply.total[name] for name in ("delta", "loss", "branches")})
     shares = got["branches"]
     divisor = torch.where(shares > 0, shares, 1.0) if normalize_by == "members" else None
     active = (shares > 0) | (lam > 0)
     weights, memo = step_trained(server, state.weights, state.server, got["delta"], active, divisor)
     return replace(state, weights=weights, server=memo), {"loss": got["loss"], "branches": shares}
+
+
+def predict_by_branch(task: Task, choose: Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Any:
+    """Build the `predict` of methods that choose a branch.
+
+    Args:
+        task: a task with branches.
+        choose: (payload, logits, features, samples, owner of each) -> branch of each sample.
+    """
+
+    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        logits, z = logits_and_features(task, getattr(payload, "weights", payload), x)
+        return predict_chosen(logits, choose(payload, logits, z, x, owner), task.target)
+
+    return predict
 
 
 def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
@@ -339,11 +402,8 @@ def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
         FedtideError: rows have no classes, of which a branch could be certain.
     """
     if task.target != CLASSES:
-        but = "it answers by the branch that is more certain of a class"
-        raise refused("algorithm", "one that chooses by certainty", "another one if rows have no classes", but)
-
-    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, _ = logits_and_features(task, payload, x)
-        return predict_chosen(logits, most_certain(logits, owner, choose_per == "client", counted_steps(task, x)))
-
-    return predict
+        raise refused("algorithm", "one that chooses by certainty", "another one if rows have no classes", CERTAIN)
+    together = choose_per == "client"
+    return predict_by_branch(
+        task, lambda payload, logits, z, x, owner: most_certain(logits, owner, together, counted_steps(task, x))
+    )

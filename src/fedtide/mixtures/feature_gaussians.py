@@ -13,10 +13,10 @@ They begin by federated k-means++ before training, from public samples, or rando
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -24,26 +24,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.clusters.array_kmeans import best_kmeans, summary
-from fedtide.cohorts import Cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Holdings,
-    Memory,
-    Moment,
-    Reply,
-    Shard,
-    Simulation,
-    Weighted,
-    Weights,
-    Work,
-)
+from fedtide.clusters.rounds import init_models
+from fedtide.cohorts import Cohort, collect_before, with_cohort
+from fedtide.core.base import Algorithm, Answer, Fleet, Holdings, Moment, Reply, Shard, Weighted, Weights, Work
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, OfShift, ingredient
 from fedtide.learn.features import Extract, Features
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.server import Server
 from fedtide.learn.task import Task
 
 LEAST_SHARE = 1e-6
@@ -267,11 +256,6 @@ class Collected:
     counts: Tensor
     spreads: Tensor
 
-    @staticmethod
-    def nothing() -> Collected:
-        """Return the empty collection, as before the first round and when answers are no longer needed."""
-        return Collected(torch.empty(0), torch.empty(0), torch.empty(0))
-
     def plus(self, reply: Reply) -> Collected:
         """Add the answers of one more round."""
         if reply.total is None:
@@ -286,10 +270,41 @@ class Collected:
         )
 
 
+NOTHING = Collected(torch.empty(0), torch.empty(0), torch.empty(0))
+"""The empty collection, as before the first round and when answers are no longer needed."""
+
+
+@dataclass(frozen=True)
+class MixtureState:
+    """The models, the optimizer's memo of each, the Gaussians, and the collection for their initialization.
+
+    mu (K, d): means. spread: variances (K, d) or covariances (K, d, d). pi (K,): shares, if the server knows them. All
+    in float64.
+    """
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    mu: Tensor
+    spread: Tensor
+    collected: Collected
+    pi: Tensor | None = None
+    cohort: Any = None
+
+
+@dataclass(frozen=True)
+class SentMixture:
+    """The payload of clients: K models, and means mu, spreads and shares pi of Gaussians."""
+
+    models: list[Weights]
+    mu: Tensor
+    spread: Tensor
+    pi: Tensor | None = None
+
+
 def collect_question(extract: Extract, count: int) -> Work:
     """Build a client's work before training: `count` centers of its features, their counts and their variances."""
 
-    def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def collect(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         z = extract(payload, shard.x) if len(shard) else torch.empty(0, 1)
         z = z[z.isfinite().all(1)]
         if not len(z):
@@ -299,11 +314,6 @@ def collect_question(extract: Extract, count: int) -> Work:
         return Answer({"rows": Weighted(float(len(z)))}, rows)
 
     return collect
-
-
-S = TypeVar("S", bound=Any)
-"""State of a method with Gaussians: a dataclass with `weights`, `mu` (K, d), `spread` of each, `collected`, and the
-memo of `cohort`."""
 
 
 @dataclass(frozen=True)
@@ -340,11 +350,6 @@ class GaussianSetup:
         """Number of rounds before round 0."""
         return self.how.rounds or 1 if isinstance(self.how, KMeansPlusPlus) else 0
 
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """Values revealed per client in these rounds."""
-        return SEEN if self.before else ()
-
     def initial(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads, float64, available before any round: from public samples, or random."""
         public = self.task.public
@@ -362,29 +367,45 @@ class GaussianSetup:
         mu, var = fit_centers(collected, self.count, rng.at("centres"))
         return mu, self.spread(var)
 
-    def added_to(self, algorithm: Algorithm[S], cohort: Cohort) -> Algorithm[S]:
-        """Put the rounds of the initialization, if it has any, before those of a method."""
-        extract = self.extract  # now, because it raises if the network has no such features
+    def init_of(self, models: int, server: Server, cohort: Cohort, pi: Tensor | None = None) -> Any:
+        """Return the `init` of a method with so many models."""
+
+        def init(fleet: Fleet, rng: Rng) -> MixtureState:
+            weights = init_models(self.task, rng, models)
+            mu, spread = self.initial(weights[0], rng)
+            memos = tuple(map(server.init, weights))
+            return MixtureState(weights, memos, mu, spread, NOTHING, pi, cohort.init(fleet))
+
+        return init
+
+    def with_cohort(
+        self,
+        algorithm: Algorithm[MixtureState],
+        cohort: Cohort,
+        local: LocalTrainer,
+        forward: Mapping[str, float],
+        trained: Callable[[Tensor], Tensor],
+        **traits: Any,
+    ) -> Algorithm[MixtureState]:
+        """Finish a method as `fedtide.cohorts.with_cohort`, with the rounds of the initialization before its own."""
+        extract, traits = self.extract, {"sends": (SentMixture,), "models": "mixture", **traits}
+        algorithm = with_cohort(algorithm, cohort, self.task, local, forward=forward, trained=trained, **traits)
         if not self.before:
             return algorithm
 
-        def round(state: S, fleet: Simulation, rng: Rng) -> tuple[S, Facts]:
-            if fleet.moment.round >= 0:
-                return algorithm.round(state, fleet, rng)
-            return self.collect(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        def send(state: MixtureState) -> Weights:
+            return state.weights[0] if self.features.moves else Weights({})
 
-        works = {"collect": collect_question(extract, self.count), **algorithm.works}
-        traits = replace(algorithm.traits, reveals=self.reveals, before=self.before)
-        return replace(algorithm, works=works, round=round, traits=traits)
+        work = collect_question(extract, self.count)
+        return collect_before(algorithm, cohort, work, self.before, SEEN, self.gather, send)
 
-    def collect(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
+    def gather(self, state: MixtureState, reply: Reply, moment: Moment, rng: Rng) -> MixtureState:
         """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""
-        payload = state.weights[0] if self.features.moves else Weights({})
-        collected = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
-        if fleet.moment.round < -1:
+        collected = state.collected.plus(reply)
+        if moment.round < -1:
             return replace(state, collected=collected)
         mu, spread = self.fit(collected, rng) if len(collected.counts) else (state.mu, state.spread)
-        return replace(state, mu=mu, spread=spread, collected=Collected.nothing())
+        return replace(state, mu=mu, spread=spread, collected=NOTHING)
 
 
 def enough_rows_for(**counts: int) -> Callable[[Holdings], None]:

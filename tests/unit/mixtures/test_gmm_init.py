@@ -11,7 +11,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
 from fedtide.mixtures.feature_gaussians import (
-    SEEN,
+    NOTHING,
     Collected,
     GaussianSetup,
     KMeansPlusPlus,
@@ -40,7 +40,7 @@ def blob(center: float, n: int, seed: int) -> torch.Tensor:
 
 
 def collected(*clients: torch.Tensor, count: int = 2) -> Collected:
-    work, found = collect_question(identity, count), Collected.nothing()
+    work, found = collect_question(identity, count), NOTHING
     for client, x in enumerate(clients):
         shard = Shard(x, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x)))
         answer = work({}, None, shard, Moment(-1, 1), Rng(client))
@@ -85,7 +85,7 @@ def test_without_answers_or_by_choice_the_means_are_drawn():
         assert mu.shape == var.shape == (30, 2)
         assert 0.05 < float(mu.std()) < 0.15
         assert bool((var == 1).all())
-        assert (opening.before, opening.reveals) == ((0, ()) if how == Random() else (4, SEEN))
+        assert opening.before == (0 if how == Random() else 4)
 
 
 def test_public_rows_may_tell():
