@@ -52,24 +52,9 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import NOT_POOLED, at_most_registered, init_models, refuse_equal_start, step_models
-from fedtide.clusters.served import Served, find_model, predict_by_cluster
+from fedtide.clusters.served import Served, answer_model, find_model, predict_by_cluster
 from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Payload,
-    Shard,
-    Slotted,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
 from fedtide.learn.local import LocalTrainer
@@ -77,7 +62,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting, client_weight
+from fedtide.learn.training import Weighting
 from fedtide.personal.client_networks import Networks
 from fedtide.personal.ways import Choice, Mixture
 from fedtide.transforms import Anchored, Personalized
@@ -237,7 +222,7 @@ def aem(
         )
 
     @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         # Algorithm 3: the model with the lowest loss, or a random one.
@@ -252,20 +237,15 @@ def aem(
         if not fitted.steps:
             return None
         chosen = F.one_hot(torch.tensor(j), clusters).double()
-        total = {
-            "delta": Slotted({j: Weighted(fitted.delta, client_weight(shard, weighting))}, clusters),
-            "loss": Weighted(fitted.loss, len(shard)),
-            "trained": Weighted(chosen, 1.0),
-            "chosen": Weighted(chosen * (not explored), 1.0),
-        }
+        more = {"chosen": Weighted(chosen * (not explored), 1.0)}
         if judged is not None:
-            total["val"] = Weighted(chosen[:, None] * judged, 1.0)
-        return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: fitted.delta})
+            more["val"] = Weighted(chosen[:, None] * judged, 1.0)
+        return answer_model(j, fitted.delta, fitted.loss, shard, clusters, weighting, **more)
 
-    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory] | None:
+    def as_served(payload: Any, memory: Any, answer: Answer) -> tuple[Served, None] | None:
         if not answer.total["chosen"].value.any():
             return None  # a client that explores has chosen no model
-        j = answer.total["trained"].value.argmax()
+        j = answer.total["members"].value.argmax()
         place = int((payload.active == j).nonzero())
         return Served((payload.models[place],), j[None], 0, clusters), None
 
@@ -288,22 +268,22 @@ def aem(
         # Lines 11 and 12.
         if freeze and (fleet.moment.round + 1) % freeze.check_every == 0:
             after = freeze_stale(state, after, freeze.patience)
-        facts = {"loss": mean(reply.total)["loss"], "active": len(active), "members": reply.total["trained"].value}
+        facts = {"loss": mean(reply.total)["loss"], "active": len(active), "members": reply.total["members"].value}
         return after, facts
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+    def serve(state: State, clients: Tensor) -> tuple[Served, None]:
         used = in_use(state)
         served = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
         models, usual = [state.weights[j] for j in served.tolist()], state.chosen[served].argmax()
         return Served(models, served, usual, clusters), None
 
-    works, predict, adapt = {"train": train}, predict_by_cluster(task), find_model(task)
-    check, traits = at_most_registered(clusters), Traits(sends=(Sent, Served), models="clusters", refuses=NOT_POOLED)
-    algorithm = Algorithm("aem", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
+    predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
+    algorithm = Algorithm("aem", init, {"train": train}, round, serve, predict, adapt, as_served, check)
     algorithm = replace(algorithm, options={"clusters": clusters})
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + 1}
-    choosing = with_cohort(algorithm, cohort, task, local, forward=forward)
+    traits: Any = {"sends": (Sent, Served), "models": "clusters", "refuses": NOT_POOLED}
+    choosing = with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
     return replace(with_way(choosing, mixture, Networks(task), "mixture", late=True), unpersonalized=choosing)
 
 

@@ -54,9 +54,9 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.array_kmeans import best_kmeans
 from fedtide.clusters.distance import unit
 from fedtide.clusters.rounds import train_clusters
-from fedtide.clusters.served import Served, as_served_in_cluster, find_model, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Arrivals, Cohort, with_cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Traits, Weights
+from fedtide.clusters.served import build_clustered, find_model, serve_clusters
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.core.weights import flat
@@ -207,10 +207,8 @@ def auxo(
         is_known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
         return serve_clusters(state.weights, torch.where(is_known, state.reward.argmax(1), -1), clients)
 
-    predict, adapt = predict_by_cluster(task), find_model(task)
-    works, traits = {"train": train}, Traits(reveals=("sketch",), sends=(Served,), models="clusters")
-    algorithm = Algorithm("auxo", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
-    return with_cohort(algorithm, cohort, task, local, adapt=False)
+    works, adapt = {"train": train}, find_model(task)
+    return build_clustered("auxo", task, local, cohort, init, round, serve, works, adapt, reveals=("sketch",))
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:

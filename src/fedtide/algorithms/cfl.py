@@ -52,24 +52,9 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.distance import cosines, unit
 from fedtide.clusters.rounds import replace_at, train_clusters
-from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Cohort, Everyone, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Reply,
-    Shard,
-    Slot,
-    Traits,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.clusters.served import build_clustered, serve_clusters
+from fedtide.cohorts import Cohort, Everyone
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, Work, mean
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.core.weights import flat, shaped
@@ -169,7 +154,7 @@ def cfl(
             cohort=cohort.init(fleet),
         )
 
-    def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def place(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
         return Answer({}, {"update": flat(fitted.delta.params)}) if fitted.steps else None
 
@@ -223,12 +208,12 @@ def cfl(
             )
         return state
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+    def serve(state: State, clients: Tensor) -> tuple[Any, Tensor]:
         # A client with pending splits finds its model by itself, in `adapt`.
         model = torch.where(pending(state), -1, state.model)
         return serve_clusters(state.weights, model, clients, places=state.splits)
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not payload.places or not len(shard):
             return None
         k = 0
@@ -241,17 +226,21 @@ def cfl(
         return Answer({}, memory={"found": torch.tensor(k)})
 
     works: dict[str, Work] = {"train": reveal_update(task, local, weighting), "place": place}
-    traits = Traits(
+    return build_clustered(
+        "cfl",
+        task,
+        local,
+        cohort,
+        init,
+        round,
+        serve,
+        works,
+        adapt,
         reveals=("update", "weight"),
-        sends=(Served,),
-        models="clusters",
         refuses={"pooled": "each half of a split steps along its own mean"},
         # A client that is placed trains for it.
         compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),
     )
-    predict = predict_by_cluster(task)
-    algorithm = Algorithm("cfl", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
-    return with_cohort(algorithm, cohort, task, local, adapt=False)
 
 
 def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
@@ -259,7 +248,7 @@ def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work
 
     training = Training(task, local, weighting)
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def train(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         answer = training(payload, memory, shard, moment, rng)
         if answer is None:
             return None

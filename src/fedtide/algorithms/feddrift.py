@@ -50,30 +50,9 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import mix_models, replace_at, train_clusters
-from fedtide.clusters.served import (
-    Served,
-    as_served_in_cluster,
-    errors_of,
-    find_model,
-    predict_by_cluster,
-    serve_clusters,
-)
-from fedtide.cohorts import Cohort, Everyone, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Reply,
-    Shard,
-    Slot,
-    Traits,
-    Weights,
-    Work,
-)
+from fedtide.clusters.served import Served, build_clustered, errors_of, find_model, serve_clusters
+from fedtide.cohorts import Cohort, Everyone
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, Work
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import Count, ModelCount, NonNegative, Spelled, ingredient
@@ -220,7 +199,7 @@ def feddrift(
             cohort=cohort.init(fleet),
         )
 
-    def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def judge(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Return the loss of each model on the client's samples."""
         if not len(shard):
             return None
@@ -259,16 +238,13 @@ def feddrift(
             state = merge_models(state, group, server)
         return state, {"left": int(left.sum()), "new": new, "merged": sum(len(group) - 1 for group in groups)}
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+    def serve(state: State, clients: Tensor) -> tuple[Any, Tensor]:
         model = torch.where(state.judged, state.model, -1)
         return serve_clusters(state.weights, model, clients, state.places.taken)
 
     works: dict[str, Work] = {"train": Training(task, local, weighting), "judge": judge}
-    predict, traits = predict_by_cluster(task), Traits(reveals=("bad", "rows"), sends=(Served,), models="clusters")
-    algorithm = Algorithm(
-        "feddrift", init, works, round, serve, predict, find_model(task), as_served_in_cluster, traits=traits
-    )
-    return with_cohort(algorithm, cohort, task, local, adapt=False)
+    adapt, reveals = find_model(task), ("bad", "rows")
+    return build_clustered("feddrift", task, local, cohort, init, round, serve, works, adapt, reveals=reveals)
 
 
 def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:

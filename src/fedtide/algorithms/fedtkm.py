@@ -51,19 +51,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Reply,
-    Shard,
-    Slotted,
-    Weighted,
-    Weights,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Slotted, Weighted, Weights, mean
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached

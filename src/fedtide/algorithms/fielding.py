@@ -56,10 +56,10 @@ from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans
 from fedtide.clusters.distance import Center, Distance, between, heterogeneity, means, renormalize, unit
 from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
 from fedtide.clusters.rounds import mean_over_slots, mix_clusters, mix_models, pick_per_cluster, train_clusters
-from fedtide.clusters.served import Served, accuracy_question, as_served_in_cluster, predict_by_cluster, serve_clusters
+from fedtide.clusters.served import accuracy_question, build_clustered, serve_clusters
 from fedtide.clusters.triggers import Adaptive, FixedFraction, Gain, Learned, Trigger, event_of, has_val, trigger_on
-from fedtide.cohorts import Arrivals, Cohort, Uniform, with_cohort
-from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Traits, Weights, Work
+from fedtide.cohorts import Arrivals, Cohort, Uniform
+from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weights, Work
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
@@ -243,20 +243,25 @@ def fielding(
         return serve_clusters(state.weights, state.cluster, clients, places=places)
 
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
-    traits = Traits(
+    works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
+    return build_clustered(
+        "fielding",
+        task,
+        local,
+        cohort,
+        init,
+        round,
+        serve,
+        works,
+        find_nearest(task, representation),
+        has_val(trigger),
+        sends=(Places,),
+        forward={"report": passes},
+        asks=[question for question in cohort.asks if question not in cohort.recorded],
         reveals=("representation",),
-        sends=(Served, Places),
-        models="clusters",
         unless_changed=() if representation.needs_model else ("report",),
         unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",
     )
-    works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
-    predict, adapt = predict_by_cluster(task), find_nearest(task, representation)
-    algorithm = Algorithm(
-        "fielding", init, works, round, serve, predict, adapt, as_served_in_cluster, has_val(trigger), traits=traits
-    )
-    asks = [question for question in cohort.asks if question not in cohort.recorded]
-    return with_cohort(algorithm, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
 
 
 def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:

@@ -52,22 +52,9 @@ from fedtide.clusters.array_kmeans import best_kmeans
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import at_most_registered, mix_models, train_clusters
-from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Arrivals, Cohort, label_question, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Shard,
-    Slot,
-    Traits,
-    Weights,
-    Work,
-)
+from fedtide.clusters.served import build_clustered, serve_clusters
+from fedtide.cohorts import Arrivals, Cohort, label_question
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weights, Work
 from fedtide.core.rng import Rng, draw_some
 from fedtide.core.trees import per_client
 from fedtide.core.weights import add, flat, shaped
@@ -231,14 +218,9 @@ def flexcfl(
         costs = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
         return costs.get(question, torch.zeros_like)(rows)
 
-    traits = Traits(
-        reveals=reveals, sends=(Served, Places), models="clusters", compute_cost=cost, unless_changed=("shifted",)
-    )
-    check, predict = at_most_registered(clusters) if isinstance(clusters, int) else None, predict_by_cluster(task)
-    algorithm = Algorithm(
-        "flexcfl", init, works, round, serve, predict, adapt, as_served_in_cluster, check, traits=traits
-    )
-    return with_cohort(algorithm, cohort, task, local, adapt=False)
+    check = at_most_registered(clusters) if isinstance(clusters, int) else None
+    traits: Any = {"sends": (Places,), "reveals": reveals, "compute_cost": cost, "unless_changed": ("shifted",)}
+    return build_clustered("flexcfl", task, local, cohort, init, round, serve, works, adapt, check, **traits)
 
 
 def count_clusters(fleet: Fleet, rng: Rng) -> int:

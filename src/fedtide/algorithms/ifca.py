@@ -42,7 +42,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
@@ -56,32 +55,16 @@ from fedtide.clusters.rounds import (
     refuse_equal_start,
     step_models,
 )
-from fedtide.clusters.served import Served, find_model, predict_by_cluster
-from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Payload,
-    Shard,
-    Slotted,
-    Traits,
-    Weighted,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.clusters.served import Served, answer_model, find_model, predict_by_cluster
+from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, Positive
 from fedtide.learn.local import LocalTrainer, LocalUpdate, by_gradient
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting, client_weight
+from fedtide.learn.training import Weighting
 from fedtide.transforms import Anchored
 
 
@@ -130,45 +113,38 @@ def ifca(
         return State(weights=models, server=tuple(map(server.init, models)), members=members, cohort=memo)
 
     @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         j = int((yield Losses(task, payload.models, shard)).argmin())  # j_i = argmin_j F_i(theta_j)
         update = yield from local_update(task, local, variant, payload.models[j], shard, moment, rng)
         if update is None:
             return None
-        (delta, loss), chosen = update, torch.tensor(j)
-        total = {
-            "delta": Slotted({j: Weighted(delta, client_weight(shard, weighting))}, clusters),
-            "loss": Weighted(loss, len(shard)),
-            "members": Weighted(F.one_hot(chosen, clusters).double(), 1.0),
-        }
-        return Answer(total, notes=Notes(branch=chosen), update={j: delta})
+        return answer_model(j, *update, shard, clusters, weighting)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, Served(list(state.weights)))
-        if reply.total is None:
-            return state, {}
+    def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # theta_j
         state = step_models(state, server, reply.total["delta"], "participants" if gradient else "members")
         members = reply.total["members"].value
         return replace(state, members=state.members + members), {"loss": mean(reply.total)["loss"], "members": members}
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return Served(state.weights, usual=state.members.argmax()), None
-
-    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+    def as_served(payload: Any, memory: Any, answer: Answer) -> tuple[Served, None]:
         return replace(payload, usual=answer.total["members"].value.argmax()), None
 
-    works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
+    works = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
+    round, serve = play_rounds(
+        cohort,
+        step,
+        lambda state: Served(state.weights, usual=state.members.argmax()),
+        lambda state: Served(state.weights),
+    )
     predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
-    traits = Traits(sends=(Served, Starts), models="clusters", refuses=NOT_POOLED)
-    algorithm = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
+    algorithm = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check)
     # Every participant evaluates all models.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
-    return with_cohort(
-        algorithm, cohort, task, local, forward=forward, trained=(lambda rows: rows) if gradient else None
-    )
+    trained: Any = (lambda rows: rows) if gradient else None
+    traits: Any = {"sends": (Served, Starts), "models": "clusters", "refuses": NOT_POOLED}
+    return with_cohort(algorithm, cohort, task, local, forward=forward, trained=trained, **traits)
 
 
 ENTRY = Entry(

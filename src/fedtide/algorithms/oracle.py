@@ -33,9 +33,9 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.rounds import mix_models, train_clusters
-from fedtide.clusters.served import Served, as_served_in_cluster, predict_by_cluster, serve_clusters
-from fedtide.cohorts import Arrivals, Cohort, with_cohort
-from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Traits, Weights
+from fedtide.clusters.served import build_clustered, serve_clusters
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
@@ -81,10 +81,8 @@ def oracle(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         return serve_clusters(state.weights, state.group, clients)
 
-    works, predict = {"train": Training(task, local, weighting)}, predict_by_cluster(task)
-    traits = Traits(reveals=("true_groups",), sends=(Served,), models="clusters")
-    algorithm = Algorithm("oracle", init, works, round, serve, predict, None, as_served_in_cluster, traits=traits)
-    return with_cohort(algorithm, cohort, task, local)
+    works, reveals = {"train": Training(task, local, weighting)}, ("true_groups",)
+    return build_clustered("oracle", task, local, cohort, init, round, serve, works, reveals=reveals)
 
 
 def regroup(state: State, group: Tensor, server: Server, registered: int) -> State:

@@ -35,19 +35,7 @@ import torch
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Memory,
-    Moment,
-    Reply,
-    Shard,
-    Sum,
-    Weighted,
-    Weights,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Memory, Moment, Reply, Shard, Sum, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.core.weights import mul
 from fedtide.fields.types import NonNegative

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.base import Answer, Memory, Moment, Payload, Prediction, Shard, Slot, Weighted, Weights, Work
+from fedtide.cohorts import Cohort, with_cohort
+from fedtide.core.base import Algorithm, Answer, Moment, Notes, Prediction, Shard, Slotted, Weighted, Weights, Work
 from fedtide.core.rng import Rng
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
+from fedtide.learn.training import Weighting, client_weight
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def decision_rows(shard: Shard) -> Shard:
 
 def serve_clusters(
     models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor | None = None, places: Any = None
-) -> tuple[list[Payload], Slot]:
+) -> tuple[list[Served], Tensor]:
     """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
 
     Args:
@@ -66,7 +70,7 @@ def serve_clusters(
     return [*served, everything], torch.where(slot < 0, len(models), slot)
 
 
-def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+def as_served_in_cluster(payload: Weights, memory: Any, answer: Answer) -> tuple[Served, None]:
     """Return the payload that would be served to a client asked in the slot of its cluster; see `Algorithm`."""
     return Served((payload,), usual=0), None
 
@@ -77,7 +81,7 @@ def find_model(task: Task) -> Work:
     A client without validation samples judges on its training samples. The memory gets the place of the one "found".
     """
 
-    def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Served, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = decision_rows(shard)
         if len(payload.models) == 1 or not len(rows):
             return None
@@ -89,7 +93,7 @@ def find_model(task: Task) -> Work:
 def predict_by_cluster(task: Task) -> Any:
     """Build the `predict` for `find_model`: by the model that a client has "found", else by the usual one."""
 
-    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+    def predict(payload: Any, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
         places = [payload.usual if memory is None else memory.get("found", payload.usual) for memory in memories]
         model = torch.tensor([int(k) for k in places])[owner]
         log_probs: Tensor | None = None
@@ -104,10 +108,43 @@ def predict_by_cluster(task: Task) -> Any:
     return predict
 
 
+def build_clustered(
+    name: str,
+    task: Task,
+    local: LocalTrainer,
+    cohort: Cohort,
+    init: Any,
+    round: Any,
+    serve: Any,
+    works: Mapping[str, Work],
+    adapt: Work | None = None,
+    check: Any = None,
+    sends: tuple[type, ...] = (),
+    **options: Any,
+) -> Algorithm[Any]:
+    """Build a method whose server knows the model of each client, or lets it `adapt`; options are of `with_cohort`."""
+    predict, sends = predict_by_cluster(task), (Served, *sends)
+    algorithm = Algorithm(name, init, works, round, serve, predict, adapt, as_served_in_cluster, check)
+    return with_cohort(algorithm, cohort, task, local, adapt=False, sends=sends, models="clusters", **options)
+
+
+def answer_model(
+    j: int, delta: Weights, loss: float, shard: Shard, models: int, weighting: Weighting, **more: Weighted
+) -> Answer:
+    """Build the answer of a client that has trained one of several models: its update, its loss and its choice."""
+    chosen = F.one_hot(torch.tensor(j), models).double()
+    total = {
+        "delta": Slotted({j: Weighted(delta, client_weight(shard, weighting))}, models),
+        "loss": Weighted(loss, len(shard)),
+        "members": Weighted(chosen, 1.0),
+    }
+    return Answer(total | more, notes=Notes(branch=torch.tensor(j)), update={j: delta})
+
+
 def accuracy_question(task: Task) -> Work:
     """Build the question "val": accuracy of a client's model on its validation samples."""
 
-    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def val(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = shard.val if len(shard) else None
         if rows is None or not len(rows.labels):
             return None

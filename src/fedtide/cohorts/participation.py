@@ -13,19 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.selection import Picking
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Reply,
-    S,
-    Shard,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, S, Shard, Weights, Work, mean
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer, training_cost

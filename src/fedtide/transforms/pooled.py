@@ -38,19 +38,7 @@ import torch
 from torch import Tensor
 
 from fedtide.clusters.rounds import mean_of_all
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Extended,
-    Fleet,
-    Payload,
-    Slotted,
-    Sum,
-    Weighted,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Extended, Fleet, Payload, Slotted, Sum, Weighted, Weights, Work, mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.weights import layers_of, squared_lengths
 from fedtide.fields.types import ingredient

@@ -21,18 +21,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from fedtide.clusters.rounds import mean_of_all
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Extended,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Shard,
-    Weights,
-    with_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Extended, Fleet, Memory, Moment, Payload, Shard, Weights, with_weights
 from fedtide.core.errors import unknown
 from fedtide.core.rng import Rng
 from fedtide.core.weights import renamed, united

@@ -9,22 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Extended,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Reply,
-    Shard,
-    Slot,
-    Sum,
-    Weights,
-    Work,
-)
+from fedtide.core.base import Algorithm, Answer, Extended, Facts, Fleet, Moment, Reply, Shard, Sum, Weights, Work
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
@@ -104,7 +89,7 @@ class Through:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fleet, name)
 
-    def ask(self, question: str, clients: Any, payload: Payload, **options: Any) -> Reply:
+    def ask(self, question: str, clients: Any, payload: Any, **options: Any) -> Reply:
         """Ask some clients one question."""
         if question == "train":
             return self._train(clients, payload, **options)
@@ -134,7 +119,7 @@ def keep_beside(
     def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
         memo, more = state.own, dict[str, Any]()
 
-        def train(clients: Tensor, payload: Payload, **options: Any) -> Reply:
+        def train(clients: Tensor, payload: Any, **options: Any) -> Reply:
             nonlocal memo
             reply, memo, facts = ask(replace(state, own=memo), fleet, clients, payload, options)
             more.update(facts)
@@ -143,13 +128,13 @@ def keep_beside(
         inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
         return join(inner, memo), {**facts, **more}
 
-    def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
+    def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
         return algorithm.serve(state.inner, clients)
 
     return replace(algorithm, init=init, round=round, serve=serve)
 
 
-def each_slot(payload: Payload, options: Mapping[str, Any], change: Callable[[Payload], Payload]) -> Payload:
+def each_slot(payload: Any, options: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
     """Change what clients receive: the payload, or the entry of each slot."""
     return [change(part) for part in payload] if options.get("slot") is not None else change(payload)
 
@@ -190,9 +175,7 @@ def made_with(algorithm: Algorithm, *names: str) -> tuple[Any, ...]:
     return tuple(algorithm.options[name] for name in names)
 
 
-def stepwise(
-    work: Work, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng
-) -> Steps[Answer | None]:
+def stepwise(work: Work, payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
     """Begin a work in steps, whatever it is made of."""
     start = getattr(work, "start", None)
     if start is None:
@@ -204,7 +187,7 @@ def changed_answer(work: Work, change: Callable[[Answer], Answer]) -> Work:
     """Build a work that changes what another answers."""
 
     @Stepwise
-    def changed(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def changed(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         answer = yield from stepwise(work, payload, memory, shard, moment, rng)
         return None if answer is None else change(answer)
 
