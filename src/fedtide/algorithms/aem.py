@@ -57,12 +57,8 @@ from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
+from fedtide.learn import SGD, LocalTrainer, Losses, Server, Steps, Stepwise, Task, Train, Weighting
 from fedtide.learn.shared_passes import mean_losses
-from fedtide.learn.steps import Losses, Steps, Stepwise, Train
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting
 from fedtide.personal.client_networks import Networks
 from fedtide.personal.ways import Choice, Mixture
 from fedtide.transforms import Anchored, Personalized

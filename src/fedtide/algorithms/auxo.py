@@ -61,10 +61,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 from fedtide.transforms import Pooled
 
 REWARD, SHRINKS = 5.0, 0.9

@@ -18,8 +18,7 @@ from fedtide.algorithms.entry import Entry
 from fedtide.core.base import Algorithm, Facts, Simulation, Traits, Weights, shared_weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task
+from fedtide.learn import LocalTrainer, Task
 
 
 @dataclass(frozen=True)

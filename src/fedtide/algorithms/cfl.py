@@ -59,10 +59,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.core.weights import flat, shaped
 from fedtide.fields.types import Count, Fraction, NonNegative, Whole
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 
 Linkage = Literal["single", "complete"]
 """Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""

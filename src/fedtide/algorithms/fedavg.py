@@ -25,10 +25,7 @@ from __future__ import annotations
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 
 State = OneModel
 

@@ -47,10 +47,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import merge, scaled
 from fedtide.core.trees import Tree
 from fedtide.fields.types import Count, NonNegative
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server, step_server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting, step_server
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,8 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Sh
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import Count, ModelCount, NonNegative, Spelled, ingredient
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 from fedtide.learn.shared_passes import mean_losses
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Anchored
 
 Criterion = Literal["error", "loss"]

@@ -46,13 +46,10 @@ from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight, step_server
 from fedtide.learn.branched_task import join_models, with_branches
-from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.server import SGD, Server, step_server
-from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task, needs_likelihood
-from fedtide.learn.training import Weighting, client_weight
 from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored

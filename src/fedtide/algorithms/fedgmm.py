@@ -53,14 +53,11 @@ from fedtide.cohorts import Arrivals, Cohort, play_rounds
 from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Prediction, Reply, Shard, Slotted, Weighted, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, NonNegative, StepCount
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight
 from fedtide.learn.branched_task import join_models, split_models, with_branches
 from fedtide.learn.features import PCA, Features
-from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task, needs_likelihood
-from fedtide.learn.training import Weighting, client_weight
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
 from fedtide.mixtures.feature_gaussians import (
     LEAST_VARIANCE,

@@ -25,11 +25,9 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
+from fedtide.learn import SGD, Server, Task, Weighting, client_weight
 from fedtide.learn.local import LocalTrainer, one_gradient
-from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting, client_weight
 
 
 def fedsgd(

@@ -53,12 +53,9 @@ from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
+from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
 from fedtide.learn.branched_task import width, with_branches
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting
 from fedtide.mixtures.assign import assign, capacities, members_of
 from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.feature_gaussians import (

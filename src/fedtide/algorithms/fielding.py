@@ -64,10 +64,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import NonNegative, Spelled
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]

@@ -59,10 +59,8 @@ from fedtide.core.rng import Rng, draw_some
 from fedtide.core.trees import per_client
 from fedtide.core.weights import add, flat, shaped
 from fedtide.fields.types import Count, ModelCount, NonNegative, StepCount
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
+from fedtide.learn import SGD, LocalTrainer, Server, Training, Weighting
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.training import Training, Weighting
 from fedtide.transforms import Pooled
 
 PART = 1 << 16

@@ -16,7 +16,6 @@ Choices:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -24,19 +23,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Prediction,
-    Shard,
-    Traits,
-    Weights,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Traits, Weights, shared_weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, raw
 from fedtide.fields.types import Spelled
@@ -74,7 +61,7 @@ def local_only(
     def init(fleet: Fleet, rng: Rng) -> State:
         return State(task.init(rng))
 
-    def fit(memory: Memory, shard: Shard, moment: Moment, rng: Rng, both: bool) -> Answer | None:
+    def fit(memory: Any, shard: Shard, moment: Moment, rng: Rng, both: bool) -> Answer | None:
         seen = checksum(shard)
         if not len(shard) or (memory is not None and torch.equal(memory["seen"], seen)):
             return None
@@ -84,10 +71,10 @@ def local_only(
             next_memory["judged"] = {"own": last, "seen": checksum(replace(shard, fetch_val=None))}
         return Answer({}, memory=next_memory)
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return fit(memory, shard, moment, rng, both=bool(shard.val) and not shard.apart)
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         judged = None if memory is None else memory.get("judged")
         if judged is not None and torch.equal(judged["seen"], checksum(shard)):
             return Answer({}, memory=judged)
@@ -96,8 +83,8 @@ def local_only(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         return state, {"trained": len(fleet.ask("train", fleet.reachable, {}).clients)}
 
-    def predict(payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        return Prediction(predict_personal(way, nets, (payload,), 0, memories, x, owner).told)
+    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Any:
+        return predict_personal(way, nets, (payload,), 0, memories, x, owner)
 
     traits = Traits(models="none", keeps=2, compute_cost=training_cost(solver, {}))
     return Algorithm("local", init, {"train": train}, round, shared_weights, predict, adapt, traits=traits)

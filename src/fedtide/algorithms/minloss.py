@@ -27,12 +27,8 @@ from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Moment, Shard, Weights
 from fedtide.fields.types import Fraction, NonNegative
+from fedtide.learn import KERAS, LocalTrainer, Server, Steps, Task, Weighting
 from fedtide.learn.branched_task import with_branches
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import (
     CERTAIN,
     BranchDivisor,

@@ -37,10 +37,7 @@ from fedtide.clusters.served import build_clustered, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.core.rng import Rng
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,7 @@ from fedtide.core.base import Algorithm, Answer, Facts, Memory, Moment, Reply, S
 from fedtide.core.rng import Rng
 from fedtide.core.weights import mul
 from fedtide.fields.types import NonNegative
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, step_server
-from fedtide.learn.steps import Steps
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
+from fedtide.learn import SGD, LocalTrainer, Steps, Task, Training, Weighting, step_server
 
 SMALLEST = 1e-10
 """Constant added to a loss before taking powers, as in the released code."""

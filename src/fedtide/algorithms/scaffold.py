@@ -44,29 +44,12 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Shard,
-    Traits,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean, shared_weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add, div, mul, sub, zeros_like
 from fedtide.fields.types import Positive
+from fedtide.learn import SGD, Correction, Server, Steps, Stepwise, Task, Train, Weighting, client_weight, step_server
 from fedtide.learn.local import LocalTrainer, clip, plain_sgd
-from fedtide.learn.server import SGD, Server, step_server
-from fedtide.learn.steps import Steps, Stepwise, Train
-from fedtide.learn.task import Task
-from fedtide.learn.terms import Correction
-from fedtide.learn.training import Weighting, client_weight
 
 Variate = dict[str, Tensor]
 
@@ -118,11 +101,10 @@ def scaffold(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         control = zeros_like(weights.params)
-        memo, joined = server.init(weights), cohort.init(fleet)
-        return State(weights=weights, server=memo, control=control, clients=len(fleet.clients), cohort=joined)
+        return State(weights, server.init(weights), control, len(fleet.clients), cohort.init(fleet))
 
     @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         w, c = payload.weights, payload.control
         c_i = zeros_like(c) if memory is None else memory["control"]
         correction = Correction([c[name] - c_i[name] for name in task.scratch.names])
@@ -155,12 +137,10 @@ def scaffold(
         control = add(state.control, div(reply.total["control"].value, registered))
         return step_server(replace(state, control=control), server, mean(reply.total))
 
-    # A pass forward and back costs three forward passes.
-    forward = {"train": 3 if variant == "I" else 0}
+    algorithm = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict)
+    forward = {"train": 3 if variant == "I" else 0}  # a pass forward and back costs three forward passes
     norms = {"control": math.inf if max_control_norm is None else max_control_norm}
-    traits = Traits(sends=(Sent,), keeps=1, kept_as_sent=norms)
-    algorithm = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
-    return with_cohort(algorithm, cohort, task, local, forward=forward)
+    return with_cohort(algorithm, cohort, task, local, forward=forward, sends=(Sent,), keeps=1, kept_as_sent=norms)
 
 
 ENTRY = Entry(

@@ -33,13 +33,9 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Sh
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative, OfShift
+from fedtide.learn import KERAS, LocalTrainer, Server, Steps, Task, Weighting
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.device import to_cpu
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import BranchDivisor, predict_by_branch, step_branches, train_branch
 from fedtide.mixtures.priors import need_period
 from fedtide.models.branched import BranchCount

@@ -23,11 +23,8 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort, OneModel
 from fedtide.core.base import Algorithm, Prediction, Weights
+from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
 from fedtide.learn.branched_task import with_branches
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import KERAS, Server
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting
 from fedtide.mixtures.branches import ChoosePer, predict_by_certainty
 from fedtide.models.branched import Averaged, BranchCount, branched, without_average
 

@@ -23,12 +23,8 @@ from fedtide.cohorts import Cohort, Everyone, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Training, Weighting
 from fedtide.learn.device import to_cpu
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.steps import Steps, Stepwise
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training, Weighting
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,7 @@ from fedtide.core.base import (
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
-from fedtide.learn.server import Server
-from fedtide.learn.steps import Losses, Steps, Stepwise
-from fedtide.learn.task import Task
+from fedtide.learn import Losses, Server, Steps, Stepwise, Task
 
 NOT_POOLED = {"pooled": "its models begin with different weights, so their updates cannot be compared"}
 """Why models that begin apart are not pooled."""

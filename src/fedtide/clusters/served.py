@@ -13,11 +13,9 @@ from torch import Tensor
 from fedtide.cohorts import Cohort, with_cohort
 from fedtide.core.base import Algorithm, Answer, Moment, Notes, Prediction, Shard, Slotted, Weighted, Weights, Work
 from fedtide.core.rng import Rng
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn import LocalTrainer, Task, Weighting, client_weight
 from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task
-from fedtide.learn.training import Weighting, client_weight
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ from fedtide.core.base import Algorithm, Answer, Fleet, Holdings, Moment, Reply,
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, OfShift, ingredient
+from fedtide.learn import LocalTrainer, Server, Task
 from fedtide.learn.features import Extract, Features
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import Server
-from fedtide.learn.task import Task
 
 LEAST_SHARE = 1e-6
 LEAST_VARIANCE = 1e-6

@@ -21,34 +21,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Extended,
-    Fleet,
-    Holdings,
-    Memory,
-    Moment,
-    Payload,
-    Prediction,
-    Shard,
-    Slot,
-    Sum,
-    Weighted,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Extended, Fleet, Moment, Prediction, Shard, Weighted, Weights, mean
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
 from fedtide.fields.types import ingredient
+from fedtide.learn import Server, client_weight
 from fedtide.learn.local import LocalUpdate, training_cost
-from fedtide.learn.server import Server
 from fedtide.learn.steps import Steps, Stepwise, local_update
 from fedtide.learn.target import CLASSES, Target
-from fedtide.learn.training import client_weight
 from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, stepwise
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -80,7 +62,7 @@ class Anchor:
     share: float = 0.5
     likelihoods: Tensor = field(default_factory=lambda: torch.zeros_like(WEIGHTS))
 
-    def step(self, server: Server, delta: Sum, likelihoods: Sum | None) -> Anchor:
+    def step(self, server: Server, delta: Any, likelihoods: Any) -> Anchor:
         """Return the anchor after a server step, with the share of highest likelihood; without any as it was."""
         weights, memo = server.step(self.weights, self.memo, mean(delta))
         if likelihoods is None or not likelihoods.weight:
@@ -93,7 +75,7 @@ class Anchor:
 class Received:
     """Payload of clients: the payload of the method, the anchor, and its share."""
 
-    method: Payload
+    method: Any
     anchor: Weights
     share: float
 
@@ -123,7 +105,7 @@ class Anchored(Transform):
             return Anchor(weights, server.init(weights))
 
         @Stepwise
-        def train(payload: Received, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        def train(payload: Received, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
             answer = yield from stepwise(work, payload.method, memory, shard, moment, rng)
             if answer is None:
                 return None
@@ -136,7 +118,7 @@ class Anchored(Transform):
                 total["likelihoods"] = likelihoods
             return replace(answer, total=total)
 
-        def weigh(payload: Received, memory: Memory, answer: Answer, shard: Shard) -> Weighted | None:
+        def weigh(payload: Received, memory: Any, answer: Answer, shard: Shard) -> Weighted | None:
             """Weigh the anchor on a client's validation samples, beside what the method would have predicted."""
             as_served, val = algorithm.as_served, shard.val
             next_memory = memory if answer.memory is None else answer.memory
@@ -147,7 +129,7 @@ class Anchored(Transform):
             anchor = task.predict_rows(payload.anchor, val.x, double=True)
             return likelihoods_of(method, anchor, val, task.target)
 
-        def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Payload, options: Any) -> Any:
+        def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Any, options: Any) -> Any:
             anchor = state.own
             reply = fleet.ask("train", clients, each_slot(payload, options, partial(receive, anchor)), **options)
             total, parts = without_parts(reply.total)
@@ -156,11 +138,11 @@ class Anchored(Transform):
             anchor = anchor.step(server, parts["anchor"], parts.get("likelihoods"))
             return replace(reply, total=total), anchor, {"anchor": anchor.share}
 
-        def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
+        def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
             payload, slot = algorithm.serve(state.inner, clients)
             return each_slot(payload, {"slot": slot}, partial(receive, state.own)), slot
 
-        def adapting(adapt: Work | None) -> Work | None:
+        def adapting(adapt: Any) -> Any:
             return adapt and (lambda payload, *args: adapt(payload.method, *args))
 
         def mixing(predict: Predict) -> Predict:
@@ -180,7 +162,7 @@ class Anchored(Transform):
 
             return mixed
 
-        def check(clients: Holdings) -> None:
+        def check(clients: Any) -> None:
             if algorithm.check is not None:
                 algorithm.check(clients)
             if not clients.has_val:
@@ -222,7 +204,7 @@ def anchored(algorithm: Algorithm) -> Algorithm:
     return apply(algorithm, Anchored())
 
 
-def receive(anchor: Anchor, payload: Payload) -> Received:
+def receive(anchor: Anchor, payload: Any) -> Received:
     """Return the payload of clients, with an anchor beside that of the method."""
     return Received(payload, anchor.weights, anchor.share)
 

@@ -26,8 +26,7 @@ from fedtide.core.errors import unknown
 from fedtide.core.rng import Rng
 from fedtide.core.weights import renamed, united
 from fedtide.fields.types import Distinct, ingredient
-from fedtide.learn.steps import Steps, Stepwise
-from fedtide.learn.task import Task
+from fedtide.learn import Steps, Stepwise, Task
 from fedtide.models.branched import in_layer
 from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, shares_of, stepwise
 
