@@ -183,9 +183,7 @@ def test_the_em_step_of_a_client():
     assert {i: each.tolist() for i, each in made.counts.items()} == {1: [1, 1], 2: [1, 0]}
 
 
-@pytest.mark.parametrize(
-    ("update", "steps"), [("overwrite", (1, 1)), ("share", (2 / 3, 1 / 3)), ("certainty", (0.1, 0))]
-)
+@pytest.mark.parametrize(("update", "steps"), [("overwrite", (1, 1)), ("certainty", (0.1, 0))])
 def test_the_components_after_a_round(update, steps):
     """Means over members: b and 2a, 2ab and 4ab. Shares 2/3 and 1/3, of which 0.3 (2 * 2/3 - 1) = 0.1."""
     made = played_pfedem(TWO, update=update)
@@ -204,7 +202,7 @@ def test_the_models_after_a_round(weights, share):
     near(made.models[1]["head.weight"], [[-share], [share]])
 
 
-@pytest.mark.parametrize("update", ["overwrite", "share", "certainty"])
+@pytest.mark.parametrize("update", ["overwrite", "certainty"])
 def test_a_component_without_data_keeps_everything_but_its_share(update):
     """At -100 the odds are e^-202: client and server keep mean, variance and model, the share is 1e-3 : 1."""
     models = [model(), model(LOG_3)]

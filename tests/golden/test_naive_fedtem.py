@@ -104,7 +104,6 @@ def naive(
     *,
     prior,
     update,
-    variance="within",
     selection="greedy",
     branches=2,
     var_floor=1e-3,
@@ -150,8 +149,6 @@ def naive(
             kept = sum(s[5] for s in inside)
             center = sum(s[5] * s[3] for s in inside) / kept
             spread = sum(s[5] * s[4] for s in inside) / kept
-            if variance == "total":
-                spread = spread + sum(s[5] * (s[3] - center) ** 2 for s in inside) / kept
             a = 1.0
             if update == "certainty":
                 if prior in ("em-only", "uniform"):
@@ -171,7 +168,7 @@ def naive(
 
 
 CASES = [
-    {"prior": "cosine", "update": "certainty", "variance": "total"},
+    {"prior": "cosine", "update": "certainty"},
     {"prior": "cosine", "update": "overwrite", "selection": "bayes"},
     {"prior": "linear", "update": "overwrite", "var_floor": 0.7},
     {"prior": "soft", "update": "certainty"},

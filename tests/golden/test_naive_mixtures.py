@@ -94,7 +94,7 @@ MODELS = ["linear", {"kind": "mlp", "hidden": [5]}]
     [
         pytest.param(divide, update, model, marks=marks, id=f"{divide}-{update}-{name}")
         for d, divide in enumerate(("members", "participants"))
-        for u, update in enumerate(("certainty", "share", "overwrite"))
+        for u, update in enumerate(("certainty", "overwrite"))
         for m, (name, model) in enumerate(zip(("linear", "hidden"), MODELS, strict=True))
         for marks in [() if (d + u + m) % 2 else pytest.mark.thorough]  # of each pair of values one, or two
     ],

@@ -13,7 +13,7 @@ from fedtide.core.base import Algorithm, Cost, Moment, Reply, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.learn.task import Task
-from fedtide.mixtures.step_size import Certainty, Overwrite, Share, Update
+from fedtide.mixtures.step_size import Certainty, Overwrite, Update
 from fedtide.models.networks import MLP
 
 DIMS, CLASSES, WIDTH = 4, 3, 5
@@ -77,4 +77,4 @@ def still(weights: Weights) -> Weights:
 
 def moving(kind: str, a0: float = 1.0) -> Update:
     """How components move, by its kind."""
-    return {"certainty": Certainty(a0=a0), "share": Share(), "overwrite": Overwrite()}[kind]
+    return {"certainty": Certainty(a0=a0), "overwrite": Overwrite()}[kind]

@@ -222,8 +222,6 @@ def step_size(update: str, share: float, K: int, slow: float = 0.3) -> float:
     """a_k: how far component k goes towards what the clients found."""
     if update == "overwrite":
         return 1.0
-    if update == "share":
-        return share
     assert update == "certainty"
     return slow if K == 1 else slow * max(0.0, (K * share - 1) / (K - 1))
 
@@ -242,7 +240,7 @@ def pfedem_round(
     Args:
         weights: "participants" is Eq. 5, where a client without rows of a component counts with its n_i; "members"
             weighs by |D_ik|.
-        update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "certainty".
+        update: of mu and var, "overwrite" (Eq. 12 and 13) or "certainty".
     """
     assert weights in ("participants", "members")
     K = len(models)

@@ -117,7 +117,6 @@ def fedtem(
     update: Update = Overwrite(),
     consistent_only: Flag = False,
     beta: Fraction = 0.99,
-    variance: Literal["within", "total"] = "within",
     var_floor: Positive = 1e-3,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -140,7 +139,6 @@ def fedtem(
         update: step sizes of the components.
         consistent_only: take statistics only from participants whose own posterior agrees with their mode.
         beta: decay of the running average of pi; 0 forgets at once, 1 keeps pi uniform.
-        variance: "within" clients, as in the paper, or "total" with the spread of their means.
         var_floor: smallest variance, as a fraction of the mean variance.
     """
     prior.check(branches)
@@ -195,7 +193,7 @@ def fedtem(
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
         n = rows["n"] * members_of(member, branches, choices if consistent_only else None)
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
-        estimates = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
+        estimates = pool_moments(n, rows["mu"], rows["var"])
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), estimates, strict=True))
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}

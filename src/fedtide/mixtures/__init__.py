@@ -6,9 +6,9 @@
 """
 
 from fedtide.mixtures.feature_gaussians import GaussianInit, KMeansPlusPlus, Public, Random
-from fedtide.mixtures.step_size import Alpha, Certainty, Integral, Leaky, Overwrite, PerPeriod, Share, Update
+from fedtide.mixtures.step_size import Alpha, Certainty, Integral, Leaky, Overwrite, PerPeriod, Update
 
 __all__ = [
     "Alpha", "Certainty", "GaussianInit", "Integral", "KMeansPlusPlus", "Leaky", "Overwrite", "PerPeriod",
-    "Public", "Random", "Share", "Update",
+    "Public", "Random", "Update",
 ]  # fmt: skip

@@ -119,24 +119,20 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (z - mean).square_().mean(0)
 
 
-def pool_moments(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
+def pool_moments(n: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Return means of clients' means and variances, by rows (FedTEM, Eq. 10), for each of K groups of clients (K, d).
 
     Args:
         n: (K, clients) number of rows of each group that each client has.
         mu: (clients, d) the mean of each client's rows.
         var: (clients, d) their variance.
-        between: include the spread of the clients' means: the variance of the pooled rows.
 
     >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
-    >>> pool_moments(n, mu, var), pool_moments(n, mu, var, between=True)[1]
-    ((tensor([[3.]]), tensor([[1.]])), tensor([[4.]]))
+    >>> pool_moments(n, mu, var)
+    (tensor([[3.]]), tensor([[1.]]))
     """
     share = n / n.sum(1).clamp(min=1.0)[:, None]
-    center, spread = share @ mu, share @ var
-    if between:
-        spread = spread + torch.einsum("km,kmd->kd", share, (mu - center[:, None]).square())
-    return center, spread
+    return share @ mu, share @ var
 
 
 def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, Eq. 13 for "integral", and Eq. 10 and 12 for
-"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "share", "per-period", "leaky" and more than two groups are our
+"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "per-period", "leaky" and more than two groups are our
 own extension.
 
 An update is a function `(expected, mass) -> (K,)`. `expected` (K,) is the expected share of each component in this
@@ -53,21 +53,6 @@ class Certainty:
 
 
 @ingredient
-class Share:
-    """Move a component by its share of the counted mass.
-
-    >>> Share()(None, torch.tensor([30.0, 10.0]))
-    tensor([0.7500, 0.2500], dtype=torch.float64)
-    """
-
-    kind: Literal["share"] = "share"
-
-    def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
-        """Return the step sizes (K,), float64."""
-        return mass.double() / mass.sum()
-
-
-@ingredient
 class Overwrite:
     """Replace a component with this round's estimate.
 
@@ -82,7 +67,7 @@ class Overwrite:
         return torch.ones_like(mass, dtype=torch.float64)
 
 
-Update = Annotated[Certainty | Share | Overwrite, Field(discriminator="kind")]
+Update = Annotated[Certainty | Overwrite, Field(discriminator="kind")]
 """Rule for how far the components of a mixture move towards a round's estimate."""
 
 
