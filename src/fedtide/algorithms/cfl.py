@@ -56,7 +56,7 @@ from fedtide.clusters.served import build_clustered, serve_clusters
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, Work, mean
 from fedtide.core.rng import Rng
-from fedtide.core.trees import per_client
+from fedtide.core.trees import map_leaves, per_client
 from fedtide.core.weights import flat, shaped
 from fedtide.fields.types import Count, Fraction, NonNegative, Whole
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
@@ -89,7 +89,7 @@ class Recent:
 
     def without(self, mask: Tensor) -> Recent:
         """Return all entries except those in the mask `mask` (n,)."""
-        return Recent(self.clients[~mask], self.updates[~mask], self.weight[~mask], self.round[~mask])
+        return map_leaves(lambda leaf: leaf[~mask], self)
 
 
 @dataclass(frozen=True)
@@ -289,12 +289,8 @@ def second_side(split: Split, updates: Tensor) -> Tensor:
 def remember_updates(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
     """Add this round's updates to the recent ones, and remove those that are too old."""
     younger = recent.without(torch.isin(recent.clients, reply.clients) | (now - recent.round >= ttl))
-    return Recent(
-        torch.cat([younger.clients, reply.clients]),
-        torch.cat([younger.updates, reply.rows["update"]]),
-        torch.cat([younger.weight, reply.rows["weight"]]),
-        torch.cat([younger.round, torch.full_like(reply.clients, now)]),
-    )
+    newer = Recent(reply.clients, reply.rows["update"], reply.rows["weight"], torch.full_like(reply.clients, now))
+    return map_leaves(lambda *parts: torch.cat(parts), younger, newer)
 
 
 def norms_of_members(state: State, k: int) -> Tensor:

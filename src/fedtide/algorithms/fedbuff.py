@@ -45,7 +45,7 @@ from fedtide.core.base import Algorithm, Facts, Fleet, Moment, Timed, Traits, We
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge, scaled
-from fedtide.core.trees import Tree
+from fedtide.core.trees import Tree, map_leaves
 from fedtide.fields.types import Count, NonNegative
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting, step_server
 
@@ -61,16 +61,13 @@ class Flight:
 
     def pick(self, where: Tensor) -> Flight:
         """Return the selected clients."""
-        return Flight(self.clients[where], self.step[where], self.round[where], self.began[where])
+        return map_leaves(lambda leaf: leaf[where], self)
 
     def with_more(self, clients: Tensor, step: int, moment: Moment) -> Flight:
         """Add clients that begin now, from the model of a step."""
-        return Flight(
-            torch.cat([self.clients, clients]),
-            torch.cat([self.step, torch.full_like(clients, step)]),
-            torch.cat([self.round, torch.full_like(clients, moment.round)]),
-            torch.cat([self.began, torch.full((len(clients),), moment.seconds, dtype=torch.float64)]),
-        )
+        began = torch.full((len(clients),), moment.seconds, dtype=torch.float64)
+        more = Flight(clients, torch.full_like(clients, step), torch.full_like(clients, moment.round), began)
+        return map_leaves(lambda *parts: torch.cat(parts), self, more)
 
 
 @dataclass(frozen=True)

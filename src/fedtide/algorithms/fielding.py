@@ -51,7 +51,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans
 from fedtide.clusters.distance import Center, Distance, between, heterogeneity, means, renormalize, unit
 from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
@@ -65,6 +64,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import NonNegative, Spelled
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
+from fedtide.learn.training import FairTraining, fair_totals
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]

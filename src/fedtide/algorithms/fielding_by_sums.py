@@ -48,7 +48,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import Distance, between
 from fedtide.clusters.kmeans_by_sums import FoundBySums, Groups, Sets, cluster_by_sums, group_questions, nearest, summed
@@ -57,32 +56,17 @@ from fedtide.clusters.rounds import mix_clusters, mix_models, step_models
 from fedtide.clusters.served import accuracy_question, predict_by_cluster
 from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, has_val, trigger_on
 from fedtide.cohorts import Arrivals, Cohort, ask_to_train, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Payload,
-    Shard,
-    Slotted,
-    Traits,
-    Weighted,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Shard, Slotted, Weighted, Weights, mean
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, NonNegative, Spelled
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
+from fedtide.learn.training import FairTraining, fair_totals
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Learned, Field(discriminator="kind")]
 
-Own = Callable[[Any, Memory, Shard], int]
+Own = Callable[[Any, Any, Shard], int]
 """Cluster of a client: (what it needs to find it, its memory, its samples) -> number."""
 
 
@@ -183,7 +167,7 @@ def fielding_by_sums(
     if clustering.center == "median":
         raise refused("clustering.center", "median", "'mean', because sums have no medians")
     training = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
-    totals, cluster_of = fair_totals if q else None, own_cluster(representation.of(task))
+    cluster_of = own_cluster(representation.of(task))
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
@@ -199,7 +183,7 @@ def fielding_by_sums(
             cohort=cohort.init(fleet),
         )
         state, facts = count_members(state, fleet, fleet.reachable, places(state), anew=True)
-        return adopted(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
+        return adopt(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
 
     def places(state: State) -> Sent:
         """Return the payload to find a cluster; a closed cluster has members, but not as many as `fewest`."""
@@ -209,9 +193,20 @@ def fielding_by_sums(
         usual, here = int(state.members.argmax()), full | (state.members == 0)
         return Sent(state.centers, here, full, state.made, usual, state.distance, model)
 
-    def adopted(state: State, fleet: Fleet, clusters: FoundBySums | None) -> tuple[State, int]:
-        state, new = adopt(state, fleet, clusters, places(state))
-        return replace(state, cohort=cohort.renewed(state.cohort)) if new else state, new
+    def adopt(state: State, fleet: Fleet, clustering: FoundBySums | None) -> tuple[State, int]:
+        """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
+        if clustering is None:
+            return state, 0
+        centers, number = clustering.groups.centers, state.made + 1
+        reply = fleet.ask("settle", fleet.reachable, New(centers, clustering.distance, number, places(state)))
+        if reply.total is None:
+            return state, 0
+        share = reply.total["share"].value.view(len(centers), len(state.weights))
+        rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
+        silhouette = clustering.silhouette.get(len(centers), max(clustering.silhouette.values(), default=None))
+        state = replace(mix_clusters(state, rows), centers=centers, baseline=centers, members=share.sum(1))
+        memo = cohort.renewed(state.cohort)
+        return replace(state, made=number, distance=clustering.distance, silhouette=silhouette, cohort=memo), 1
 
     def find_clusters(state: State, fleet: Fleet, rng: Rng) -> FoundBySums | None:
         """Cluster all clients that can be reached (Algorithm 3)."""
@@ -227,7 +222,7 @@ def fielding_by_sums(
         if facts["drifted"]:
             if one and clustering.k_max > 1 and trigger.splits_one:
                 state = replace(state, trigger=trigger.after(state.trigger, True))
-                state, _ = adopted(state, fleet, find_clusters(state, fleet, rng))
+                state, _ = adopt(state, fleet, find_clusters(state, fleet, rng))
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
                 state, more = reassign_clients(state, fleet, rng)
@@ -247,7 +242,7 @@ def fielding_by_sums(
         event = Event(before, state.centers, filled, state.distance, lambda: _spreads(anew()))
         fired, memo, facts = trigger_on(event, trigger, state.trigger, clustering.k_max)  # lines 4 and 5
         state = replace(state, trigger=memo)
-        state, new = adopted(state, fleet, anew()) if fired else (state, 0)
+        state, new = adopt(state, fleet, anew()) if fired else (state, 0)
         return state, {"reclustered": new, **facts}
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -274,8 +269,9 @@ def fielding_by_sums(
         state, reply = ask_to_train(cohort, fleet, state, clients, payload)
         if reply.total is None:
             return state, {}
-        sums = [_of_slot(reply.total, int(slot), totals) for slot in slots]
-        deltas = [None if one is None else one["delta"] for one in sums]
+        leaves = {name: leaf for name, leaf in reply.total.items() if isinstance(leaf, list)}
+        sums = [{name: leaf[k] for name, leaf in leaves.items()} for k in slots.tolist()]
+        deltas = [None if one["delta"] is None else (fair_totals(one) if q else one)["delta"] for one in sums]
         return step_models(state, server, deltas), {"loss": mean(reply.total)["loss"]}
 
     def share_sums(state: State, fleet: Fleet, clients: Tensor) -> Tensor | None:
@@ -287,15 +283,15 @@ def fielding_by_sums(
         counted = None if reply is None else reply.total
         return None if counted is None else join_small(counted["present"].value, fewest_updates)
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+    def serve(state: State, clients: Tensor) -> tuple[Sent, None]:
         return replace(places(state), models=state.weights), None
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None and not len(shard.labels):
             return None
         return Answer({}, memory={"found": cluster_of(payload, memory, shard)})
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def train(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         models = payload.models
         k = cluster_of(payload, memory, shard)
         answer = training(models[k], None, shard, moment, rng)
@@ -309,21 +305,18 @@ def fielding_by_sums(
 
     right = accuracy_question(task)
 
-    def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def val(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return right(payload.models[cluster_of(payload, memory, shard)], memory, shard, moment, rng)
 
-    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+    def as_served(payload: Any, memory: Any, answer: Answer) -> tuple[Sent, None]:
         return replace(payload, usual=answer.notes.branch if answer.notes else 0), None
 
     asked = cluster_questions(task, representation, cluster_of, reassign, drift_eps)
-    works, predict = {**asked, "train": train, "val": val}, predict_by_cluster(task)
-    traits = Traits(sends=(Sent, New, Sets), models="clusters")
-    algorithm = Algorithm(
-        "fielding-by-sums", init, works, round, serve, predict, adapt, as_served, has_val(trigger), traits=traits
-    )
-    passes = 3 * representation.passes
+    works, predict, passes = {**asked, "train": train, "val": val}, predict_by_cluster(task), 3 * representation.passes
+    check = has_val(trigger)
+    algorithm = Algorithm("fielding-by-sums", init, works, round, serve, predict, adapt, as_served, check)
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
-    return with_cohort(algorithm, cohort, task, local, forward=forward)
+    return with_cohort(algorithm, cohort, task, local, forward=forward, sends=(Sent, New, Sets), models="clusters")
 
 
 def own_cluster(represent: Represent) -> Own:
@@ -332,7 +325,7 @@ def own_cluster(represent: Represent) -> Own:
     A client that reports goes to a cluster with others, or it would be alone in a sum.
     """
 
-    def cluster_of(where: Any, memory: Memory, shard: Shard) -> int:
+    def cluster_of(where: Any, memory: Any, shard: Shard) -> int:
         if memory is not None and memory["made"] == where.made and where.open[memory["cluster"]]:
             return int(memory["cluster"])
         if memory is None and not len(shard.labels):
@@ -347,7 +340,7 @@ def own_cluster(represent: Represent) -> Own:
 
 def cluster_questions(
     task: Task, representation: Representation, cluster_of: Own, reassign: Literal["drifted", "all"], eps: float
-) -> dict[str, Work]:
+) -> dict[str, Any]:
     """Build the questions about clusters: "move", "center", "settle", "present", and those of k-means by sums.
 
     Args:
@@ -359,7 +352,7 @@ def cluster_questions(
     """
     represent, plain_distance = representation.of(task), representation.distance_of(task)
 
-    def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def move(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
             return None
         vector = represent(payload.at, shard)
@@ -381,14 +374,14 @@ def cluster_questions(
         }
         return Answer(total, memory={"reported": report, "order": order, "cluster": k, "made": payload.made})
 
-    def center(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def center(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Add the report to the sum of the client's cluster."""
         if memory is None:
             return None
         k = cluster_of(payload, memory, shard)
         return Answer({"members": Weighted(summed(memory["reported"], k, len(payload.open), payload.distance))})
 
-    def settle(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def settle(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Take the nearest of new centers, and count which cluster was left for it."""
         if memory is None:
             return None
@@ -397,7 +390,7 @@ def cluster_questions(
         share = F.one_hot(torch.tensor(k * models + left), len(payload.centers) * models).double()
         return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": payload.made})
 
-    def present(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def present(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         k = cluster_of(payload, memory, shard)
@@ -451,21 +444,6 @@ def update_centers(state: State, fleet: Fleet, where: Sent, fewest: int) -> tupl
     return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
 
 
-def adopt(state: State, fleet: Fleet, clustering: FoundBySums | None, where: Sent) -> tuple[State, int]:
-    """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
-    if clustering is None:
-        return state, 0
-    centers, number = clustering.groups.centers, state.made + 1
-    reply = fleet.ask("settle", fleet.reachable, New(centers, clustering.distance, number, where))
-    if reply.total is None:
-        return state, 0
-    share = reply.total["share"].value.view(len(centers), len(state.weights))
-    rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
-    silhouette = clustering.silhouette.get(len(centers), max(clustering.silhouette.values(), default=None))
-    state = replace(mix_clusters(state, rows), centers=centers, baseline=centers, members=share.sum(1))
-    return replace(state, made=number, distance=clustering.distance, silhouette=silhouette), 1
-
-
 def join_small(members: Tensor, fewest: int) -> Tensor | None:
     """Return for each cluster the slot (K,) of its sum: clusters with too few participants share one.
 
@@ -480,14 +458,6 @@ def join_small(members: Tensor, fewest: int) -> Tensor | None:
     if small.any() and members[small].sum() < fewest:
         small[members.where(members >= fewest, torch.inf).argmin()] = True
     return slots.where(~small, slots[small].min()) if small.any() else slots
-
-
-def _of_slot(total: Any, k: int, change: Callable[[Any], Any] | None) -> Any:
-    """Return one of the sums of participants, None without any; `change` is applied to it."""
-    if total["delta"][k] is None:
-        return None
-    sums = {name: leaf[k] for name, leaf in total.items() if isinstance(leaf, list)}
-    return sums if change is None else change(sums)
 
 
 def _spreads(clustering: FoundBySums | None) -> tuple[float, float]:

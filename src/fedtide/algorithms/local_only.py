@@ -31,7 +31,7 @@ from fedtide.learn.device import to_cpu
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.personal.client_networks import ALONE, Networks, local_experts
+from fedtide.personal.client_networks import ALONE, Networks, train_alone
 from fedtide.personal.ways import Alone, predict_personal
 
 
@@ -65,7 +65,7 @@ def local_only(
         seen = checksum(shard)
         if not len(shard) or (memory is not None and torch.equal(memory["seen"], seen)):
             return None
-        best, last = local_experts(nets.of(model), solver, shard, moment, rng, both)
+        best, last = train_alone(nets.of(model), solver, shard, moment, rng, both)
         next_memory = {"own": best, "seen": seen}
         if both and all_finite(last):  # else that would cost the client its model
             next_memory["judged"] = {"own": last, "seen": checksum(replace(shard, fetch_val=None))}

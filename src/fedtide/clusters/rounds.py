@@ -12,21 +12,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, ask_to_train
 from fedtide.cohorts.selection import Serve
-from fedtide.core.base import (
-    Answer,
-    Facts,
-    Fleet,
-    Holdings,
-    Memory,
-    Moment,
-    Reply,
-    Shard,
-    Sum,
-    Weighted,
-    Weights,
-    Work,
-    mean,
-)
+from fedtide.core.base import Answer, Facts, Fleet, Holdings, Moment, Reply, Shard, Sum, Weighted, Weights, Work, mean
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
@@ -123,7 +109,7 @@ def fit_question(task: Task) -> Work:
     """Build the question "fit": a client's lowest mean loss among the models of each of several sets."""
 
     @Stepwise
-    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def fit(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         least = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.core.base import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves
-from fedtide.core.weights import squared_lengths
+from fedtide.core.weights import mul, squared_lengths
 from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.shared_passes import utility
@@ -99,6 +99,64 @@ class Training:
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))
+
+
+SMALLEST = 1e-10
+"""Constant added to a loss before taking powers, as in the released code."""
+
+
+@dataclass(frozen=True)
+class FairTraining(Training):
+    """Training whose update is weighted by a power of the loss before it.
+
+    Args:
+        q: fairness.
+    """
+
+    q: float = 1.0
+
+    @property
+    def forward_passes(self) -> int:
+        """Number of passes without gradients over a client's samples before training."""
+        return super().forward_passes + 1
+
+    def start(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        """Begin to train one client, in steps."""
+        # A power that overflows is infinite in torch's float64, and the answer is refused; in Python it would raise.
+        loss = torch.tensor(self.task.objective(payload, shard) + SMALLEST, dtype=torch.float64)
+        answer = yield from super().start(payload, memory, shard, moment, rng)
+        if answer is None:
+            return None
+        delta, lipschitz = answer.total["delta"], 1.0 / self.local.lr
+        # ||dw_i||^2 = L^2 * ||w_i - w||^2
+        norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in delta.value.params.values())
+        power = float(loss**self.q)
+        steep = self.q * float(loss ** (self.q - 1)) * norm2 if self.q > 0 else 0.0
+        fair = {
+            # minus delta_i, as value and weight: -delta_i = L * F_i^q * (w_i - w)
+            "delta": Weighted(delta.value, delta.weight * lipschitz * power),
+            "h": Weighted(steep + lipschitz * power, delta.weight),
+        }
+        return replace(answer, total=answer.total | fair)
+
+
+def fair_totals(total: Any) -> Any:
+    """Set the weight of "delta" in q-FedAvg totals to sum_i h_i, so that its mean is q-FedAvg's step.
+
+    Running statistics keep the mean with weights L * F_i^q. None stays None.
+
+    >>> from fedtide.core.base import mean
+    >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)
+    >>> made = mean(fair_totals({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
+    >>> made.params["w"].item(), made.buffers["mean"].item()
+    (2.0, 3.0)
+    """
+    if total is None:
+        return None
+    step, h = total["delta"], total["h"].value
+    if not h or not step.weight:
+        return {**total, "delta": replace(step, weight=0.0)}
+    return {**total, "delta": Sum(Weights(step.value.params, mul(step.value.buffers, h / step.weight)), h)}
 
 
 def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class Experts(nn.Module):
         return torch.logsumexp(F.log_softmax(to_float32(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
-def local_experts(
+def train_alone(
     task: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, whole: bool = False
 ) -> tuple[Weights, Weights]:
     """Train a model from scratch with early stopping; return also its last weights, as of `train_early_stopping`."""

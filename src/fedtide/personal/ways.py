@@ -34,14 +34,7 @@ from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, needs_likelihood
 from fedtide.models import Model
 from fedtide.models.networks import MLP
-from fedtide.personal.client_networks import (
-    ALONE,
-    TUNING,
-    Networks,
-    Personalization,
-    local_experts,
-    train_early_stopping,
-)
+from fedtide.personal.client_networks import ALONE, TUNING, Networks, Personalization, train_alone, train_early_stopping
 
 
 @ingredient
@@ -111,7 +104,7 @@ class OwnModel(Personalization):
         """Train the client's model."""
         if not len(shard):
             return None
-        return {"own": local_experts(nets.of(self.model), self.solver, shard, moment, rng)[0]}
+        return {"own": train_alone(nets.of(self.model), self.solver, shard, moment, rng)[0]}
 
 
 @ingredient
@@ -198,7 +191,7 @@ class Mixture(Personalization):
         if not len(shard):
             return None
         expert_rows, gate_rows = split_for_gate(shard, self.held, rng.at("held"))
-        expert, _ = local_experts(nets.of(self.model), self.solver, expert_rows, moment, rng)
+        expert, _ = train_alone(nets.of(self.model), self.solver, expert_rows, moment, rng)
         gate = nets.of(self.gate, len(models) + 1)
         start, rng = gate.init(rng.at("gate")), rng.at("gating")
         if not self.tune:
@@ -307,7 +300,7 @@ class Stacking(Personalization):
         chosen = F.one_hot(best, len(models)).double()
         if rows is shard:
             return {"private": [], "weights": chosen}
-        local, _ = local_experts(nets.of(self.model), self.solver, shard, moment, rng)
+        local, _ = train_alone(nets.of(self.model), self.solver, shard, moment, rng)
         tuned, _ = train_early_stopping(nets.task, self.tuning, nets.task.loss, models[int(best)], shard, moment, rng)
         experts = self._experts(nets, models, [local, tuned])
         likelihoods = torch.stack([-task.row_losses(model, rows.x, rows.y) for task, model in experts], -1)
