@@ -8,8 +8,6 @@
 (Anchored(kind='anchored'),)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules

@@ -38,8 +38,6 @@ fine-tuning, ensembles and training alone. In the safe form a client chooses a m
 client has too few validation samples to train a gate everywhere (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 

@@ -39,8 +39,6 @@ Choices:
 The safe form pools the updates of clusters that are alike (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial

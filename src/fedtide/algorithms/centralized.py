@@ -10,8 +10,6 @@ Choices:
       real clients it is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedtide.algorithms.entry import Entry

@@ -39,8 +39,6 @@ Choices:
     - ours: the released code takes places within a cluster for clients, a fault that is not played here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -87,7 +85,7 @@ class Recent:
     weight: Tensor
     round: Tensor
 
-    def without(self, mask: Tensor) -> Recent:
+    def without(self, mask: Tensor) -> "Recent":
         """Return all entries except those in the mask `mask` (n,)."""
         return map_leaves(lambda leaf: leaf[~mask], self)
 

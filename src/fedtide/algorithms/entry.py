@@ -1,7 +1,5 @@
 """An entry of the registry: presets, options checked alike in a file and from Python, and how an algorithm is made."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace

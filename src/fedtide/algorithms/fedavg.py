@@ -20,8 +20,6 @@ Choices:
     - ours: the shift sends a round's clients (`cohort`); the paper draws them uniformly.
 """
 
-from __future__ import annotations
-
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm

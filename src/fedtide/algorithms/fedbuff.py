@@ -30,8 +30,6 @@ Choices:
       `max_staleness` rounds is given up, so the server keeps the models of at most that many rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -59,11 +57,11 @@ class Flight:
     round: Tensor
     began: Tensor
 
-    def pick(self, where: Tensor) -> Flight:
+    def pick(self, where: Tensor) -> "Flight":
         """Return the selected clients."""
         return map_leaves(lambda leaf: leaf[where], self)
 
-    def with_more(self, clients: Tensor, step: int, moment: Moment) -> Flight:
+    def with_more(self, clients: Tensor, step: int, moment: Moment) -> "Flight":
         """Add clients that begin now, from the model of a step."""
         began = torch.full((len(clients),), moment.seconds, dtype=torch.float64)
         more = Flight(clients, torch.full_like(clients, step), torch.full_like(clients, moment.round), began)

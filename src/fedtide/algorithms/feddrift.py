@@ -36,8 +36,6 @@ Choices:
 The paper's baseline "Window" is the method `window`. The safe form has an anchor (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,7 +92,7 @@ class Places:
         k = int(last.argmin())
         return None if last[k] == step else k
 
-    def with_new(self, k: int, step: int) -> Places:
+    def with_new(self, k: int, step: int) -> "Places":
         """Return the places with a new model in place k."""
         at = torch.tensor([k])
         return Places(
@@ -104,7 +102,7 @@ class Places:
             self.fresh.index_fill(0, at, True),
         )
 
-    def merged(self, group: Sequence[int]) -> Places:
+    def merged(self, group: Sequence[int]) -> "Places":
         """Return the places with the models of a group in the first of them."""
         first, gone = group[0], torch.tensor(group[1:])
         used, pairs = self.used.clone(), self.pairs.clone()

@@ -30,8 +30,6 @@ Choices:
 The safe form has an anchor, as one more component for all clients (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter

@@ -39,8 +39,6 @@ Choices:
 The safe form has an anchor (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 With nothing but their names they play Algorithm 2 of *Adaptive Federated Optimization*, and FedAvgM its own paper.
 """
 
-from __future__ import annotations
-
 from fedtide.algorithms.entry import Entry, Trait, preset
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi

@@ -17,8 +17,6 @@ Choices:
       what FedAvg loses that drops them.
 """
 
-from __future__ import annotations
-
 from fedtide.algorithms.entry import Entry, preset
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.learn.local import LocalTrainer

@@ -19,8 +19,6 @@ Choices:
       SGD, but for BatchNorm with more than 2,048 samples.
 """
 
-from __future__ import annotations
-
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights

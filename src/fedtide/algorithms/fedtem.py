@@ -39,8 +39,6 @@ Choices:
 The safe form moves by certainty, takes consistent statistics alone, and has an anchor (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -40,8 +40,6 @@ Choices:
 The safe form has leaky factors, which apply in training alone, and an anchor (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

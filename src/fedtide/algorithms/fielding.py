@@ -40,8 +40,6 @@ The safe form has one cluster if the best silhouette is below 0.15, and pools up
 (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal

@@ -35,8 +35,6 @@ Choices:
 The safe form is that of Fielding: one cluster if the best silhouette is below 0.15, and pooled updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -35,8 +35,6 @@ Choices:
 The safe form pools the updates of groups that are alike (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -36,8 +36,6 @@ The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shar
 has an anchor (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

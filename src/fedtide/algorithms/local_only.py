@@ -13,8 +13,6 @@ Choices:
       training, after all epochs. The client keeps this model as well.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

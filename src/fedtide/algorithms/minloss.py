@@ -18,8 +18,6 @@ Choices:
 The safe form has an anchor (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from fedtide.algorithms.entry import Entry, Safe

@@ -22,8 +22,6 @@ Choices:
     - ours: knowing the groups costs no bytes or seconds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -40,8 +40,6 @@ Line numbers in the code are those of Algorithm 1. The safe form begins with k-m
 and weights by members and posteriors. It has an anchor, and features of PCA by default (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal

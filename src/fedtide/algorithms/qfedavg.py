@@ -26,8 +26,6 @@ Choices:
       F_i^q`.
 """
 
-from __future__ import annotations
-
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Facts, Moment, Reply, mean

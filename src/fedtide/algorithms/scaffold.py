@@ -34,8 +34,6 @@ Choices:
       without augmentation.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -18,8 +18,6 @@ Choices:
     - paper: at inference the more certain branch predicts.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from fedtide.algorithms.entry import Entry

@@ -17,8 +17,6 @@ Choices:
     - ours: it is not defined for text.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 

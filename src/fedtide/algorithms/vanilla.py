@@ -11,8 +11,6 @@ Choices:
       choose, too, and finds it worse.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -11,8 +11,6 @@ Choices:
       a step are those that it last trained on in that step. One that it holds again counts once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

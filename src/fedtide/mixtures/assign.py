@@ -5,8 +5,6 @@ Periodically Shifting Distributions*, ICLR 2022, section 3.1: with two component
 More components are our own extension: the likeliest joint assignment, which for K = 2 is that sort.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise, permutations
 

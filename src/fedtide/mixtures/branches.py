@@ -6,8 +6,6 @@ Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, s
 are the paper's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +147,7 @@ class BranchLosses:
         """Compute them for one client."""
         return losses_of(self.task, self.weights, self.shard)
 
-    def run_batched(self, others: Sequence[BranchLosses]) -> Sequence[Tensor]:
+    def run_batched(self, others: "Sequence[BranchLosses]") -> Sequence[Tensor]:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
         whole = all_rows([other.shard for other in others])
         return replace(self, shard=whole).run_single().split([len(other.shard) for other in others], 1)

@@ -10,8 +10,6 @@ logarithms. The floor of the variances and the range of the shares are ours.
 They begin by federated k-means++ before training, from public samples, or random.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -250,7 +248,7 @@ class Collected:
     counts: Tensor
     spreads: Tensor
 
-    def plus(self, reply: Reply) -> Collected:
+    def plus(self, reply: Reply) -> "Collected":
         """Add the answers of one more round."""
         if reply.total is None:
             return self

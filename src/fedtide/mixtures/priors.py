@@ -18,8 +18,6 @@ The time is the round, or with a period such as "1d" the clock: then `phase` is 
 simulation begins at midnight; real clients have the midnight of their time zone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

@@ -12,8 +12,6 @@ period of shuffled rounds, and if every cycle follows from the others. Ours.
 | `K` | groups that take turns |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ A rule for FedTKM's factors alpha is a function `(log_alpha, expected, counted, 
 (K,) logarithms of the factors, expected and counted shares of the modes, and the period of the prior in rounds.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Parts of personalizations: their protocol, networks of clients, and training with early stopping."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Sequence

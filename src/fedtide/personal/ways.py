@@ -9,8 +9,6 @@ of fitted models in a mixture come from EM on samples that none of them was fitt
 samples of a client: no step was taken on them, but the client's two models stopped by them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal

@@ -9,8 +9,6 @@ A method's name plays its paper. A transform is named beside it wherever a numbe
 ['pooled', 'anchored']
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field

@@ -11,8 +11,6 @@ When to use it: it is not known whether clients are of different kinds. If they 
 each lose to one model of all, and the anchor gets the weight (docs/never-worse.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -62,7 +60,7 @@ class Anchor:
     share: float = 0.5
     likelihoods: Tensor = field(default_factory=lambda: torch.zeros_like(WEIGHTS))
 
-    def step(self, server: Server, delta: Any, likelihoods: Any) -> Anchor:
+    def step(self, server: Server, delta: Any, likelihoods: Any) -> "Anchor":
         """Return the anchor after a server step, with the share of highest likelihood; without any as it was."""
         weights, memo = server.step(self.weights, self.memo, mean(delta))
         if likelihoods is None or not likelihoods.weight:

@@ -7,8 +7,6 @@ of its own, so one training serves several.
 With `anchored`, the anchor is mixed into what a client chooses; other ways have it as one model more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal

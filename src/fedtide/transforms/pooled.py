@@ -28,8 +28,6 @@ Choices:
     - ours: a cluster without participants steps along D. Running statistics are those of all clusters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -60,7 +58,7 @@ class Evidence:
     within: Tensor
     between: Tensor
 
-    def of_new_clusters(self) -> Evidence:
+    def of_new_clusters(self) -> "Evidence":
         """Return the evidence after clients were clustered anew."""
         return Evidence(self.within, torch.zeros_like(self.between))
 

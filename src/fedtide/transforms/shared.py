@@ -11,8 +11,6 @@ Choices:
     - ours: the trunk begins as that of the method's first model. New models take the trunk as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal

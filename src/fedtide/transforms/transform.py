@@ -1,7 +1,5 @@
 """The protocol of transforms, the order in which several apply, and helpers for their rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
