@@ -52,8 +52,7 @@ from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
-from fedtide.learn import SGD, LocalTrainer, Losses, Server, Steps, Stepwise, Task, Train, Weighting
-from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn import SGD, LocalTrainer, Losses, Server, Steps, Stepwise, Task, Train, Weighting, mean_losses
 from fedtide.personal.client_networks import Networks
 from fedtide.personal.ways import Choice, Mixture
 from fedtide.transforms import Anchored, Personalized

@@ -54,8 +54,7 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Sh
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import Count, ModelCount, NonNegative, Spelled, ingredient
-from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
-from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting, mean_losses
 from fedtide.transforms import Anchored
 
 Criterion = Literal["error", "loss"]

@@ -23,9 +23,8 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
-from fedtide.learn import SGD, Server, Task, Weighting, client_weight
+from fedtide.learn import SGD, Gradient, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
 from fedtide.learn.local import LocalTrainer, one_gradient
-from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 
 
 def fedsgd(

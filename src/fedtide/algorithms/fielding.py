@@ -61,8 +61,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import NonNegative, Spelled
-from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
-from fedtide.learn.training import FairTraining, fair_totals
+from fedtide.learn import SGD, FairTraining, LocalTrainer, Server, Task, Training, Weighting, fair_totals
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]

@@ -58,8 +58,7 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Sh
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, NonNegative, Spelled
-from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
-from fedtide.learn.training import FairTraining, fair_totals
+from fedtide.learn import SGD, FairTraining, LocalTrainer, Server, Task, Training, Weighting, fair_totals
 from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Learned, Field(discriminator="kind")]

@@ -58,9 +58,8 @@ from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, Positive
-from fedtide.learn import SGD, Server, Task, Weighting
+from fedtide.learn import SGD, Losses, Server, Steps, Stepwise, Task, Weighting, local_update
 from fedtide.learn.local import LocalTrainer, LocalUpdate, by_gradient
-from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.transforms import Anchored
 
 

@@ -25,9 +25,8 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Tr
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, raw
 from fedtide.fields.types import Spelled
+from fedtide.learn import LocalTrainer, Task, training_cost
 from fedtide.learn.device import to_cpu
-from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.personal.client_networks import ALONE, Networks, train_alone
 from fedtide.personal.ways import Alone, predict_personal

@@ -31,8 +31,7 @@ from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Facts, Moment, Reply, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import NonNegative
-from fedtide.learn import SGD, LocalTrainer, Task, Weighting, step_server
-from fedtide.learn.training import FairTraining, fair_totals
+from fedtide.learn import SGD, FairTraining, LocalTrainer, Task, Weighting, fair_totals, step_server
 
 
 def qfedavg(

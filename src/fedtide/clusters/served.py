@@ -13,8 +13,7 @@ from torch import Tensor
 from fedtide.cohorts import Cohort, with_cohort
 from fedtide.core.base import Algorithm, Answer, Moment, Notes, Prediction, Shard, Slotted, Weighted, Weights, Work
 from fedtide.core.rng import Rng
-from fedtide.learn import LocalTrainer, Task, Weighting, client_weight
-from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn import LocalTrainer, Task, Weighting, client_weight, mean_losses
 from fedtide.learn.target import CLASSES
 
 

@@ -16,8 +16,7 @@ from fedtide.cohorts.selection import Picking
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, S, Shard, Weights, Work, mean
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.server import Server, step_server
+from fedtide.learn import LocalTrainer, Server, step_server, training_cost
 from fedtide.learn.shared_passes import utility
 from fedtide.learn.target import Target
 from fedtide.learn.task import Task, classes_of, label_shares

@@ -6,14 +6,17 @@
 """
 
 from fedtide.learn.augment import Augment, Flip, RandomCrop
-from fedtide.learn.local import Fitted, LocalTrainer, Term
+from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, training_cost
 from fedtide.learn.server import KERAS, SGD, Server, step_server
-from fedtide.learn.steps import Losses, Steps, Stepwise, Train
-from fedtide.learn.task import Task
+from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn.steps import Gradient, Losses, Steps, Stepwise, Train, local_update
+from fedtide.learn.task import Task, needs_likelihood
 from fedtide.learn.terms import Correction, Proximal
-from fedtide.learn.training import Training, Weighting, client_weight
+from fedtide.learn.training import FairTraining, Training, Weighting, client_weight, fair_totals
 
 __all__ = [
-    "KERAS", "SGD", "Augment", "Correction", "Fitted", "Flip", "LocalTrainer", "Losses", "Proximal", "RandomCrop",
-    "Server", "Steps", "Stepwise", "Task", "Term", "Train", "Training", "Weighting", "client_weight", "step_server",
+    "KERAS", "SGD", "Augment", "Correction", "FairTraining", "Fitted", "Flip", "Gradient", "LocalTrainer",
+    "LocalUpdate", "Losses", "Proximal", "RandomCrop", "Server", "Steps", "Stepwise", "Task", "Term", "Train",
+    "Training", "Weighting", "client_weight", "fair_totals", "local_update", "mean_losses", "needs_likelihood",
+    "step_server", "training_cost",
 ]  # fmt: skip

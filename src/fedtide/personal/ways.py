@@ -25,11 +25,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.weights import renamed, united
 from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn import LocalTrainer, Task, mean_losses, needs_likelihood
 from fedtide.learn.losses import Columns
-from fedtide.learn.shared_passes import mean_losses
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task, needs_likelihood
 from fedtide.models import Model
 from fedtide.models.networks import MLP
 from fedtide.personal.client_networks import ALONE, TUNING, Networks, Personalization, train_alone, train_early_stopping

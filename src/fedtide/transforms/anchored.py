@@ -25,9 +25,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
 from fedtide.fields.types import ingredient
-from fedtide.learn import Server, client_weight
-from fedtide.learn.local import LocalUpdate, training_cost
-from fedtide.learn.steps import Steps, Stepwise, local_update
+from fedtide.learn import LocalUpdate, Server, Steps, Stepwise, client_weight, local_update, training_cost
 from fedtide.learn.target import CLASSES, Target
 from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, stepwise
 
