@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.cfl import bipartition as halves
-from fedtide.algorithms.cfl import reveal_update, weighted_mean
+from fedtide.algorithms.cfl import show_update, weighted_mean
+from fedtide.clusters.clusterer import bipartition as halves
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import mean_over_slots
+from fedtide.clusters.served import reveal_update
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.cohorts.participation import ask_to_train, with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Reply, Slot, Traits, Weights, mean
@@ -36,6 +37,7 @@ from fedtide.core.weights import add, shaped
 from fedtide.fields.types import NonNegative, Whole
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
+from fedtide.learn.training import Training
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def cfl_released(
         known = clients < len(state.model)
         return list(state.weights), torch.where(known, state.model[clients.clamp(max=len(state.model) - 1)], usual)
 
-    train = reveal_update(task, local, "uniform")
+    train = reveal_update(Training(task, local, "uniform"), show_update, "update")
     traits = Traits(reveals=("update", "weight"), models="clusters")
     made = Algorithm("cfl-released", init, {"train": train}, round, serve, task.predict, traits=traits)
     return with_cohort(made, cohort, task, local)

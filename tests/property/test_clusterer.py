@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.algorithms.cfl import bipartition as halves
 from fedtide.algorithms.fielding import mixing_matrix
 from fedtide.clusters.clusterer import KMeans, k_center, lloyd, silhouettes
+from fedtide.clusters.clusterer import bipartition as halves
 from fedtide.clusters.distance import Kind, between, cosines, heterogeneity, sum_distances
 from fedtide.core.rng import Rng
 from helpers.examples import examples

@@ -52,9 +52,9 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.array_kmeans import best_kmeans
 from fedtide.clusters.distance import unit
 from fedtide.clusters.rounds import train_clusters
-from fedtide.clusters.served import build_clustered, find_model, serve_clusters
+from fedtide.clusters.served import build_clustered, find_model, reveal_update, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weights
+from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.core.weights import flat
@@ -161,15 +161,9 @@ def auxo(
             cohort=cohort.init(fleet),
         )
 
-    training = Training(task, local, weighting)
-
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        answer = training(payload, memory, shard, moment, rng)
-        if answer is None:
-            return None
-        update = flat(answer.total["delta"].value.params)
-        sketch = update[-max(math.ceil(update_fraction * len(update)), 1) :]
-        return replace(answer, rows={"sketch": sketch}, repeated=("sketch",))
+    def show(delta: Weighted) -> dict[str, Tensor]:
+        update = flat(delta.value.params)
+        return {"sketch": update[-max(math.ceil(update_fraction * len(update)), 1) :]}
 
     def choose_models(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
         """Return the cluster (clients,) whose model each trains: that of its largest reward, or a random one."""
@@ -202,7 +196,7 @@ def auxo(
         is_known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
         return serve_clusters(state.weights, torch.where(is_known, state.reward.argmax(1), -1), clients)
 
-    works, adapt = {"train": train}, find_model(task)
+    works, adapt = {"train": reveal_update(Training(task, local, weighting), show, "sketch")}, find_model(task)
     return build_clustered("auxo", task, local, cohort, init, round, serve, works, adapt, reveals=("sketch",))
 
 

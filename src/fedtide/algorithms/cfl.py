@@ -41,26 +41,23 @@ Choices:
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
+from fedtide.clusters.clusterer import Linkage, bipartition
 from fedtide.clusters.distance import cosines, unit
 from fedtide.clusters.rounds import replace_at, train_clusters
-from fedtide.clusters.served import build_clustered, serve_clusters
+from fedtide.clusters.served import build_clustered, reveal_update, serve_clusters
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, Work, mean
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, per_client
 from fedtide.core.weights import flat, shaped
 from fedtide.fields.types import Count, Fraction, NonNegative, Whole
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
-
-Linkage = Literal["single", "complete"]
-"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +217,7 @@ def cfl(
                 k = split.other
         return Answer({}, memory={"found": torch.tensor(k)})
 
-    works: dict[str, Work] = {"train": reveal_update(task, local, weighting), "place": place}
+    train = reveal_update(Training(task, local, weighting), show_update, "update")
     return build_clustered(
         "cfl",
         task,
@@ -229,7 +226,7 @@ def cfl(
         init,
         round,
         serve,
-        works,
+        {"train": train, "place": place},
         adapt,
         reveals=("update", "weight"),
         refuses={"pooled": "each half of a split steps along its own mean"},
@@ -238,20 +235,9 @@ def cfl(
     )
 
 
-def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
-    """Build local training whose update the server sums and also sees by itself."""
-
-    training = Training(task, local, weighting)
-
-    def train(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        answer = training(payload, memory, shard, moment, rng)
-        if answer is None:
-            return None
-        delta = answer.total["delta"]
-        rows = {"update": flat(delta.value.params), "weight": torch.tensor(delta.weight, dtype=torch.float64)}
-        return replace(answer, rows=rows, repeated=("update",))
-
-    return train
+def show_update(delta: Weighted) -> dict[str, Tensor]:
+    """Return the values of a client's answer that the server sees by itself."""
+    return {"update": flat(delta.value.params), "weight": torch.tensor(delta.weight, dtype=torch.float64)}
 
 
 def pending(state: State) -> Tensor:
@@ -320,25 +306,6 @@ def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:
     second = torch.from_numpy(bipartition(similarity.numpy(), linkage))
     cross = float(similarity[~second][:, second].max())
     return second if ((1 - cross) / 2) ** 0.5 > gamma else None
-
-
-def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
-    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
-
-    Single linkage minimizes the largest similarity between the two halves.
-
-    >>> bipartition(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
-    [False, True, False]
-    """
-    # SciPy is slow to import, and only this function needs it.
-    from scipy.cluster.hierarchy import linkage as tree
-    from scipy.cluster.hierarchy import to_tree
-    from scipy.spatial.distance import squareform
-
-    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
-    second = np.zeros(len(similarity), dtype=bool)
-    second[root.get_right().pre_order()] = True
-    return ~second if second[0] else second
 
 
 def make_halves(state: State, before: State, k: int, clients: Tensor, updates: Tensor, second: Tensor) -> State:

@@ -49,8 +49,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans
-from fedtide.clusters.distance import Center, Distance, between, heterogeneity, means, renormalize, unit
+from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans, MovingCenters
+from fedtide.clusters.distance import Distance, heterogeneity, means
 from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
 from fedtide.clusters.rounds import mean_over_slots, mix_clusters, mix_models, pick_per_cluster, train_clusters
 from fedtide.clusters.served import accuracy_question, build_clustered, serve_clusters
@@ -266,66 +266,6 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
         state = replace(state, centers=reported[:1], baseline=reported[:1])
     cluster = state.cluster if len(state.weights) > 1 else state.cluster.index_fill(0, clients, 0)
     return replace(state, reported=reported.index_copy(0, clients, reports), cluster=cluster)
-
-
-class MovingCenters:
-    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
-
-    The cost of a move grows with the number of clusters, not of clients, but for medians. An empty cluster keeps its
-    center and is nobody's nearest.
-
-    Args:
-        x: (rows, d) the last report of every client.
-        label: (rows,) int64, the cluster of each client, -1 for none.
-        centers: (K, d), centers before.
-        kind: the distance.
-        center: mean or median.
-
-    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
-    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
-    >>> clusters.nearest(2)
-    0
-    >>> clusters.move(2, 0)
-    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
-    ([0, 0, 0, 1], [2.0, 9.0])
-    """
-
-    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
-        self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
-        self.rows = (unit(x) if kind == "cosine" else x).double()
-        in_cluster = label >= 0
-        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(
-            0, label[in_cluster], self.rows[in_cluster]
-        )
-        self.counts = torch.bincount(label[in_cluster], minlength=len(centers))
-        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
-
-    def nearest(self, i: int) -> int:
-        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
-        filled = self.counts.nonzero()[:, 0]
-        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
-
-    def move(self, i: int, new: int) -> None:
-        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
-        old = int(self.label[i])
-        if new != old:
-            self.label[i] = new
-            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
-                self.sums[k].add_(self.rows[i], alpha=change)
-                self.counts[k] += change
-                self.stale.add(k)
-        for k in {old, new} & self.stale:
-            self._recompute(k)
-            self.stale.remove(k)
-
-    def _recompute(self, k: int) -> None:
-        if self.center == "median":
-            member, before = self.label == k, self.centers[k : k + 1]
-            first = torch.zeros(int(member.sum()), dtype=torch.int64)
-            self.centers[k] = means(self.x[member], first, 1, before, self.kind, "median")[0]
-        elif self.counts[k]:
-            mean = (self.sums[k] / self.counts[k])[None]
-            self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]
 
 
 def handle_drift(

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.distance import Center, Distance, between, means, set_scales, sum_distances, unit
+from fedtide.clusters.distance import Center, Distance, between, means, renormalize, set_scales, sum_distances, unit
 from fedtide.core.rng import Rng, draw_some
 from fedtide.fields.types import Count, ModelCount, StepCount, ingredient
 
@@ -309,3 +310,86 @@ def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
         far = torch.cat([far, between(x, x[picked[-1:]], kind)], 1)
     far[picked, torch.arange(len(picked))] = -1  # rounding sends no center elsewhere
     return _finished(x, far.min(1).indices, {}, kind, "mean", x[picked])
+
+
+Linkage = Literal["single", "complete"]
+"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
+
+
+def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
+    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
+
+    Single linkage minimizes the largest similarity between the two halves.
+
+    >>> bipartition(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
+    [False, True, False]
+    """
+    # SciPy is slow to import, and only this function needs it.
+    from scipy.cluster.hierarchy import linkage as tree
+    from scipy.cluster.hierarchy import to_tree
+    from scipy.spatial.distance import squareform
+
+    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
+    second = np.zeros(len(similarity), dtype=bool)
+    second[root.get_right().pre_order()] = True
+    return ~second if second[0] else second
+
+
+class MovingCenters:
+    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
+
+    The cost of a move grows with the number of clusters, not of clients, but for medians. An empty cluster keeps its
+    center and is nobody's nearest.
+
+    Args:
+        x: (rows, d) the last report of every client.
+        label: (rows,) int64, the cluster of each client, -1 for none.
+        centers: (K, d), centers before.
+        kind: the distance.
+        center: mean or median.
+
+    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
+    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
+    >>> clusters.nearest(2)
+    0
+    >>> clusters.move(2, 0)
+    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
+    ([0, 0, 0, 1], [2.0, 9.0])
+    """
+
+    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
+        self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
+        self.rows = (unit(x) if kind == "cosine" else x).double()
+        in_cluster = label >= 0
+        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(
+            0, label[in_cluster], self.rows[in_cluster]
+        )
+        self.counts = torch.bincount(label[in_cluster], minlength=len(centers))
+        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
+
+    def nearest(self, i: int) -> int:
+        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
+        filled = self.counts.nonzero()[:, 0]
+        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
+
+    def move(self, i: int, new: int) -> None:
+        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
+        old = int(self.label[i])
+        if new != old:
+            self.label[i] = new
+            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
+                self.sums[k].add_(self.rows[i], alpha=change)
+                self.counts[k] += change
+                self.stale.add(k)
+        for k in {old, new} & self.stale:
+            self._recompute(k)
+            self.stale.remove(k)
+
+    def _recompute(self, k: int) -> None:
+        if self.center == "median":
+            member, before = self.label == k, self.centers[k : k + 1]
+            first = torch.zeros(int(member.sum()), dtype=torch.int64)
+            self.centers[k] = means(self.x[member], first, 1, before, self.kind, "median")[0]
+        elif self.counts[k]:
+            mean = (self.sums[k] / self.counts[k])[None]
+            self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]

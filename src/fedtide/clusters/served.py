@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.cohorts import Cohort, with_cohort
 from fedtide.core.base import Algorithm, Answer, Moment, Notes, Prediction, Shard, Slotted, Weighted, Weights, Work
 from fedtide.core.rng import Rng
-from fedtide.learn import LocalTrainer, Task, Weighting, client_weight, mean_losses
+from fedtide.learn import LocalTrainer, Task, Training, Weighting, client_weight, mean_losses
 from fedtide.learn.target import CLASSES
 
 
@@ -123,6 +123,22 @@ def build_clustered(
     predict, sends = predict_by_cluster(task), (Served, *sends)
     algorithm = Algorithm(name, init, works, round, serve, predict, adapt, as_served_in_cluster, check)
     return with_cohort(algorithm, cohort, task, local, adapt=False, sends=sends, models="clusters", **options)
+
+
+def reveal_update(training: Training, show: Callable[[Weighted], dict[str, Tensor]], repeated: str) -> Work:
+    """Build local training whose update the server sums, and of which it sees something by itself.
+
+    Args:
+        training: local training.
+        show: weighted update -> values revealed per client.
+        repeated: the one of these values that repeats a part of the update.
+    """
+
+    def train(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        answer = training(payload, memory, shard, moment, rng)
+        return None if answer is None else replace(answer, rows=show(answer.total["delta"]), repeated=(repeated,))
+
+    return train
 
 
 def answer_model(

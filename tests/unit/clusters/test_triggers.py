@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedtide.algorithms.fielding import MovingCenters
+from fedtide.clusters.clusterer import MovingCenters
 from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, means
 from fedtide.clusters.triggers import (
     Adaptive,
