@@ -12,15 +12,12 @@ Choices:
 """
 
 from dataclasses import replace
-from typing import Any
-
-from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort, OneModel
-from fedtide.core.base import Algorithm, Prediction, Weights
+from fedtide.core.base import Algorithm
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
 from fedtide.learn.branched_task import with_branches
 from fedtide.mixtures.branches import ChoosePer, predict_by_certainty
@@ -51,11 +48,7 @@ def vanilla(
     if choose_per is None:
         return algorithm
     choose = predict_by_certainty(with_branches(task, branch_layer, branches), choose_per)
-
-    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        return choose(without_average(payload), memories, x, owner)
-
-    return replace(algorithm, predict=predict)
+    return replace(algorithm, predict=lambda payload, *rows: choose(without_average(payload), *rows))
 
 
 ENTRY = Entry("vanilla", vanilla, "weights down, update up", "branches", helps=("hours",))

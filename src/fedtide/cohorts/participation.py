@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.selection import Picking
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, S, Shard, Weights, Work, mean
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, S, Shard, Weights, Work, mean, to_everyone
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn import LocalTrainer, Server, step_server, training_cost
@@ -112,8 +112,7 @@ def play_rounds(
         reveal: values revealed per participant.
     """
 
-    def serve_all(state: Any, clients: Tensor) -> tuple[Any, None]:
-        return serve(state), None
+    serve_all = to_everyone(serve)
 
     def round(state: Any, fleet: Fleet, rng: Rng) -> tuple[Any, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve_all, (send or serve)(state), reveal=reveal)

@@ -2,8 +2,8 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine", always with the exponent 1. Appendix
-A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
-participants. "measured" and more than two groups are our own extension.
+A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all participants. More than two groups
+are our own extension.
 
 | member of a prior | meaning |
 | --- | --- |

@@ -58,10 +58,6 @@ class Evidence:
     within: Tensor
     between: Tensor
 
-    def of_new_clusters(self) -> "Evidence":
-        """Return the evidence after clients were clustered anew."""
-        return Evidence(self.within, torch.zeros_like(self.between))
-
 
 def pool_updates(
     totals: Sequence[Any], middle: Weights, share: Tensor, earlier: Evidence | None
@@ -153,7 +149,7 @@ class Pooled(Transform):
             models_before = {id(model) for model in state.weights}
             anew = count != pool.models or any(id(model) not in models_before for model in models_in(payload))
             if evidence is not None and anew:
-                evidence = evidence.of_new_clusters()
+                evidence = replace(evidence, between=torch.zeros_like(evidence.between))
             reply = fleet.ask("train", clients, payload, **options)
             if reply.total is None:
                 return reply, pool, {}
