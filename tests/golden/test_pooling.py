@@ -17,6 +17,8 @@ b = tau2 / (tau2 + 2). After a new clustering tau2 = (9 - 2 / 2) / (1/2) = 16.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -66,7 +68,9 @@ def test_what_was_known_fades_and_tells_of_single_participants():
     _, held, _ = pooled(FIRST)
     tau2 = 14.8 / 0.9
     assert pooled(second, held)[2].tolist() == [pytest.approx([tau2 / (tau2 + 2)] * 2)]
-    assert pooled(second, held.of_new_clusters())[2].tolist() == [pytest.approx([16 / 18] * 2)]
+    assert pooled(second, replace(held, between=torch.zeros_like(held.between)))[2].tolist() == [
+        pytest.approx([16 / 18] * 2)
+    ]
     assert [float(each.params["layer.w"]) for each in pooled(second)[0]] == [5.0, 5.0]  # nothing is known of s2
 
 
