@@ -172,7 +172,7 @@ def experiment_of(**method):
         ),
         ({"algorithm": "pfedem", "features": {"kind": "network", "layer": "hed"}}, "layer: found 'hed'"),
         ({"algorithm": "pfedem", "components": 0}, "components"),
-        ({"algorithm": "pfedem", "update": "fast"}, "update: found 'fast', allowed: certainty, share, overwrite"),
+        ({"algorithm": "pfedem", "update": "fast"}, "update: found 'fast', allowed: certainty, overwrite"),
         ({"algorithm": "pfedem", "inference": "posteriors"}, "inference: found 'posteriors'"),
     ],
 )
