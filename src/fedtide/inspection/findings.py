@@ -55,6 +55,11 @@ def _same(answers: Answers) -> int:
     return max((answer.strength for answer in changing if "same" in answer.why), default=0)
 
 
+def _nothing(answers: Answers) -> int:
+    """Return 1 if clients are alike and stay so."""
+    return int(not any(answer.found for answer in answers))
+
+
 TRAITS: Mapping[Trait, Mapping[str, Callable[[Answers], int]]] = {
     "labels": {"labels differ between clients": lambda answers: answers["labels"].strength},
     "groups": {
@@ -65,11 +70,7 @@ TRAITS: Mapping[Trait, Mapping[str, Callable[[Answers], int]]] = {
     "hours": {"other clients are there at other hours": _others},
     "drift": {"it drifts": lambda answers: max(answers["drift"].strength, answers["matter"].strength)},
     "holdings": {"the same clients hold other things at other times": _same},
-    "nothing": {
-        "nothing differs, and an average of several models helps a little": lambda answers: int(
-            not any(answer.found for answer in answers)
-        )
-    },
+    "nothing": {"nothing differs, and an average of several models helps a little": _nothing},
 }
 """Findings that speak for each trait, in words, and their strength."""
 
@@ -147,10 +148,9 @@ def methods(answers: Answers) -> list[Proposal]:
         safe = {"safe": True} if entry.safe is not None or "loss" in options else {}
         of_groups = {groups: count} if groups else {}
         full = f"{name}, K = {count}" if groups else name
-        proposals.append(
-            (max(why.values()), Proposal(full, algorithm, {**options, **of_groups, **safe}, "; ".join(why)))
-        )
-    proposals.sort(key=lambda pair: -pair[0])
+        proposal = Proposal(full, algorithm, {**options, **of_groups, **safe}, "; ".join(why))
+        proposals.append((-max(why.values()), proposal))
+    proposals.sort(key=lambda pair: pair[0])
     return [
         Proposal("FedAvg", "fedavg", {}, "one model for all"),
         Proposal("Each alone", "local", LONG_ALONE if _large(answers) else {}, "no federation: what it has to beat"),
@@ -259,10 +259,7 @@ def study(answers: Answers, folder: Path) -> dict[str, Any] | None:
             "cohort": min(10, clients if table.series is not None else clients // 2),
             "local": {"lr": rate, **training},
         },
-        "method": [
-            {"name": proposal.name, "algorithm": proposal.algorithm, **proposal.options}
-            for proposal in methods(answers)
-        ],
+        "method": [{"name": m.name, "algorithm": m.algorithm, **m.options} for m in methods(answers)],
     }
 
 

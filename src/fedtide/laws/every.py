@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.core import codec, sums
-from fedtide.core.base import Answer, Memory, Moment, Payload, Reply, Shard, Slot, Sum, Weights, Work
+from fedtide.core.base import Answer, Memory, Moment, Payload, Reply, Scores, Shard, Slot, Sum, Weights, Work
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -179,9 +179,15 @@ class Losing(NearCarrier):
 
 def plays(case: Case) -> None:
     """It plays all rounds, and every client can be judged."""
-    hold(all_finite(case.reference.state), "the last state has a number that is not finite")
-    *_, scores = judged(case.reference)
-    hold(bool((scores.rows > 0).all()), "a client that holds test rows was not judged on any")
+    sound(case.reference, "in the last round")
+
+
+def sound(run: Played, where: str) -> Scores:
+    """Raise `Broken` unless the last state is finite and every client is judged; return the scores."""
+    hold(all_finite(run.state), f"{where} a number of the state is not finite")
+    *_, scores = judged(run)
+    hold(bool((scores.rows > 0).all()), f"{where} a client that holds test rows is not judged")
+    return scores
 
 
 def frozen_state(case: Case) -> None:
@@ -198,10 +204,8 @@ def same_seed(case: Case) -> None:
     """One seed gives one result, and another seed another."""
     alike(case.reference.state, played(case.experiment).state, "two runs with one seed end differently")
     other = played(case.experiment, seed=1, rounds=1).state
-    hold(
-        not same(case.reference.steps[0].state, other),
-        "two runs with different seeds end alike: nothing comes from `rng`",
-    )
+    differs = not same(case.reference.steps[0].state, other)
+    hold(differs, "two runs with different seeds end alike: nothing comes from `rng`")
 
 
 def cohort_order(case: Case) -> None:
@@ -382,10 +386,9 @@ def kept_memory(case: Case) -> None:
     algorithm = run.host.algorithm
     model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
     most = max(size_in_bytes(run.fleet.engine.memory.read(client, (99, 0))) for client in run.fleet.clients.tolist())
-    hold(
-        most <= algorithm.traits.keeps * model + 2048,
-        f"a client keeps {most} bytes, and `keeps` of the Algorithm says {algorithm.traits.keeps} models of {model}",
-    )
+    keeps = algorithm.traits.keeps
+    words = f"a client keeps {most} bytes, and `keeps` of the Algorithm says {keeps} models of {model}"
+    hold(most <= keeps * model + 2048, words)
 
 
 def one_slot_each(case: Case) -> None:
@@ -418,10 +421,12 @@ def row_order(case: Case) -> None:
 def with_permuted_rows(host: Host) -> Host:
     """Return a host whose clients hold their rows in another order."""
     draw = np.random.default_rng(0)
-    parts = {
-        name: Ragged.of([draw.permutation(part[i].numpy()) for i in range(len(part))])
-        for name, part in host.population.parts.items()
-    }
+    return with_parts(host, lambda part: [draw.permutation(part[i].numpy()) for i in range(len(part))])
+
+
+def with_parts(host: Host, rows_of: Callable[[Any], list[np.ndarray]]) -> Host:
+    """Return a host whose clients hold other rows of each part, which `rows_of` returns for all clients."""
+    parts = {name: Ragged.of(rows_of(part)) for name, part in host.population.parts.items()}
     return replace(host, population=replace(host.population, parts=parts))
 
 
@@ -465,11 +470,9 @@ def degenerate(case: Case, plays: tuple[tuple[str, ...], ...] = ALONE) -> None:
 
 def _odd(case: Case, kinds: tuple[str, ...]) -> None:
     """Play with odd clients: the first ones, one of each kind."""
-    host, memory = case.host(case.steady), MemoryStore(None)
-    population = host.population
-    lists = [population.parts["train"][i] for i in range(len(population.group))]
-    rows: Any = population.rows
-    x, y = rows.x.clone(), rows.y.clone()
+    host: Any = case.host(case.steady)
+    train, rows = host.population.parts["train"], host.population.rows
+    lists, x, y = [train[i] for i in range(len(train))], rows.x.clone(), rows.y.clone()
     for client, kind in enumerate(kinds):
         numbers = lists[client]
         if kind == "one class":
@@ -480,16 +483,12 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
             lists[client] = numbers[:0]
         else:
             x[numbers] = 1.0 if kind == "constant features" else 3e38
-    changed = replace(with_rows(host, lists, x=x, y=y), memory=memory)
-    words = ", ".join(kinds)
+    where = f"if the rows of one client are odd: {', '.join(kinds)}"
     try:
-        run, fleet = case.watched(case.steady, host=changed, memory=memory, rounds=4)
-    except Broken:
-        raise
+        run, fleet = case.watched(case.steady, host=with_rows(host, lists, x=x, y=y), rounds=4)
     except Exception as error:
-        error.add_note(f"if the rows of one client are odd: {words}")
+        error.add_note(where)
         raise
-    where = f"if the rows of one client are odd ({words})"
     hold(all_finite([step.state for step in run.steps]), f"{where}, a number of the state is not finite")
     for ask in fleet.asks:
         hold(all_finite(dict(ask.reply.rows)), f"{where}, '{ask.question}' reveals a number that is not finite")
@@ -531,9 +530,7 @@ def clients_join(case: Case, rounds: int | None = None) -> None:
     except Exception as error:
         error.add_note("when clients join; is a field of the state with an entry for each client `per_client`?")
         raise
-    hold(all_finite(run.state), "clients join, and the last state has a number that is not finite")
-    *_, scores = judged(run)
-    hold(bool((scores.rows > 0).all()), "a client that joined was not judged")
+    sound(run, "if clients join")
 
 
 def join_as_new(case: Case) -> None:
@@ -587,9 +584,8 @@ def wire(case: Case) -> None:
 
 def block_order(case: Case) -> None:
     """The order in which blocks of clients finish changes nothing."""
-    alike(
-        case.reference.state, played(case.experiment, engine=InAnyOrder).state, "the order of blocks changes the state"
-    )
+    run = played(case.experiment, engine=InAnyOrder)
+    alike(case.reference.state, run.state, "the order of blocks changes the state")
 
 
 def workers(case: Case) -> None:
@@ -617,11 +613,8 @@ def deployed(case: Case, nodes: int = 3) -> None:
         fleet = near_fleet(local.host, nodes, Path(folder))
         remote = played(case.experiment, fleet=lambda _: fleet)
         for ours, theirs in zip(local.steps, remote.steps, strict=True):
-            alike(
-                [ours.state, dict(ours.facts)],
-                [theirs.state, dict(theirs.facts)],
-                "clients at nodes give another state",
-            )
+            alike(ours.state, theirs.state, "clients at nodes give another state")
+            alike(dict(ours.facts), dict(theirs.facts), "clients at nodes give other facts")
         for client in fleet.clients.tolist():
             memory = local.host.memory.read(client, (99, 0))
             alike(memory, memory_at(fleet, client), "a client at a node keeps something else")
@@ -751,9 +744,7 @@ def numbers(case: Case) -> None:
     except FedtideError as error:
         hold("data.target" in str(error), f"it refuses numbers without a word on data.target: {error}")
         run = play({"kind": "number", "loss": "gaussian"})
-    hold(all_finite(run.state), "of numbers the last state is not finite")
-    *_, scores = judged(run)
-    hold("reference" in scores.sums and bool((scores.rows > 0).all()), "clients were not judged by their numbers")
+    hold("reference" in sound(run, "of numbers").sums, "clients were not judged by their numbers")
 
 
 # -- private sums ------------------------------------------------------------------------------------------------------
@@ -806,23 +797,23 @@ def _private(case: Case) -> Experiment:
         whole = bounded({WHOLE: WIDE})
         forms = sums_of(whole.method[0], case.host(whole))
         names = sorted({leaf.name or WHOLE for form in forms for leaf in form.leaves})
-        experiment = bounded(dict.fromkeys(names, WIDE)) if names else None
+        if not names:
+            raise NotApplicable("it sums nothing")
+        experiment = bounded(dict.fromkeys(names, WIDE))
         case.host(experiment)
     except FedtideError as why:
         raise NotApplicable(str(why)) from None
-    if experiment is None:
-        raise NotApplicable("it sums nothing")
     return experiment
 
 
 def _even(host: Host) -> Host:
     """Return a host whose clients hold equally many rows of each part: in private sums each client counts once."""
-    population: Any = host.population
-    parts = {}
-    for name, rows in population.parts.items():
-        fewest = int(rows.counts[rows.counts > 0].min()) if rows.total else 0
-        parts[name] = Ragged.of([rows[client][:fewest].numpy() for client in range(len(rows))])
-    return replace(host, population=replace(population, parts=parts))
+
+    def even(part: Any) -> list[np.ndarray]:
+        fewest = int(part.counts[part.counts > 0].min()) if part.total else 0
+        return [part[client][:fewest].numpy() for client in range(len(part))]
+
+    return with_parts(host, even)
 
 
 def _released(experiment: Experiment, rounds: int, draw: Draw) -> tuple[Played, list[tuple[Form, Tensor, Tensor]]]:
