@@ -337,8 +337,7 @@ class Recommendation:
     def print(self, screen: Console) -> None:
         """Print how the entries stand."""
         print_table(pages.standings_table(self.made), screen)
-        for line in filter(None, (pages.earlier(self.made).strip(), pages.standings_headline(self.made))):
-            say(line, screen)
+        say(pages.standings_headline(self.made), screen)
         say(f"study: {self.study}", screen)
 
     def as_json(self) -> dict[str, Any]:

@@ -19,12 +19,11 @@ from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftm
 from fedtide.draw.html import Part, render, swatch, to_pictures
 from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table, format_value
-from fedtide.evaluate.metrics import Measure
-from fedtide.report.formats import percent, seconds, signed_points
+from fedtide.report.formats import percent, signed_points
 from fedtide.report.run_records import environment_line, span_of
 from fedtide.tuning.ladder import ENOUGH, standings
-from fedtide.tuning.stages import Parameter, at_edge, seeds_of, tune_of
-from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_by, played_entries, read_tournament
+from fedtide.tuning.stages import Parameter, at_edge
+from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_entries, read_tournament
 from fedtide.tuning.tune import READY, Trial, Tuned, read_tuning
 
 STATES: dict[str, dict[str, Any]] = {
@@ -34,7 +33,6 @@ STATES: dict[str, dict[str, Any]] = {
     "best": {"marker": "*", "color": look(1).color, "mec": "black", "mew": 0.6, "ms": 15},
 }
 """Marks of trials; no two states differ by color alone."""
-EARLIER = " Entries that were dropped earlier have scores of fewer rounds, which may lie above those of more."
 MOST_CURVES = 12
 """Entries whose curves are drawn: those that came farthest."""
 
@@ -94,7 +92,6 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         experiment,
         READY,
         headline=tuning_headline(stages),
-        setting=tuning_setting(experiment, stages),
         parts=[
             Part("What was found", best_table(stages, experiment.score), flatters, "what-was-found"),
             Part("Budgets", budget_table(stages), "", "budgets"),
@@ -122,42 +119,24 @@ def tuning_headline(stages: Sequence[Sequence[Tuned]]) -> str:
     return f"{len(edges)} {many}, and better ones may lie beyond: {'; '.join(edges)}."
 
 
-def tuning_setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
-    """Describe the search."""
-    tune, seeds = tune_of(experiment, "the configuration"), seeds_of(experiment)
-    how = "at random"
-    if tune.sampler == "tpe":
-        how += f" for {tune.startup_trials} trials and then with a tree-structured Parzen estimator (TPE)"
-    pruned = " Trials below the median of earlier ones were pruned." if tune.pruning else ""
-    equal = "; in a stage every method gets as many" if any(len(stage) > 1 for stage in stages) else ""
-    return (
-        f"Values were searched {how}, {tune.parallel_trials} at a time. A trial plays {experiment.rounds} rounds with "
-        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{equal}.{pruned}"
-    )
-
-
 def best_table(stages: Sequence[Sequence[Tuned]], score: str) -> Table:
     """Build the table of best values, a row per value."""
-    staged = any(tuned.search.stage for stage in stages for tuned in stage)
     rows = []
     for tuned in (tuned for stage in stages for tuned in stage):
         best = tuned.best
         for parameter in tuned.search.parameters:
-            value = None if best is None else best.values[parameter.key]
-            edge = None if best is None else at_edge(parameter.range, value)
+            edge = None if best is None else at_edge(parameter.range, best.values[parameter.key])
             rows.append(
                 [
-                    tuned.search.method,
-                    *([tuned.search.stage] if staged else []),
+                    tuned.search.title,
                     parameter.name,
-                    "-" if best is None else format_value(value),
+                    "-" if best is None else format_value(best.values[parameter.key]),
                     range_of(parameter),
                     f"at the {edge} edge of its range: widen it" if edge else "",
                     "-" if best is None or best.accuracy is None else f"{100 * best.accuracy:.1f} %",
                 ]
             )
-    header = ["method", *(["stage"] if staged else []), "value", "found", "searched", "edge", f"validation {score}"]
-    return Table(header, rows)
+    return Table(["method", "value", "found", "searched", "edge", f"validation {score}"], rows)
 
 
 def budget_table(stages: Sequence[Sequence[Tuned]]) -> Table:
@@ -262,7 +241,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
     flatters = (
         f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
         f"A run of the study tells the {words.score}, on test rows and seeds that the tournament did not see."
-        f" A ± is one standard error over seeds.{words.explained}{earlier(record)}"
+        f" A ± is one standard error over seeds.{words.explained}"
     )
     swatches = [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]
     return _write(
@@ -272,18 +251,11 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         record.study,
         STUDY,
         headline=standings_headline(record),
-        setting=tournament_setting(record),
+        setting=f"{record.spent:.0f} s of a budget of {record.budget:g} s were spent; {record.ended or 'it goes on'}.",
         parts=[Part("How they stand", standings_table(record), flatters, "how-they-stand", swatches)],
         pictures=to_pictures([curves]),
         said=record.said,
         inspection=(root / "inspection").is_dir(),
-    )
-
-
-def earlier(record: Tournament) -> str:
-    """Say that not all scores are of the same rounds; "" if they are."""
-    return (
-        EARLIER if len({record.last_rung(candidate.entry).rounds for candidate in played_entries(record)}) > 1 else ""
     )
 
 
@@ -299,20 +271,6 @@ def standings_headline(record: Tournament) -> str:
     absent = dict.fromkeys(candidate.method for candidate in record.candidates if candidate.method not in entered)
     left = f" Not entered, because the budget was too short: {listed(list(absent))}." if absent else ""
     return f"{result}{left} Next is a run of the study, on fresh seeds and test rows."
-
-
-def tournament_setting(record: Tournament) -> str:
-    """Describe the tournament."""
-    rounds, first_seed = record.study.rounds, played_by(record.study).seeds[0]
-    slow = ""
-    if record.rungs and record.rungs[-1] < rounds:
-        slow = f" The budget did not pay for all {rounds} rounds: slow learners may be better than they seem."
-    spent, budget = (seconds(Measure(number, None, [])) for number in (record.spent, record.budget))
-    return (
-        f"{len(record.candidates)} candidates, {len(record.entered)} entered; rungs after "
-        f"{listed([str(rung) for rung in record.rungs])} rounds; seeds from {first_seed} on, which the study does not "
-        f"play. {spent} of a budget of {budget} were spent{f'; {record.ended}' if record.ended else ' so far'}.{slow}"
-    )
 
 
 def standings_table(record: Tournament) -> Table:
