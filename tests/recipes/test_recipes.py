@@ -16,7 +16,7 @@ from fedtide.config.reading import SCALES
 from fedtide.core.errors import FedtideError
 from fedtide.report import page
 from fedtide.runs.preflight import preflight
-from fedtide.tuning.stages import ends, stages
+from fedtide.tuning.tune import ends, stages
 from helpers.shell import done
 
 RECIPES = sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))

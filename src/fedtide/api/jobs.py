@@ -55,8 +55,8 @@ from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_aut
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
 from fedtide.tracking.feed import Tracking
-from fedtide.tuning import entrants, pages, tournament, tune
-from fedtide.tuning.stages import base_of, ends, seeds_of, with_budget
+from fedtide.tuning import pages, tournament, tune
+from fedtide.tuning.tune import base_of, ends, seeds_of, with_budget
 
 if TYPE_CHECKING:
     from fedtide.runs.job import Spelled
@@ -595,13 +595,13 @@ class TournamentJob(Job):
             settings, where, name = read_study(data, request)
             processes_for(settings, request.workers)
             root = folder_of(request, f"{name}-recommend")
-            entrants.begin_with_study(root, settings, where, seconds, began, request.scale)
+            tournament.begin_with_study(root, settings, where, seconds, began, request.scale)
         else:
             if options := [*request.sets, *([request.scale] if request.scale else [])]:
                 raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
             findings = inspect_table(read_table(data, roles, "recommend"))
             root = folder_of(request, f"{slug(strip_endings(findings.table.name))}-recommend")
-            entrants.begin_with_data(root, findings, seconds, began)
+            tournament.begin_with_data(root, findings, seconds, began)
         return TournamentJob(root, request.workers)
 
     def play(self, screen: Console) -> bool:

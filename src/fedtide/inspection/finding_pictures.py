@@ -1,9 +1,8 @@
-"""Six pictures of an inspection."""
+"""Five pictures of an inspection."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,17 +11,13 @@ from matplotlib.figure import Figure
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, draw_rows, map_shares
 from fedtide.draw.html import Pictured
-from fedtide.draw.prose import counted
 from fedtide.inspection import shares
 from fedtide.inspection.answers import WHY, Answers, slot_name
-from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_rows, local_slots, mean_looks
+from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_rows, local_slots
 from fedtide.inspection.shares import count_by
 
-FEW = 12
-"""Clients whose names have room."""
 SHOWN = 60
 """Clients in the picture of labels."""
-MARKS = "os^D"
 CROWDS = 3
 """Groups whose hours are shown."""
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -34,11 +29,6 @@ def pictures(answers: Answers) -> list[Pictured]:
     return [
         ("Rows of each client", "From the client with most rows to the one with fewest.", _row_counts(answers)),
         ("Labels of each client", "The share of each label in a client's rows, of some clients.", _labels(answers)),
-        ("Map of the clients",
-         "Mean features of each client's rows, less those of their labels, along the two directions in which they "
-         "differ most; in hollow rings the same with clients shuffled among rows of a label. The larger a mark, the "
-         "more rows.",
-         _client_map(answers)),
         ("When rows come", f"Rows by hour and weekday, of all clients and of {CROWDS} groups at most.",
          _hours(answers)),
         ("Why the mix changes",
@@ -67,43 +57,6 @@ def _labels(answers: Answers) -> figures.Drawn | None:
     some = np.linspace(0, rows.clients - 1, min(SHOWN, rows.clients)).round().astype(int)
     counts = count_by(rows.client, rows.label, (rows.clients, len(rows.label_names)))
     return draw_label_shares(counts[some], rows.clients, rows.label_names)
-
-
-@figures.styled
-def _client_map(answers: Answers) -> figures.Drawn | None:
-    """Draw clients along the two main directions of their mean features, and clients of shuffled rows."""
-    rows, clients = answers.rows, answers.clients
-    if clients is None or rows.z is None or len(clients.members) < 3:
-        return None
-    picked, member = rows.member_rows()
-    z, label_of = rows.z[picked, :-1], rows.label[picked]
-    means, sizes = mean_looks(z, label_of, member, len(clients.members))
-    turned = shares.within(member, label_of)(rows.rng.at("map").numpy())
-    other, _ = mean_looks(z, label_of, turned, len(clients.members))
-    center = np.average(means, axis=0, weights=sizes)
-    directions = np.linalg.svd((means - center) * np.sqrt(sizes)[:, None], full_matrices=False)[2][:2]
-    if len(directions) < 2:
-        return None
-    places, chance = (means - center) @ directions.T, (other - center) @ directions.T
-    figure = Figure(figsize=(6.4, 4.4))
-    axes = figure.subplots()
-    area = 14 + 90 * sizes / sizes.max()
-    axes.scatter(
-        chance[:, 0], chance[:, 1], s=area, facecolors="none", edgecolors="#777777", lw=0.9, label="clients shuffled"
-    )
-    for number in np.unique(clients.groups[1]):
-        member_of = clients.groups[1] == number
-        name = f"group {number + 1} ({counted(int(member_of.sum()), 'client')})" if clients.crowds else "clients"
-        marks: dict[str, Any] = {"color": figures.domain_color(number), "marker": MARKS[number % 4], "label": name}
-        axes.scatter(places[member_of, 0], places[member_of, 1], s=area[member_of], alpha=0.8, lw=0, **marks)
-    if len(places) <= FEW:
-        for place, client in zip(places, clients.members, strict=True):
-            axes.text(place[0], place[1], f"  {figures.label(rows.client_names[client])}", fontsize=8)
-    axes.margins(x=0.12)
-    axes.set_xlabel("first direction")
-    axes.set_ylabel("second direction")
-    figures.legend_above(axes, room=5.4)
-    return figures.svg(figure, "map of the clients")
 
 
 @figures.styled

@@ -1,4 +1,4 @@
-"""An inspection of a table: its findings, a page of six pictures, and a study with methods that may help."""
+"""An inspection of a table: its findings, a page of five pictures, and a study with methods that may help."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ class Findings(Answers):
     """
 
     def write(self, folder: str | Path) -> Path:
-        """Write a folder with a page of six pictures and a study, all of it or nothing, and return the page.
+        """Write a folder with a page of five pictures and a study, all of it or nothing, and return the page.
 
         Args:
             folder: it must not exist.

@@ -22,9 +22,8 @@ from fedtide.draw.tables import Table, format_value
 from fedtide.report.formats import percent, signed_points
 from fedtide.report.run_records import environment_line, span_of
 from fedtide.tuning.ladder import ENOUGH, standings
-from fedtide.tuning.stages import Parameter, at_edge
 from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_entries, read_tournament
-from fedtide.tuning.tune import READY, Trial, Tuned, read_tuning
+from fedtide.tuning.tune import READY, Parameter, Trial, Tuned, at_edge, read_tuning
 
 STATES: dict[str, dict[str, Any]] = {
     "finished": {"marker": "o", "color": look(0).color, "ms": 5},

@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.learn.losses import WSM
 from fedtide.runs.build import host_of
-from fedtide.tuning.stages import stages
+from fedtide.tuning.tune import stages
 from helpers.toys import TOY
 
 IFCA = {"name": "IFCA", "algorithm": "ifca"}

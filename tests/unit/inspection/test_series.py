@@ -12,7 +12,7 @@ import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.inspection.table import read
 from fedtide.runs.build import rows_of
-from fedtide.tuning.entrants import _candidates
+from fedtide.tuning.tournament import _candidates
 
 
 def hourly(path, name: str, days: int, begin: int = 0, header: str = "when"):

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.tuning.stages import stages
-from fedtide.tuning.tune import Curve, Trial, asked
+from fedtide.tuning.tune import Curve, Trial, asked, stages
 from helpers.studies import RATE, tuning
 
 EVERYTHING = {

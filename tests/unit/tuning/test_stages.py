@@ -8,7 +8,7 @@ import pytest
 
 from fedtide.config import Range, from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.tuning.stages import at_edge, base_of, ends, stages, with_values
+from fedtide.tuning.tune import at_edge, base_of, ends, stages, with_values
 from helpers.studies import PROX, RATE, RATES, A, tunable, tuning
 
 STEADY = {**A, "name": "b.2"}

@@ -7,8 +7,7 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.tuning import tune as records
 from fedtide.tuning.pages import best_table, budget_table, tuning_headline, write_tuning
-from fedtide.tuning.stages import digest_of_tuning
-from fedtide.tuning.tune import Curve, Trial, read_tuning
+from fedtide.tuning.tune import Curve, Trial, digest_of_tuning, read_tuning
 from helpers.studies import PROX, RATE, A, made, tuning
 
 RANGES = {
