@@ -1,7 +1,5 @@
 """Answers to the eight questions in words, by the sizes of effects and never by significance alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

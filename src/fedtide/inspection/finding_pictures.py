@@ -1,7 +1,5 @@
 """Five pictures of an inspection."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import numpy as np

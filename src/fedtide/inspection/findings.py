@@ -1,7 +1,5 @@
 """An inspection of a table: its findings, a page of five pictures, and a study with methods that may help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path

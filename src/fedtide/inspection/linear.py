@@ -4,8 +4,6 @@ Everything is made of sums over a client's rows (z'z, z't, t't). So a model of a
 other, and thousands of them, cost no pass over the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Previews of an experiment: rows, labels, participation and change over the rounds, as lines and as pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

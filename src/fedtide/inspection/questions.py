@@ -1,7 +1,5 @@
 """Numbers for the eight questions, each with the same number of shuffled data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Distances of shares, of labels or cells of features, between clients, hours or stretches of time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ class Against:
     spread: float
 
     @classmethod
-    def of(cls, seen: float, shuffled: Iterable[float]) -> Against:
+    def of(cls, seen: float, shuffled: Iterable[float]) -> "Against":
         """Compare a statistic with its values of shuffled data.
 
         >>> Against.of(3.0, [1.0, 2.0, 1.0, 2.0])

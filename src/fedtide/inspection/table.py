@@ -1,7 +1,5 @@
 """Tables of users: files (CSV, Parquet, NPZ), frames, arrays or series, with columns read by name and type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The federation has eight clients in two groups that take turns, two held-out ones, four features and three classes.
 """
 
-from __future__ import annotations
-
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -273,7 +271,7 @@ class Case:
 
     def watched(
         self, experiment: Experiment | None = None, *, change: Any = None, look: Any = None, **how: Any
-    ) -> tuple[Played, Watched]:
+    ) -> "tuple[Played, Watched]":
         """Play rounds on a fleet that shows only attributes of the protocol; return the run and that fleet."""
         fleets: list[Watched] = []
 

@@ -1,7 +1,5 @@
 """The laws of algorithms: functions of a `Case` that raise `Broken` if a law does not hold; and their check."""
 
-from __future__ import annotations
-
 import random
 import sys
 import traceback

@@ -5,8 +5,6 @@ dropped sooner, because methods that learn slowly at first may win in the end. I
 fewer are entered; then all play fewer rounds, and none is dropped.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pages of a tuning and of a tournament: their words, tables and pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ study.toml          the study with the survivors, for a proper run
 report.html         the page
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

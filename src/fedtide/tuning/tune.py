@@ -10,8 +10,6 @@ tuned.toml          the experiment with the best values, ready to run
 report.html         ranges, trials and best values
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -289,7 +287,7 @@ class Curve:
     accuracy: tuple[float, ...]
     weights: tuple[float, ...] = ()
 
-    def then(self, done: int, scores: Scores, *, dated: bool) -> Curve:
+    def then(self, done: int, scores: Scores, *, dated: bool) -> "Curve":
         """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
         rows = float(scores.rows.sum()) if dated else None
         weight = [number for number in (scores.reference, rows) if number is not None][:1]
@@ -532,7 +530,7 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
 
 
 def execute(
-    experiment: Experiment, root: Path, *, workers: int | None = None, display: LiveTuning | None = None
+    experiment: Experiment, root: Path, *, workers: int | None = None, display: "LiveTuning | None" = None
 ) -> bool:
     """Play the remaining trials of a tune folder and write `tuned.toml`.
 
