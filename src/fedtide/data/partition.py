@@ -809,14 +809,10 @@ def _deal_natural(
     votes = np.zeros((wanted, len(names)), dtype=np.int64)
     np.add.at(votes, (owner[owner >= 0], row_group[owner >= 0]), 1)
     inside, outside = np.where(owner < seen, owner, -1), np.where(owner >= seen, owner - seen, -1)
-    return Dealt(
-        Ragged.from_owner(np.where(held_out, -1, inside), seen),
-        Ragged.from_owner(np.where(held_out, inside, -1), seen),
-        Ragged.from_owner(outside, held_out_clients.clients),
-        torch.from_numpy(votes.argmax(1)),
-        names,
-        tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else (),
-    )
+    train, test = (Ragged.from_owner(np.where(held_out == part, inside, -1), seen) for part in (False, True))
+    unseen = Ragged.from_owner(outside, held_out_clients.clients)
+    client_names = tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else ()
+    return Dealt(train, test, unseen, torch.from_numpy(votes.argmax(1)), names, client_names)
 
 
 def _part_size(total: int, k: int, parts: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -260,6 +261,14 @@ class Rows:
         return self.fit if self.fit is not None and self.fit.x is self.x else None
 
 
+def make_rows(name: str, classes: int, **columns: Any) -> Rows:
+    """Return rows of arrays; a test set without rows is None."""
+    if columns.get("held_out") is not None and not columns["held_out"].any():
+        columns["held_out"] = None
+    arrays = {name: torch.from_numpy(value) for name, value in columns.items() if isinstance(value, np.ndarray)}
+    return Rows(name, classes=classes, **(columns | arrays))
+
+
 def _before(series: Tensor, then: Tensor, span: int, reach: float, keys: Tensor, order: Tensor) -> Tensor:
     """Return positions of the rows nearest to times `then` of their series, -1 for none within `reach` seconds.
 
@@ -381,9 +390,8 @@ def _check_features(name: str, x: Tensor) -> None:
     wrong = ~(x.reshape(len(x), -1).abs() <= LARGEST).all(1)
     if wrong.any():
         row = int(wrong.nonzero()[0])
-        raise FedtideError(
-            f"{name}: row {row}, counted from 0: a feature is NaN or beyond {LARGEST:.3g}; drop or fill such rows"
-        )
+        line = f"a feature is NaN or beyond {LARGEST:.3g}; drop or fill such rows"
+        raise FedtideError(f"{name}: row {row}, counted from 0: {line}")
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,8 @@ def labels(population: Any) -> dict[str, Any]:
         labels_by_client = [rows.labels(train[client].long()) for client in clients.tolist()]
         counts = torch.stack([torch.bincount(y, minlength=rows.classes) for y in labels_by_client])
     names = list(getattr(rows, "label_names", ()))
-    return {
-        "clients": clients, "counts": counts, "classes": rows.classes, "of": population.registered, "names": names,
-    }  # fmt: skip
+    about = {"classes": rows.classes, "of": population.registered, "names": names}
+    return {"clients": clients, "counts": counts, **about}
 
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
@@ -156,7 +155,6 @@ class Saved:
         """Return the file's content; raise if it was made from another number of rows."""
         about = self.saved["rows"]
         if about["count"] != rows:
-            raise FedtideError(
-                f"data.partition.path: {self.path} deals {about['count']} rows of {about['name']}, {name} has {rows}"
-            )
+            line = f"{self.path} deals {about['count']} rows of {about['name']}, {name} has {rows}"
+            raise FedtideError(f"data.partition.path: {line}")
         return self.saved

@@ -119,9 +119,8 @@ class Number(Fitting):
         rival = values[seen].double()
         constant = float(rival.quantile(0.5) if self.loss == "huber" else rival.mean())
         edges = edges_of(values[positions])
-        return NumberTarget(*_mean_and_spread(values, positions), (constant,), edges, self.loss), assign_bins(
-            values, edges
-        )
+        target = NumberTarget(*_mean_and_spread(values, positions), (constant,), edges, self.loss)
+        return target, assign_bins(values, edges)
 
 
 @ingredient

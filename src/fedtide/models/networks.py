@@ -317,10 +317,9 @@ def dropout(name: str, probability: float, layer: type[nn.Module] = nn.Dropout) 
 def check_picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return channels, height and width of image rows; raise for any other shape."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise FedtideError(
-            f"model.kind: '{kind}' needs pictures (channels, height, width) of {smallest} x {smallest} or more, "
-            f"found rows of shape {shape}; allowed: 'linear', 'mlp'"
-        )
+        needed = f"pictures (channels, height, width) of {smallest} x {smallest} or more"
+        line = f"'{kind}' needs {needed}, found rows of shape {shape}; allowed: 'linear', 'mlp'"
+        raise FedtideError(f"model.kind: {line}")
     return shape[0], shape[1], shape[2]
 
 
@@ -469,10 +468,8 @@ class ResNet18:
         if self.form == "pre-activation":
             return _pre_activation(depth, classes, nn.BatchNorm2d if self.norm == "batch" else plain_groups)
         if self.form == "cifar" and not (17 <= height <= 32 and 17 <= width <= 32):
-            raise FedtideError(
-                f"model.form: 'cifar' needs pictures of 17 x 17 to 32 x 32, found rows of shape {shape}; "
-                "allowed: 'pre-activation', 'imagenet'"
-            )
+            line = f"'cifar' needs pictures of 17 x 17 to 32 x 32, found rows of shape {shape}"
+            raise FedtideError(f"model.form: {line}; allowed: 'pre-activation', 'imagenet'")
         return _post_activation(depth, classes, WIDTHS, 2, self.norm, self.form)
 
 

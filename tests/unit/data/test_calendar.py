@@ -34,7 +34,7 @@ def people(calendar: Calendar, source: Rows | None = None, split: Split = Split(
 
 REFUSED = [
     (lambda: Calendar(window="1w"), "Calendar.window: found '1w', allowed: a number and s, m, h or d"),
-    (lambda: Calendar(window="1d", hold="12h"), "found hold 12h and window 1d, allowed: a hold of a window or more"),
+    (lambda: Calendar(window="1d", hold="12h"), "found hold 12h and window 1d, allowed: a longer hold"),
     (lambda: Calendar(hold="some"), "Calendar.hold: found 'some', allowed: a time of a window or more such as"),
     (lambda: Calendar(zone="Berlin"), "Calendar.zone: found 'Berlin', allowed: a time zone"),
     (lambda: Calendar(begin="the 3rd"), "Calendar.begin: found 'the 3rd', allowed: ISO 8601"),

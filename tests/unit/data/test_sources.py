@@ -270,8 +270,8 @@ def test_sources_with_the_same_word_share_their_labels(labels, first, classes):
 @pytest.mark.parametrize(
     ("labels", "line"),
     [
-        (("x",), "found 1 labels for 2 sources; allowed: a word for each source"),
-        (("x", "y", "z"), "found 3 labels for 2 sources"),
+        (("x",), "found 1 labels, allowed: a word for each of 2 sources"),
+        (("x", "y", "z"), "found 3 labels, allowed: a word for each of 2 sources"),
         ("both", "found 'both', allowed: 'disjoint', 'shared', or a list of a word for each source"),
         ((1, 2), "found .1, 2., allowed: 'disjoint'"),
         (3, "found 3, allowed: 'disjoint'"),

@@ -375,10 +375,8 @@ class Calendar(Holding):
 
     def __post_init__(self) -> None:
         if self.hold != "all" and seconds_of(self.hold) < seconds_of(self.window):
-            raise ValueError(
-                f"found hold {self.hold} and window {self.window}, allowed: a hold of a window or more, because the "
-                "rows of a window would be gone before its end"
-            )
+            but = "the rows of a window would be gone before its end"
+            raise ValueError(f"found hold {self.hold} and window {self.window}, allowed: a longer hold, because {but}")
 
     @property
     def seconds(self) -> float:
@@ -602,9 +600,7 @@ class CalendarPlan(Plan):
             zone = zone_of(self.calendar.zone)
             last = f"{_when(self.edges[0], zone):%Y-%m-%d %H:%M} to {_when(self.edges[-1], zone):%Y-%m-%d %H:%M}"
             but = f"there are {self.windows} windows of {self.calendar.window}, {last}, and each is tested on the next"
-            raise refused(
-                "rounds", rounds, f"at most {self.windows - 1}" if self.windows > 1 else "shorter windows", but
-            )
+            raise refused("rounds", rounds, f"at most {self.windows - 1}, or shorter windows", but)
 
 
 def _when(seconds: float, zone: object) -> datetime:

@@ -106,11 +106,9 @@ class Pools:
         """Return the rows from which a client draws; None if it draws none."""
         return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
 
-    def draw(
-        self, part: str, client: int, draw: np.random.Generator, shares: Mapping[int, float], own: Domain | None = None
-    ) -> Tensor:
+    def draw(self, part: str, client: int, rng: Rng, shares: Mapping[int, float], own: Domain | None = None) -> Tensor:
         """Draw the rows of a part of a client by the shares of labels; `own` rows take the place of these."""
-        domain = self.of(part, client)
+        domain, draw = self.of(part, client), rng.numpy()
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
         counts = draw.multinomial(self.amounts.wanted(part), [*shares.values()]).tolist()
@@ -371,18 +369,16 @@ class ChangePointsPlan(Plan):
             rows = self.view.parts[part][client]
             assert self.view.rows.domain is not None
             return rows[self.view.rows.domain[rows.long()] == concept]
-        draw = self.view.rng.at("concept", part, client, concept).numpy()
-        return self.pools.draw(part, client, draw, dict(enumerate(self.shares.table[concept])))
+        rng = self.view.rng.at("concept", part, client, concept)
+        return self.pools.draw(part, client, rng, dict(enumerate(self.shares.table[concept])))
 
     @cached_property
     def domain_counts(self) -> dict[str, Tensor]:
         """Number of rows of each client in each domain (clients, domains), for each part."""
         domain, domains = self.view.rows.domain, len(self.concepts)
         assert domain is not None
-        return {
-            part: count_pairs(ragged.owner, domain[ragged.rows.long()], len(ragged), domains)
-            for part, ragged in self.view.parts.items()
-        }
+        parts = self.view.parts.items()
+        return {part: count_pairs(of.owner, domain[of.rows.long()], len(of), domains) for part, of in parts}
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
@@ -440,11 +436,12 @@ def read_concepts(path: Path, classes: int) -> Concepts:
             raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
     cells = read_cells(path, [*dict.fromkeys(["concept", *label_names, *header])])
     names, shares = cells.texts("concept"), zip(*map(cells.texts, label_names), strict=True)
-    table = np.empty((len(names), classes))
+    table, seen = np.empty((len(names), classes)), set[str]()
     for row, (name, texts) in enumerate(zip(names, shares, strict=True)):
         where = cells.where(row)
-        if not name or name in names[:row]:
+        if not name or name in seen:
             raise refused(f"{where}: concept", name, "a name that is not there yet")
+        seen.add(name)
         table[row] = [number(where, label, text, 0) for label, text in zip(label_names, texts, strict=True)]
         if abs(table[row].sum() - 1) > CLOSE:
             raise refused(f"{where}: sum of the shares of '{name}'", float(table[row].sum()), f"1, within {CLOSE:g}")
@@ -585,9 +582,8 @@ class ClusterDriftPlan(Plan):
         """Apply a small drift: some clients change group, and others draw a new distribution."""
         group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
         for _, _, clients in self.view.shuffled(key):
-            n_move, n_redraw = (
-                round(share * len(clients)) for share in (self.drift.migrate_fraction, self.drift.resample_fraction)
-            )
+            n_move = round(self.drift.migrate_fraction * len(clients))
+            n_redraw = round(self.drift.resample_fraction * len(clients))
             moved = clients[:n_move]
             other = draw.integers(0, len(state.labels) - 1, n_move)
             group[moved] = other + (other >= group[moved])
@@ -619,11 +615,11 @@ class ClusterDriftPlan(Plan):
         """Return the rows that a client holds, sorted."""
         labels, shares = self.distribution(client, moment)
         since = int(self.state(self.view.time(moment)).since[client])
-        draw = self.rng.at("rows", part, client, since).numpy()
+        rng = self.rng.at("rows", part, client, since)
         own_rows = None
         if self.drift.own_samples_only:
             own_rows = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
-        return self.pools.draw(part, client, draw, dict(zip(labels, shares, strict=True)), own_rows)
+        return self.pools.draw(part, client, rng, dict(zip(labels, shares, strict=True)), own_rows)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds, which are equally many at every moment."""
@@ -772,17 +768,12 @@ class ClusterDrift(Amounts, Holding):
 
     def __post_init__(self) -> None:
         if self.migrate_fraction + self.resample_fraction > 1:
-            raise ValueError(
-                f"found migrate_fraction {self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}; "
-                "allowed: at most 1 together"
-            )
-        if isinstance(self.labels, int):
-            return
-        flat = [label for labels in self.labels for label in labels]
-        if len(self.labels) != self.groups or not all(self.labels) or len(set(flat)) < len(flat):
-            raise ValueError(
-                f"found labels {self.labels}; allowed: one list for each of {self.groups} groups, disjoint"
-            )
+            both = f"{self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}"
+            raise ValueError(f"found migrate_fraction {both}; allowed: at most 1 together")
+        lists = () if isinstance(self.labels, int) else self.labels
+        flat = [label for labels in lists for label in labels]
+        if lists and (len(lists) != self.groups or not all(lists) or len(set(flat)) < len(flat)):
+            raise ValueError(f"found labels {lists}; allowed: one list for each of {self.groups} groups, disjoint")
 
     def check(self, view: PopulationView) -> None:
         """Raise if there are too few labels, or if a training row is a test row of another client."""

@@ -165,10 +165,8 @@ class Permutation(Reading):
     def plan(self, view: PopulationView) -> RowTransform:
         """Build the transform of a population's rows."""
         classes, groups = view.rows.classes, int(view.group.max()) + 1
-        table = self.permutations or [
-            view.rng.at("permutation", k).numpy().permutation(classes) if k else np.arange(classes)
-            for k in range(groups)
-        ]
+        drawn = [view.rng.at("permutation", k).numpy().permutation(classes) for k in range(1, groups)]
+        table = self.permutations or [np.arange(classes), *drawn]
         return ByGroup(_Table(torch.tensor(np.array(table))), view)
 
 

@@ -438,10 +438,8 @@ class DomainMixture(Holding):
         wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in parts])))
         # Balanced rows are constant, so that accuracy changes with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
-        picks = [
-            draw.integers(0, max(len(of_domain), 1), count) for of_domain, count in zip(parts, wanted, strict=True)
-        ]
-        picked = [of_domain[torch.from_numpy(pick)] for of_domain, pick in zip(parts, picks, strict=True)]
+        pairs = zip(parts, wanted, strict=True)
+        picked = [rows[torch.from_numpy(draw.integers(0, max(len(rows), 1), count))] for rows, count in pairs]
         return torch.cat(picked).sort().values
 
 

@@ -227,10 +227,9 @@ class Turns(Arriving):
         turn = f"from only {first} clients to only {others[0]} clients and back"
         if len(others) > 1:
             turn = f"from {first} clients by way of {listed(others)} clients to {first} clients again"
-        return (
-            f"They belong to groups, {listed(groups)}, that take turns: every {self.period:g} {unit} the "
-            f"participants change {turn}{', from one block to the next' if self.blocks else ''}. "
-        )
+        turn += ", from one block to the next" if self.blocks else ""
+        text = f"They belong to groups, {listed(groups)}, that take turns: every {self.period:g} {unit} "
+        return f"{text}the participants change {turn}. "
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import NPZ, Python
 from fedtide.data.sources.files import Loading
 from fedtide.data.sources.images import Images, Manifest
@@ -55,9 +55,8 @@ class Domains(Loading):
         if len(self.names) != len(self.sources) or len(self.names) < 2:
             raise ValueError(f"{len(self.names)} names for {len(self.sources)} sources; give two or more of each")
         if isinstance(self.labels, tuple) and len(self.labels) != len(self.sources):
-            raise ValueError(
-                f"found {len(self.labels)} labels for {len(self.sources)} sources; allowed: a word for each source"
-            )
+            allowed = f"a word for each of {len(self.sources)} sources"
+            raise ValueError(f"found {len(self.labels)} labels, allowed: {allowed}")
 
     @property
     def drawn(self) -> bool:
@@ -83,18 +82,14 @@ class Domains(Loading):
         held_out = [torch.zeros(len(p), dtype=torch.bool) if p.held_out is None else p.held_out for p in parts]
         client, client_names = _clients(parts, self.names)
         times = [part.time for part in parts if part.time is not None]
-        return Rows(
-            " + ".join(self.names),
-            _features(parts),
-            torch.cat([part.y + number for part, number in zip(parts, first, strict=True)]),
-            classes,
-            torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts])),
-            self.names,
-            client,
-            client_names,
-            torch.cat(times) if len(times) == len(parts) else None,
-            torch.cat(held_out) if any(part.held_out is not None for part in parts) else None,
-        )
+        columns: dict[str, Any] = {
+            "y": torch.cat([part.y + number for part, number in zip(parts, first, strict=True)]),
+            "domain": torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts])),
+            "time": torch.cat(times) if len(times) == len(parts) else None,
+            "held_out": torch.cat(held_out),
+        }
+        columns |= {"client": client, "client_names": client_names, "domain_names": self.names}
+        return make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
 
     def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
         """Return the first label of each source, given the number of classes of each, and the number of labels."""
@@ -120,10 +115,8 @@ def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, 
     columns = [part.client for part in parts if part.client is not None]
     if len(columns) < len(parts):
         return None, ()
-    offset, shifted = 0, []
-    for column in columns:
-        shifted.append(column + offset)
-        offset += int(column.max()) + 1
+    offsets = accumulate((int(column.max()) + 1 for column in columns), initial=0)
+    shifted = [column + offset for column, offset in zip(columns, offsets, strict=False)]
     spelled = tuple(f"{name}/{client}" for name, part in zip(names, parts, strict=True) for client in part.client_names)
     return torch.cat(shifted), spelled
 

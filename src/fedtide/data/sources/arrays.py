@@ -119,20 +119,15 @@ def from_arrays(
     labels, label_names = _labels(name, y) if value is None else (torch.zeros(len(value), dtype=torch.int64), ())
     clients, client_names = (None, ()) if client is None else encode(name, "client", client)
     domains, domain_names = (None, ("all",)) if domain is None else encode(name, "domain", domain)
-    rows = Rows(
-        name,
-        features,
-        labels,
-        len(label_names) or classes_of(name, labels),
-        domains,
-        domain_names,
-        clients,
-        client_names,
-        time=None if time is None else _times(name, time),
-        held_out=None if held_out is None else _mask(name, held_out),
-        label_names=label_names,
-        value=value,
-    )
+    columns: dict[str, Any] = {
+        "client": clients,
+        "client_names": client_names,
+        "label_names": label_names,
+        "time": None if time is None else _times(name, time),
+        "held_out": None if held_out is None else _mask(name, held_out),
+    }
+    classes = len(label_names) or classes_of(name, labels.numpy())
+    rows = Rows(name, features, labels, classes, domains, domain_names, value=value, **columns)
     return _scale(rows) if scaled else rows
 
 
@@ -194,17 +189,17 @@ def whole_numbers(name: str, labels: np.ndarray, hint: str = "") -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def classes_of(name: str, labels: Tensor) -> int:
+def classes_of(name: str, labels: np.ndarray) -> int:
     """Count the classes of labels that are numbers: up to the largest, of which few may have no rows.
 
-    >>> classes_of("toy", torch.tensor([0, 2, 2]))
+    >>> classes_of("toy", np.array([0, 2, 2]))
     3
     """
     if not len(labels):
         return 0
-    largest, row = (int(value) for value in labels.max(0))
-    check_filled(f"{name}: row {row}", largest, len(labels))
-    return largest + 1
+    row = int(labels.argmax())
+    check_filled(f"{name}: row {row}", int(labels[row]), len(labels))
+    return int(labels[row]) + 1
 
 
 def check_filled(where: str, label: int, rows: int, cure: str = "names") -> None:

@@ -472,9 +472,8 @@ def cells_of(frame: Any, where: str) -> Cells:
 def _arrays_of(frame: Any, where: str) -> dict[str, np.ndarray]:
     """Return the columns of a data frame as arrays of equal length."""
     frame = frame.collect() if hasattr(frame, "collect") and not hasattr(frame, "to_numpy") else frame  # a lazy one
-    names = getattr(frame, "column_names", None) or (
-        list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
-    )
+    named = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
+    names = getattr(frame, "column_names", None) or list(named)
     if not len(names):
         empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
         but = "it has no columns" if empty else ""

@@ -465,9 +465,8 @@ def _keys(name: str, keys: list[str], features: str | None, label: str | None, c
     free = [features] if features else [key for key in free if key != client]
     if label is None or len(free) != 1:
         shown = f"items with {', '.join(keys)}"
-        raise refused(
-            f"{name}", shown, "one key for the features and one for the label; features= and label= name them"
-        )
+        allowed = "one key for the features and one for the label; features= and label= name them"
+        raise refused(name, shown, allowed)
     return (free[0], label, *([client] if client else []))
 
 

@@ -10,11 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.cells import Cells, read_cells, read_names
 from fedtide.data.sources.files import Loading, check_unpacked, find, opened, reading
@@ -126,13 +125,7 @@ class Images(Cached):
         if self.order is not None:
             place = self._places(self.order, path, y, held_out, directory)
             x, y, held_out = x[place], y[place], held_out[place]
-        return Rows(
-            path.name,
-            torch.from_numpy(x),
-            torch.from_numpy(y),
-            int(y.max()) + 1,
-            held_out=torch.from_numpy(held_out) if held_out.any() else None,
-        )
+        return make_rows(path.name, int(y.max()) + 1, x=x, y=y, held_out=held_out)
 
     def _read(self, path: Path) -> Arrays:
         """Return pixels (rows, channels, height, width), labels and the mask of test rows; training rows come first."""

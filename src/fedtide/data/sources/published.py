@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import check_filled, classes_of, from_arrays, standardize, whole_numbers
 from fedtide.data.sources.cells import numbers_of
 from fedtide.data.sources.files import Loading, find, folder_of, reading
@@ -70,11 +70,10 @@ class IDX(Loading):
         if "emnist" in folder.name.lower():
             x = np.ascontiguousarray(x.transpose(0, 2, 1))
         letters = int("letters" in folder.name.lower() and y.min() == 1)
-        labels = torch.from_numpy(y - letters)
-        held_out = None if test is None else torch.arange(len(y)) >= len(train[1])
         with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused
-            pictures = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)).unsqueeze(1)
-        return Rows(folder.name, pictures, labels, classes_of(str(folder), labels), held_out=held_out)
+            pictures = (x if x.dtype == np.uint8 else x.astype(np.float32))[:, None]
+        classes, held_out = classes_of(str(folder), y - letters), np.arange(len(y)) >= len(train[1])
+        return make_rows(folder.name, classes, x=pictures, y=y - letters, held_out=held_out)
 
     def _part(self, folder: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         named = sorted(path for path in folder.iterdir() if any(name in path.name for name in names))
@@ -99,10 +98,8 @@ def check_published(path: Path) -> None:
     wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
     checksum = wanted and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     if checksum != wanted:
-        raise FedtideError(
-            f"{path}: md5 {checksum}, published {wanted}: damaged or not the published file; "
-            "download it again, or set data.source.verify = false"
-        )
+        cure = "download it again, or set data.source.verify = false"
+        raise FedtideError(f"{path}: md5 {checksum}, published {wanted}: damaged or not the published file; {cure}")
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -172,13 +169,8 @@ class CIFAR(Loading):
         (train, test), read = readable[0]
         labels, pixels = zip(*map(read, [*train, *test]), strict=True)
         held_out = np.repeat([False] * len(train) + [True] * len(test), [*map(len, labels)])
-        return Rows(
-            folder.name,
-            torch.from_numpy(np.concatenate(pixels).reshape(-1, 3, 32, 32)),
-            torch.from_numpy(np.concatenate(labels).astype(np.int64)),
-            self.classes,
-            held_out=torch.from_numpy(held_out) if test else None,
-        )
+        x, y = np.concatenate(pixels).reshape(-1, 3, 32, 32), np.concatenate(labels).astype(np.int64)
+        return make_rows(folder.name, self.classes, x=x, y=y, held_out=held_out)
 
     def _binary(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         size = PIXELS + (1 if self.classes == 10 else 2)
@@ -200,10 +192,6 @@ class CIFAR(Loading):
         return labels, pixels
 
 
-def _empty(*_: object) -> np.ndarray:
-    return np.empty(0, np.uint8)
-
-
 def _bytes(name: object, *_: object) -> np.dtype:
     if name not in (b"u1", "u1"):
         raise pickle.UnpicklingError(f"it has an array of {name!r}")
@@ -219,7 +207,7 @@ class _Arrays(pickle.Unpickler):
         return KNOWN[name]
 
 
-KNOWN = {"_reconstruct": _empty, "ndarray": "ndarray", "dtype": _bytes}
+KNOWN = {"_reconstruct": lambda *_: np.empty(0, np.uint8), "ndarray": "ndarray", "dtype": _bytes}
 """What an array is unpickled with, in place of the functions of these names."""
 
 
@@ -271,15 +259,10 @@ class LEAF(Loading):
             most = int(labels.argmax())
             where = f"{path}: user '{list(users)[owner[most][0]]}', row {most - owner.index(owner[most])}"
             check_filled(where, int(labels[most]), len(labels), "data.source.classes")
-        return Rows(
-            path.name,
-            torch.from_numpy(rows.reshape(len(rows), *shape)),
-            torch.from_numpy(labels),
-            self.classes or int(labels.max()) + 1,
-            client=torch.tensor([client for client, _ in owner]),
-            client_names=tuple(users),
-            held_out=torch.tensor([held_out for _, held_out in owner]) if test else None,
-        )
+        client, held_out = np.array(owner).T
+        columns = {"client": client, "client_names": tuple(users), "held_out": held_out.astype(bool)}
+        classes = self.classes or int(labels.max()) + 1
+        return make_rows(path.name, classes, x=rows.reshape(len(rows), *shape), y=labels, **columns)
 
 
 def _files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -313,8 +296,8 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         # Popped, so that Python numbers, which take much memory, are freed while they are read.
         features, labels = _arrays(f"{file}: user '{user}'", data.pop(user, None))
         if len(labels) != size or len(features) != size:
-            sizes_found = len(features), len(labels)
-            raise refused(f"{file}: user '{user}': rows in x and y", sizes_found, f"{size}, as num_samples says")
+            where = f"{file}: user '{user}': rows in x and y"
+            raise refused(where, (len(features), len(labels)), f"{size}, as num_samples says")
         if size:
             yield user, features, labels
 

@@ -69,9 +69,7 @@ class Series(Loading):
         paths = (self.path,) if isinstance(self.path, str) else self.path
         all_series = [series for path in paths for series in self._read(find(path, directory))]
         if twice := [name for name, count in Counter(series.name for series in all_series).items() if count > 1]:
-            raise refused(
-                "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
-            )
+            raise refused("data.source.path: column", twice[0], "a name for each series alone", "two files have it")
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
         scales = {series.name: series.scale(name) for series in all_series} if self.own_scale else {}
         scaled = [series.on(*scales.get(series.name, UNITS)) for series in all_series]

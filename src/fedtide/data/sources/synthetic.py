@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.data.rows import GeneratedRows, Rows
+from fedtide.data.rows import GeneratedRows, Rows, make_rows
 from fedtide.data.sources.files import Loading
 from fedtide.fields.types import ClassCount, Count, NonNegative, Positive, Whole, ingredient
 
@@ -61,16 +61,9 @@ class Gaussians(Loading):
         x = (centers[domain, y] + draw.normal(0, self.noise, (len(y), self.dims))).astype(np.float32)
         held_out = np.tile(np.arange(count) >= self.samples, self.domains)
         names = ("day", "night") if self.domains == 2 else tuple(f"domain {k}" for k in range(self.domains))
-        rows = Rows(
-            self.kind,
-            torch.from_numpy(x),
-            torch.from_numpy(y),
-            self.classes,
-            torch.from_numpy(domain),
-            names,
-            time=None if self.every is None else torch.arange(count).repeat(self.domains).double() * self.every,
-            held_out=torch.from_numpy(held_out) if self.test_samples else None,
-        )
+        time = torch.arange(count).repeat(self.domains).double() * self.every if self.every is not None else None
+        columns = {"domain": domain, "domain_names": names, "time": time, "held_out": held_out}
+        rows = make_rows(self.kind, self.classes, x=x, y=y, **columns)
         return self._counted(rows, seed) if measured else rows
 
     def _counted(self, rows: Rows, seed: int) -> Rows:
@@ -124,10 +117,8 @@ class Generated(Loading):
 
     def __post_init__(self) -> None:
         if max(self.samples, self.classes) * self.dims > LARGEST:
-            raise ValueError(
-                f"found dims = {self.dims} with {self.samples} rows and {self.classes} classes, allowed: at most "
-                f"{LARGEST} numbers in the rows of a client, or in the centers of the classes"
-            )
+            found = f"dims = {self.dims} with {self.samples} rows and {self.classes} classes"
+            raise ValueError(f"found {found}, allowed: at most {LARGEST} numbers for a client, and for all centers")
 
     def load(self, directory: Path | None, seed: int) -> GeneratedRows:
         """Draw the centers of the classes; rows are made later."""

@@ -160,10 +160,8 @@ class CSV(Loading):
         if not self.path:
             raise ValueError(f"found path {self.path!r}, allowed: a file, or a list of files")
         if isinstance(self.time, tuple) and not 2 <= len(self.time) <= 6:
-            raise ValueError(
-                f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, minute, second; or "
-                "2: a date and an hour"
-            )
+            allowed = "3 to 6: year, month, day, hour, minute, second; or 2: a date and an hour"
+            raise ValueError(f"found {len(self.time)} columns of time, allowed: {allowed}")
         if any(after <= before for before, after in pairwise(self.cuts)):
             raise ValueError(f"found cuts {list(self.cuts)}, allowed: rising numbers")
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.data.rows import Rows, find_earliest
+from fedtide.data.rows import Rows, find_earliest, make_rows
 from fedtide.data.sources.cells import find_places, seconds_of
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.fields.types import Count, OpenFraction, explained, ingredient
@@ -111,9 +111,8 @@ class Text(Loading):
         if self.domains and self.domain is None:
             raise ValueError("domains are values of a column; name it with domain")
         if self.domain_names and len(self.domain_names) != len(self.domains):
-            raise ValueError(
-                f"{len(self.domain_names)} domain_names for {len(self.domains)} domains; give as many of each"
-            )
+            counts = f"{len(self.domain_names)} domain_names for {len(self.domains)} domains"
+            raise ValueError(f"{counts}; give as many of each")
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
@@ -130,27 +129,19 @@ class Text(Loading):
             when = torch.tensor([records[number].time for number in cut.text], dtype=torch.float64)
             trained = np.isin(np.arange(len(trained)), find_earliest(when).numpy())
         tokens, classes = self._tokens(cut, trained)
-        columns = {
-            "domain": [domains.index(text.domain) for text in records] if self.domain else None,
-            "client": client if self.client else None,
-            "time": [text.time for text in records] if self.time else None,
-            "held_out": held_out if held_out.any() else None,
-        }
-        tensors: dict[str, Any] = {
-            name: None if column is None else torch.from_numpy(np.array(column)[cut.text])
-            for name, column in columns.items()
-        }
-        return Rows(
-            ", ".join(Path(path).name for path in self.path),
-            tokens[:, :-1],
-            tokens[:, 1:],  # the same memory, one step later
-            classes,
-            domain_names=(self.domain_names or tuple(domains)) if self.domain else ("all",),
-            client_names=tuple(names) if self.client else (),
-            padding=PADDING,
-            unscored=tuple(range(END, UNKNOWN + self.oov_buckets)),
-            **tensors,
-        )
+        columns: dict[str, Any] = {"held_out": held_out}
+        if self.domain:
+            columns["domain"] = np.array([domains.index(text.domain) for text in records])
+            columns["domain_names"] = self.domain_names or tuple(domains)
+        if self.client:
+            columns |= {"client": client, "client_names": tuple(names)}
+        if self.time:
+            columns["time"] = np.array([text.time for text in records])
+        columns = {name: of[cut.text] if isinstance(of, np.ndarray) else of for name, of in columns.items()}
+        columns |= {"x": tokens[:, :-1], "y": tokens[:, 1:]}  # the same memory, one step later
+        unscored = tuple(range(END, UNKNOWN + self.oov_buckets))
+        name = ", ".join(Path(path).name for path in self.path)
+        return make_rows(name, classes, padding=PADDING, unscored=unscored, **columns)
 
     def _records(self, directory: Path | None) -> list[_Record]:
         """Read all texts of all files in the selected domains."""
