@@ -676,14 +676,12 @@ def with_limit(partition: Any, rows: int | None) -> Any:
 
 def remove_labels(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     """Return sequences as rows of a single class; raise for partitions and groups that need labels."""
-    parts: dict[str, Any] = {"data.partition.kind": partition}
-    if isinstance(partition, ByGroup):
-        parts = {f"data.partition.of.{name}.kind": part for name, part in partition.of.items()}
+    of: dict[str, Any] = partition.of if isinstance(partition, ByGroup) else {}
     but = f"rows of {rows.name} are sequences"
-    for key, part in parts.items():
+    for key, part in [(f".of.{name}", part) for name, part in of.items()] or [("", partition)]:
         if part.by_labels:
-            allowed = "iid" if isinstance(partition, ByGroup) else "iid, natural, resample, saved"
-            raise refused(key, part.kind, allowed, f"it deals by labels, and {but}")
+            allowed = "iid" if of else "iid, natural, resample, saved"
+            raise refused(f"data.partition{key}.kind", part.kind, allowed, f"it deals by labels, and {but}")
     if isinstance(groups, ByLabels):
         raise refused("data.groups.by", "labels", "none, domain", but)
     return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, padding=None, unscored=())
@@ -765,17 +763,15 @@ def _deal_held_out(
     partition: Partition, rows: Rows, mask: Tensor, seen: int, held_out_clients: int, settings: HeldOutClients, rng: Rng
 ) -> Ragged:
     """Deal rows to the held-out clients: `samples` each, else a whole given test set, else their share of all rows."""
-    own_share = None
-    if rows.held_out is None or not rows.held_out[mask].any():
-        own_share = max(len(mask.nonzero()) // (seen + held_out_clients), 1)
-    samples = settings.samples or own_share
+    own_tests = rows.held_out is not None and bool(rows.held_out[mask].any())
+    samples = settings.samples or (None if own_tests else max(int(mask.sum()) // (seen + held_out_clients), 1))
     within = with_limit(partition, samples)
     if within is not None:
         return _deal(within, rows, mask, held_out_clients, rng)
     if samples is not None:  # A kind without a limit deals the wanted number of rows, drawn at random.
         where = mask.nonzero().flatten()
-        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * samples])]
-        mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
+        drawn = rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * samples]
+        mask = torch.zeros_like(mask).index_fill_(0, where[torch.from_numpy(drawn)], True)
     return _deal(partition, rows, mask, held_out_clients, rng)
 
 

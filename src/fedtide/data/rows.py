@@ -120,9 +120,9 @@ class Rows:
         _check_steps(self.name, self.y, self.padding)
         _check_features(self.name, self.x)
         _check_names(self.name, (*self.domain_names, *self.client_names))
-        if self.time is not None and not torch.isfinite(self.time).all():
-            row = int((~torch.isfinite(self.time)).nonzero()[0])
-            raise refused(f"{self.name}: row {row}: time", float(self.time[row]), "a finite number")
+        time = torch.empty(0) if self.time is None else self.time
+        for row in _first(~torch.isfinite(time)):
+            raise refused(f"{self.name}: row {row}: time", float(time[row]), "a finite number")
         if self.value is not None:
             _check_values(self.name, self.value)
 
@@ -345,34 +345,33 @@ def check_classes(rows: Rows) -> None:
         raise refused(f"{rows.name}: labels", shown, "two or more", "that is the label of every row")
 
 
+def _first(wrong: Tensor) -> list[int]:
+    """Return the first row in which something is wrong (rows, ...); [] if nothing is."""
+    return wrong.nonzero()[:1, 0].tolist()
+
+
 def _check_labels(name: str, y: Tensor, classes: int) -> None:
     if y.dtype != torch.int64:
         raise refused(f"{name}: type of labels", y.dtype, "torch.int64")
     wrong = (y < 0) | (y >= classes)
-    if wrong.any():
-        row = int(wrong.nonzero()[0, 0])
+    for row in _first(wrong):
         raise refused(f"{name}: row {row}: label", int(y[wrong][0]), f"0 to {classes - 1}")
 
 
 def _check_values(name: str, value: Tensor) -> None:
     if not value.is_floating_point() or value.dim() not in (1, 2) or not value.shape[1:].numel():
         raise refused(f"{name}: y", f"{value.dtype} of shape {tuple(value.shape)}", "numbers (rows,) or (rows, labels)")
-    wrong = ~(value.reshape(len(value), -1).abs() <= LARGEST).all(1)
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
+    for row in _first(~(value.abs() <= LARGEST)):
         raise refused(f"{name}: row {row}: label", value[row].tolist(), "a finite number")
 
 
 def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
     if y.dim() > 2 or not y.shape[1:].numel():
         raise refused(f"{name}: shape of labels", tuple(y.shape), "(rows,), of sequences (rows, steps)")
-    if padding is None:
-        return
-    if y.dim() == 1:
+    if padding is not None and y.dim() == 1:
         raise refused(f"{name}: padding", padding, "None, because a row has one label")
-    empty = (y == padding).all(1)
-    if empty.any():
-        raise FedtideError(f"{name}: row {int(empty.nonzero()[0])}: every step is padding; leave such rows out")
+    for row in [] if padding is None else _first((y == padding).all(1)):
+        raise FedtideError(f"{name}: row {row}: every step is padding; leave such rows out")
 
 
 def _check_names(name: str, names: tuple[str, ...]) -> None:
@@ -387,9 +386,7 @@ def _check_features(name: str, x: Tensor) -> None:
         raise refused(f"{name}: shape of x", tuple(x.shape), "one number or more in a row")
     if not x.is_floating_point() or (x.dtype == torch.float32 and torch.isfinite(x.sum())):
         return
-    wrong = ~(x.reshape(len(x), -1).abs() <= LARGEST).all(1)
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
+    for row in _first(~(x.abs() <= LARGEST)):
         line = f"a feature is NaN or beyond {LARGEST:.3g}; drop or fill such rows"
         raise FedtideError(f"{name}: row {row}, counted from 0: {line}")
 

@@ -5,11 +5,10 @@ source (`fedtide.data.rows.find_known_rows`). Bins may deal rows. Once rows are 
 standardized by the training rows (`recenter`).
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import ingredient
-from fedtide.learn.target import Classes, CountTarget, LabelsTarget, Measured, NumberTarget, QuantileTarget, Target
+from fedtide.learn.target import Classes, CountTarget, LabelsTarget, Measured, NumberTarget, QuantileTarget
 
 Place = Callable[[int], str]
 """Says which row it is, for messages."""
@@ -76,33 +75,8 @@ TARGET_WORDS = {
 """Words for each kind of target."""
 
 
-class Fitting(Protocol):
-    """A setting that becomes a target once rows are known."""
-
-    kind: str
-
-    @abstractmethod
-    def fitted(self, values: Tensor, positions: Tensor, seen: Tensor, place: Place) -> tuple[Target, Tensor]:
-        """Return the target, and a bin for each row (rows,), which whatever reads labels is given.
-
-        Args:
-            values: (rows,) what rows are labeled with; of several labels at once (rows, labels).
-            positions: positions of the rows that standardize values and set borders (`find_known_rows`).
-            seen: positions of all rows that are not for testing: the rival without features says what is best of them.
-            place: says which row it is, for messages.
-
-        Raises:
-            FedtideError: a value is not of this kind.
-
-        >>> values, rows = torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.arange(4)
-        >>> target, bins = Number().fitted(values, rows[:2], rows, "row {}".format)
-        >>> target.center, target.scale, target.constant, bins.tolist()
-        (2.0, 1.0, (4.0,), [0, 9, 9, 9])
-        """
-
-
 @ingredient
-class Number(Fitting):
+class Number:
     """A number. The model trains on standardized values and predicts in the units of the data.
 
     Args:
@@ -124,7 +98,7 @@ class Number(Fitting):
 
 
 @ingredient
-class Quantiles(Fitting):
+class Quantiles:
     """Quantiles of a number, by the pinball loss, the mean over all of them.
 
     Args:
@@ -147,7 +121,7 @@ class Quantiles(Fitting):
 
 
 @ingredient
-class Counts(Fitting):
+class Counts:
     """A count, by the likelihood of a Poisson distribution; its skill is the explained share of the deviance."""
 
     kind: Literal["counts"] = "counts"
@@ -165,7 +139,7 @@ class Counts(Fitting):
 
 
 @ingredient
-class Labels(Fitting):
+class Labels:
     """Several labels at once: each of them is there or not."""
 
     kind: Literal["labels"] = "labels"
@@ -187,7 +161,18 @@ class Labels(Fitting):
 
 
 Setting = Classes | Number | Quantiles | Counts | Labels
-"""What `data.target` says."""
+"""What `data.target` says.
+
+`fitted(values, positions, seen, place)` of a setting returns the target, and a bin for each row (rows,), which readers
+of labels get. `values` (rows,) or (rows, labels) are what rows are labeled with. `positions` are those of the rows that
+standardize values and set borders (`find_known_rows`). `seen` are positions of all rows that are not for testing: the
+rival without features says what is best of them. `place` says which row it is, for messages.
+
+>>> values, rows = torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.arange(4)
+>>> target, bins = Number().fitted(values, rows[:2], rows, "row {}".format)
+>>> target.center, target.scale, target.constant, bins.tolist()
+(2.0, 1.0, (4.0,), [0, 9, 9, 9])
+"""
 
 
 def _mean_and_spread(values: Tensor, positions: Tensor) -> tuple[float, float]:

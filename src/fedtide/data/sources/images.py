@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -123,7 +124,7 @@ class Images(Cached):
         arrays = self.read_cached(lambda: f"{_hash_images(path)} {self.channels}", names, lambda: self._read(path))
         x, y, held_out = (arrays[name] for name in names)
         if self.order is not None:
-            place = self._places(self.order, path, y, held_out, directory)
+            place = self._places(self.order, directory, y, held_out)
             x, y, held_out = x[place], y[place], held_out[place]
         return make_rows(path.name, int(y.max()) + 1, x=x, y=y, held_out=held_out)
 
@@ -149,21 +150,18 @@ class Images(Cached):
         return {"x": np.stack([pixels[k] for k in order]), "y": y.astype(np.int64), "held_out": np.array(held_out)}
 
     def _places(
-        self, order: tuple[str, str], path: Path, y: np.ndarray, held_out: np.ndarray, directory: Path | None
+        self, order: tuple[str, str], directory: Path | None, y: np.ndarray, held_out: np.ndarray
     ) -> np.ndarray:
-        """Return for each row of the wanted order its current position."""
-        places = []
-        for name, part in zip(order, (False, True), strict=True):
-            rows, file = np.flatnonzero(held_out == part), find(name, directory)
-            wanted = read_idx(file).astype(np.int64)
-            if wanted.ndim != 1 or not np.array_equal(np.sort(wanted), np.sort(y[rows])):
-                allowed = f"as many labels of each class as {path} has pictures to {'test' if part else 'train'}"
-                raise FedtideError(f"data.source.order: {file}: found other labels, allowed: {allowed}")
-            # Both are sorted by class with a stable sort, which matches the k-th rows of each class.
-            place = np.empty_like(rows)
-            place[np.argsort(wanted, kind="stable")] = rows[np.argsort(y[rows], kind="stable")]
-            places.append(place)
-        return np.concatenate(places)
+        """Return for each row of the wanted order its current position, by test rows and classes."""
+        parts = [read_idx(find(name, directory)).astype(np.int64).ravel() for name in order]
+        wanted, tested = np.concatenate(parts), np.repeat([False, True], [*map(len, parts)])
+        rows = np.lexsort((wanted, tested))  # stable, which matches the k-th rows of each class
+        if not (np.array_equal(wanted[rows], y) and np.array_equal(tested[rows], held_out)):
+            allowed = "as many labels of each class as there are pictures to train and to test"
+            raise FedtideError(f"data.source.order: {', '.join(order)}: found other labels, allowed: {allowed}")
+        place = np.empty_like(rows)
+        place[rows] = np.arange(len(rows))
+        return place
 
 
 def _images_in(folder: Path) -> list[tuple[str, Path]]:
@@ -241,20 +239,13 @@ class Manifest(Cached):
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
         """Read the pixels (rows, channels, height, width) of all images."""
-        contents = ((where, _content(where, file)) for where, file in files)
+        contents = ((where, file.read_bytes()) for where, file in files)
         pictures = decode(self.kind, contents, self.channels, self.size)
         first = next(pictures)
         x = np.empty((len(files), *first.shape), np.uint8)
         for row, picture in enumerate(chain([first], pictures)):
             x[row] = picture
         return x
-
-
-def _content(where: str, file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise FedtideError(f"{where}: cannot be read ({error.strerror})") from None
 
 
 def _held_out(path: Path, cells: Cells) -> np.ndarray | None:
@@ -274,11 +265,7 @@ def _listed_files(path: Path, cells: Cells) -> list[tuple[str, Path]]:
     column = names_of("path", cells, "path")
     files = [(f"{cells.where(row)}: {cell}", path.parent / cell) for row, cell in enumerate(column)]
     for place, file in files:
-        try:
-            missing = not file.is_file()
-        except OSError:  # a name that is too long, or a folder without permission
-            missing = True
-        if missing:
+        if not os.access(file, os.R_OK) or not os.path.isfile(file):
             raise FedtideError(f"{place}: no such picture file; paths are relative to the folder of the table")
     return files
 
