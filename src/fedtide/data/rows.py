@@ -330,10 +330,10 @@ def with_learned(rows: Rows, positions: Tensor) -> Rows:
 
 def with_fit(rows: Rows, make: Callable[[Tensor], Tensor]) -> Rows:
     """Return rows with the features that a function makes by the known rows; with a time they stay the known ones."""
-    known = find_known_rows(rows)
-    x = make(known)
+    positions = find_known_rows(rows)
+    x = make(positions)
     fit = Fit(make, x, torch.arange(len(x))) if rows.time is None else None
-    return with_learned(replace(rows, x=x, fit=fit), known)
+    return with_learned(replace(rows, x=x, fit=fit), positions)
 
 
 def check_classes(rows: Rows) -> None:

@@ -76,6 +76,16 @@ def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
         people(trace(tmp_path, "zoe,0,2"), partition=Natural())
 
 
+def test_json_says_the_same(tmp_path):
+    entries = [{"client": 0, "start": 0, "end": 4}, {"client": "1", "start": 6, "end": 8.0}]
+    (tmp_path / "awake.json").write_text(json.dumps(entries))
+    trace(tmp_path, "0,0,4", "1,6,8")
+    csv, made = (read_timetable(tmp_path / name, None) for name in ("awake.csv", "awake.json"))
+    assert csv.names == made.names
+    for key in ("start", "length", "owner", "period"):
+        assert np.array_equal(getattr(csv, key), getattr(made, key))
+
+
 def test_published_traces_repeat_each_after_its_own_length(tmp_path):
     devices = {
         "681": {"trace_start": 100.0, "trace_end": 110.0, "ready_time": [[101.0, 104.0], [105.0, 105.0]]},

@@ -3,7 +3,7 @@
 Streams are those of *Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix D (Table 1). The
 formula of arrivals is the one that agrees with the paper's description of all four data sets.
 
-In real time a round is a window of wall-clock time, rows arrive at their times, and the next window is the test: Gama,
+In real time a round is a window of wall-clock time, and rows arrive at their times. The next window is the test. Gama,
 Sebastião, Rodrigues: *On evaluating stream learning algorithms*, Machine Learning 90, 2013.
 """
 

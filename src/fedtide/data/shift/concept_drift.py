@@ -1,8 +1,8 @@
 """Concepts of clients that change: at change points, drawn or from a file, or by clustered drift; both are exportable.
 
 A concept is a domain of the source, or a distribution of labels by which a client draws rows. Clustered drift follows
-*Fielding: Clustered Federated Learning with Data Drift*, with random draws: small changes of label distributions, and
-mass events that break up the old groups.
+*Fielding: Clustered Federated Learning with Data Drift*, with random draws. Label distributions change a little, and
+mass events break up the old groups.
 """
 
 import csv
@@ -106,13 +106,15 @@ class Pools:
         """Return the rows from which a client draws; None if it draws none."""
         return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
 
-    def draw(self, part: str, client: int, rng: Rng, shares: Mapping[int, float], own: Domain | None = None) -> Tensor:
-        """Draw the rows of a part of a client by the shares of labels; `own` rows take the place of these."""
+    def draw(
+        self, part: str, client: int, rng: Rng, shares: Mapping[int, float], own_rows: Domain | None = None
+    ) -> Tensor:
+        """Draw the rows of a part of a client by the shares of labels; `own_rows` rows take the place of these."""
         domain, draw = self.of(part, client), rng.numpy()
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
         counts = draw.multinomial(self.amounts.wanted(part), [*shares.values()]).tolist()
-        return domain.drawn(dict(zip(shares, counts, strict=True)), draw, own)
+        return domain.drawn(dict(zip(shares, counts, strict=True)), draw, own_rows)
 
     def counts(self, clients: Tensor, part: str) -> Tensor:
         """Count the rows that each of `clients` draws."""

@@ -358,9 +358,10 @@ class Availability(Arriving):
     """Availability from a file, with arrivals drawn uniformly among the awake clients, without replacement.
 
     The file is a CSV table with the columns `client`, `start` and `end` and a row for each interval in which a client
-    is awake. It may also be a JSON object of devices as in FLHetBench (FLASH). Each device has `ready_time`, a list of
-    [start, end], and `trace_start` and `trace_end`; devices without a trace are left out. A client is awake from
-    `start` until just before `end`. Times are seconds, or rounds, by `shift.clock`.
+    is awake. It may also be a JSON list of objects with these keys, or a JSON object of devices as in FLHetBench
+    (FLASH). Each device has `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a
+    trace are left out. A client is awake from `start` until just before `end`. Times are seconds, or rounds, by
+    `shift.clock`.
 
     Clients that arrived while awake finish their work. If all clients are asleep, a round has no participants, and on
     the clock of seconds it lasts until a client wakes.
@@ -497,8 +498,14 @@ def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
     """Return the intervals of a JSON file, without those of length 0, and the period of each device that has one."""
     with reading(f"shift.who.path: {path}", "JSON"):
         devices = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(devices, list):
+        entries = [(f"{path}: entry {place}", entry) for place, entry in enumerate(devices, start=1)]
+        for where, entry in entries:
+            if not isinstance(entry, dict) or not set(COLUMNS) <= entry.keys():
+                raise refused(where, entry, f"an object with {', '.join(COLUMNS)}")
+        return [_span(where, str(entry["client"]), entry["start"], entry["end"]) for where, entry in entries], {}
     if not isinstance(devices, dict):
-        raise refused(f"shift.who.path: {path}", devices, "an object of devices, or a CSV file")
+        raise refused(f"shift.who.path: {path}", devices, "a list or an object")
     spans: list[Span] = []
     periods: dict[str, float] = {}
     for name, device in devices.items():

@@ -431,8 +431,8 @@ class Column:
     @property
     def days(self) -> bool:
         """True for dates without a time of the day."""
-        some = self.cells[:: max(len(self.cells) // 50, 1)].tolist()
-        return self.dated and all(_is_date(value) and _date_of(value).time() == time() for value in some)
+        cells = self.cells[:: max(len(self.cells) // 50, 1)].tolist()
+        return self.dated and all(_is_date(value) and _date_of(value).time() == time() for value in cells)
 
 
 def _float(value: Any) -> float:

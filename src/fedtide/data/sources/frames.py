@@ -107,8 +107,6 @@ def assign(name: str, cells: Cells, roles: Roles, *, categories: bool = False) -
 
     columns = cells.columns
     named = {role: _named(columns, text, option(role)) for role in ROLES if (text := getattr(roles, role)) is not None}
-    if named.get("label") == ():
-        raise refused(option("label"), roles.label, "the name of a column")
     for one, other in combinations(named, 2):
         both = [column for column in named[other] if column in named[one]]
         if both and (one, other) != ("time", "features"):  # an hour is both

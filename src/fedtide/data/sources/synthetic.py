@@ -117,8 +117,8 @@ class Generated(Loading):
 
     def __post_init__(self) -> None:
         if max(self.samples, self.classes) * self.dims > LARGEST:
-            found = f"dims = {self.dims} with {self.samples} rows and {self.classes} classes"
-            raise ValueError(f"found {found}, allowed: at most {LARGEST} numbers for a client, and for all centers")
+            settings = f"dims = {self.dims} with {self.samples} rows and {self.classes} classes"
+            raise ValueError(f"found {settings}, allowed: at most {LARGEST} numbers for a client, and for all centers")
 
     def load(self, directory: Path | None, seed: int) -> GeneratedRows:
         """Draw the centers of the classes; rows are made later."""

@@ -48,12 +48,12 @@ class Features:
             FedtideError: a column has nothing there, or too many categories.
         """
         rows, other = positions.numpy(), other or self
-        known = f"in the {len(rows)} rows known when training begins"
+        where_known = f"in the {len(rows)} rows known when training begins"
         means = np.zeros(self.numbers.shape[1])
         for place, column in enumerate(name for name in self.names if name not in self.texts):
             values = self.numbers[rows, place]
             if np.isnan(values).all():
-                raise FedtideError(f"{self.where}: {column}: no number {known}")
+                raise FedtideError(f"{self.where}: {column}: no number {where_known}")
             means[place] = values[~np.isnan(values)].mean()
         with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused later
             filled, x = (np.where(np.isnan(table.numbers), means, table.numbers).astype(np.float32)
@@ -68,7 +68,7 @@ class Features:
                 continue
             categories = sorted({cell for cell in map(self.texts[name].__getitem__, rows) if cell})
             if not categories:
-                raise FedtideError(f"{self.where}: {name}: no category {known}")
+                raise FedtideError(f"{self.where}: {name}: no category {where_known}")
             if len(categories) > MOST_CATEGORIES:
                 allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
                 raise refused(f"{self.where}: {name}", f"{len(categories)} categories", allowed)
@@ -139,7 +139,7 @@ class CSV(Loading):
             Others are none of them.
         missing: treatment of an empty cell, or of NA, NaN, null. "error" raises, "drop" leaves out rows with one. With
             "mean" the mean of the same rows replaces a number, and a missing category belongs to no category. Rows
-            without a label or a time are then left out.
+            without a label, client, domain or time are then left out.
         scaled: standardize each number by its mean and standard deviation over the same rows.
     """
 
@@ -238,8 +238,8 @@ class CSV(Loading):
         label = self._read_labels(cells, measured)
         time, unit = self._times(cells)
         client, domain = (None if column is None else cells.texts(column) for column in (self.client, self.domain))
-        known = torch.arange(len(cells)) if time is None else find_earliest(time)
-        plain = replace(features, scaled=False).encode(known)  # in which numbers that are too large are found
+        positions = torch.arange(len(cells)) if time is None else find_earliest(time)
+        plain = replace(features, scaled=False).encode(positions)  # in which numbers that are too large are found
         rows = replace(from_arrays(name, plain, label, client, domain, measured=measured), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
