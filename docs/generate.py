@@ -19,9 +19,9 @@ import tokenize
 import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, is_typeddict
@@ -392,22 +392,47 @@ def blocks(thing: Any) -> list[str]:
     return re.split(r"\n\s*\n", inspect.getdoc(thing) or "")
 
 
+@cache
+def written_types(thing: Any) -> dict[str, str]:
+    """The types of arguments, or of fields of a class, as in its file, and under "return" that of the result."""
+    types: dict[str, str] = {}
+    for part in reversed(thing.__mro__) if inspect.isclass(thing) else [inspect.unwrap(thing)]:
+        try:
+            (node,) = ast.parse(dedent(inspect.getsource(part))).body
+        except (OSError, TypeError):  # built in, or made in another way
+            continue
+        if isinstance(node, ast.ClassDef):
+            pairs = [(line.target.id, line.annotation) for line in node.body if isinstance(line, ast.AnnAssign)]
+        elif isinstance(node, ast.FunctionDef):
+            named = (node.args.posonlyargs, node.args.args, node.args.kwonlyargs)
+            arguments = [*chain(*named), *filter(None, (node.args.vararg, node.args.kwarg))]
+            pairs = [*((argument.arg, argument.annotation) for argument in arguments), ("return", node.returns)]
+        else:
+            continue
+        for name, kind in pairs:
+            if kind is not None:
+                types[name] = kind.value if isinstance(kind, ast.Constant) and kind.value else ast.unparse(kind)
+    return types
+
+
 def signature(name: str, thing: Any, width: int = 100) -> str:
     """How a class or a function is called, as in its file."""
-    described_signature = inspect.signature(thing)
+    described_signature, types = inspect.signature(thing), written_types(thing)
     parts, kinds = [], [p.kind for p in described_signature.parameters.values()]
     for i, (key, p) in enumerate(described_signature.parameters.items()):
         if p.kind is p.KEYWORD_ONLY and p.VAR_POSITIONAL not in kinds and p.KEYWORD_ONLY not in kinds[:i]:
             parts.append("*")
-        hint = "" if p.annotation is p.empty else f": {said_type(p.annotation)}"
+        hint = "" if p.annotation is p.empty else f": {types.get(key) or said_type(p.annotation)}"
         default = "" if p.default is p.empty else f" = {said_default(p.default)}"
-        if key != "self" and not (key in ("kind", "by") and said_type(p.annotation).startswith("Literal")):
+        if key != "self" and not (
+            key in ("kind", "by") and (types.get(key) or said_type(p.annotation)).startswith("Literal")
+        ):
             parts.append(str(p.replace(annotation=p.empty, default=p.empty)) + hint + default)
     returns = described_signature.return_annotation
     back = (
         ""
         if inspect.isclass(thing) or returns in (described_signature.empty, None, "None")
-        else f" -> {said_type(returns)}"
+        else f" -> {types.get('return') or said_type(returns)}"
     )
     line = f"{name}({', '.join(parts)}){back}"
     return line if len(line) <= width else "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){back}"])

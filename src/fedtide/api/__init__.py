@@ -4,8 +4,6 @@ Docstrings of these functions are the help of the commands; sentences that begin
 Each function imports what it needs, because `fedtide --help` does not wait for anything that computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    experiment: Spelled,
+    experiment: "Spelled",
     out: str | Path | None = None,
     *,
     scale: Scale | None = None,
@@ -32,7 +30,7 @@ def run(
     seeds: Seeds | None = None,
     workers: int | None = None,
     quiet: bool = False,
-) -> Finished:
+) -> "Finished":
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
     Args:
@@ -60,7 +58,7 @@ def run(
 
 
 def tune(
-    experiment: Spelled,
+    experiment: "Spelled",
     out: str | Path | None = None,
     *,
     scale: Scale | None = None,
@@ -69,7 +67,7 @@ def tune(
     trials: int | None = None,
     workers: int | None = None,
     quiet: bool = False,
-) -> FinishedTuning:
+) -> "FinishedTuning":
     """Search values of methods by accuracy on validation rows, and write an experiment file with the best ones.
 
     Args:
@@ -107,7 +105,7 @@ def recommend(
     sets: Sets = (),
     workers: int | None = None,
     quiet: bool = False,
-) -> Recommendation:
+) -> "Recommendation":
     """Recommend methods for your own data, or among those of a study: a tournament on validation rows within a budget.
 
     Args:
@@ -144,7 +142,7 @@ def recommend(
 
 def resume(
     run_folder: str | Path, *, seeds: Seeds | None = None, workers: int | None = None, quiet: bool = False
-) -> Finished | FinishedTuning | Recommendation:
+) -> "Finished | FinishedTuning | Recommendation":
     """Go on where a run, a tuning or a tournament was stopped or killed: the result is the same as without the stop.
 
     Args:
@@ -176,7 +174,7 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
     return write_page([of(root) for root in run_folders], None if out is None else Path(out))
 
 
-def results(run_folder: str | Path) -> Finished | FinishedTuning | Recommendation:
+def results(run_folder: str | Path) -> "Finished | FinishedTuning | Recommendation":
     """Return the results in a folder: printed they are a line, in a notebook their table and curve.
 
     Args:
@@ -190,7 +188,7 @@ def results(run_folder: str | Path) -> Finished | FinishedTuning | Recommendatio
     return of(run_folder).result()
 
 
-def verify(run_folder: str | Path) -> list[RunVerdict]:
+def verify(run_folder: str | Path) -> "list[RunVerdict]":
     """Check that a run folder is unchanged.
 
     Args:
@@ -204,7 +202,7 @@ def verify(run_folder: str | Path) -> list[RunVerdict]:
     return list(of(run_folder).verify())
 
 
-def trained(run_folder: str | Path, method: str | None = None, seed: int | None = None) -> Trained:
+def trained(run_folder: str | Path, method: str | None = None, seed: int | None = None) -> "Trained":
     """Return the trained models of a run: `model()` is a module, `predict(x)` predicts as the run's evaluation does.
 
     Args:
@@ -235,14 +233,14 @@ def track(run_folder: str | Path, tracker: str | None = None) -> None:
 
 
 def show(
-    shown: Spelled | Population,
+    shown: "Spelled | Population",
     *,
     scale: Scale | None = None,
     sets: Sets = (),
     seeds: Seeds | None = None,
     rounds: int | None = None,
     clients_per_round: int | None = None,
-) -> Shown:
+) -> "Shown":
     """Show before a run which client holds which rows, which clients are present when, and how the mix moves.
 
     Args:
@@ -301,7 +299,7 @@ def inspect(
     zone: str | None = None,
     without: Sequence[Name] | Name | None = None,
     seed: int = 0,
-) -> Findings:
+) -> "Findings":
     """Find which shift your own data have: eight questions, each answered against the same data shuffled.
 
     Args:
@@ -342,7 +340,7 @@ def inspect(
     return inspect_table(read_table(data, roles), seed)
 
 
-def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
+def check(algorithm: str, *, sets: Sets = ()) -> "list[LawVerdict]":
     """Check an algorithm against the laws on a toy federation.
 
     Args:

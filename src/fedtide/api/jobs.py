@@ -1,7 +1,5 @@
 """Jobs and their results: a run folder, a tune folder, the folder of a tournament; and models of a run or a node."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -9,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rich.console import Console
 from torch import nn
@@ -97,7 +95,7 @@ def seed_text(seeds: Seeds) -> str:
 
 
 def read_study(
-    experiment: Spelled, request: Request, seeds: str | None = None, *, timed: bool = True
+    experiment: "Spelled", request: Request, seeds: str | None = None, *, timed: bool = True
 ) -> tuple[Experiment, str, str]:
     """Return the experiment, its name in messages, and the name of its folder.
 
@@ -358,13 +356,13 @@ class Recommendation:
 class Job:
     """Work in a folder: it is played to its end, now or after a stop, and it is read. Each kind has its own `create`.
 
-    kind: the kind of folder in messages. single: whether a page is about one such folder alone.
+    kind: the kind of folder in messages. Each kind has functions that play the rest (False if a person stopped it, and
+    everything is saved), read the results and write the page.
     """
 
     root: Path
     workers: int | None = None
     kind: ClassVar[str]
-    single: ClassVar[bool] = True
 
     @cached_property
     def settings(self) -> Experiment:
@@ -373,7 +371,7 @@ class Job:
 
     def resumed(
         self, output: Output, *, seeds: Seeds | None = None, fleet: str | None = None, address: str | None = None
-    ) -> Job:
+    ) -> Self:
         """Return the job with more seeds or on another fleet.
 
         Raises:
@@ -383,22 +381,6 @@ class Job:
             if value is not None:
                 raise FedtideError(f"--{name}: {self.root} is a {self.kind}, which goes on as it began")
         return self
-
-    def play(self, screen: Console) -> bool:
-        """Play the rest and show the progress; return False if a person stopped it, and everything is saved."""
-        raise NotImplementedError
-
-    def result(self) -> Finished | FinishedTuning | Recommendation:
-        """Read the results.
-
-        Raises:
-            FedtideError: there are none yet.
-        """
-        raise NotImplementedError
-
-    def write_page(self, out: Path | None = None) -> Path:
-        """Write the page and return its path."""
-        raise NotImplementedError
 
     def unfinished(self) -> str:
         """Return a line about unfinished runs; "" if there are none, or the page itself names them."""
@@ -428,10 +410,9 @@ class RunJob(Job):
 
     sets: Sequence[str] = ()
     kind: ClassVar[str] = "run folder"
-    single: ClassVar[bool] = False
 
     @staticmethod
-    def create(experiment: Spelled, request: StudyRequest, output: Output) -> RunJob:
+    def create(experiment: "Spelled", request: StudyRequest, output: Output) -> "RunJob":
         """Check an experiment, say its fleet and its disk space, and make its run folder.
 
         Everything in it is built once before anything is written, and a fleet "auto" is chosen.
@@ -457,7 +438,7 @@ class RunJob(Job):
 
     def resumed(
         self, output: Output, *, seeds: Seeds | None = None, fleet: str | None = None, address: str | None = None
-    ) -> RunJob:
+    ) -> Self:
         """Return the job with more seeds, which its config.toml then asks for, or on another fleet."""
         if fleet is not None and self.settings.fleet.kind == "stacked":
             raise refused("--fleet", fleet, f"none, because {self.root} is stacked and has other last bits")
@@ -512,7 +493,7 @@ class TuningJob(Job):
     kind: ClassVar[str] = "tune folder"
 
     @staticmethod
-    def create(experiment: Spelled, request: StudyRequest, count: int | None) -> TuningJob:
+    def create(experiment: "Spelled", request: StudyRequest, count: int | None) -> "TuningJob":
         """Check an experiment with a `[tune]` table and both ends of every range, and make its tune folder.
 
         Args:
@@ -572,7 +553,7 @@ class TournamentJob(Job):
     @staticmethod
     def create(
         data: Any, request: Request = Request(), budget: str | float = "5m", roles: Roles = Roles()
-    ) -> TournamentJob:
+    ) -> "TournamentJob":
         """Inspect data or a study, nominate methods, and make the folder of a tournament.
 
         Args:
@@ -634,7 +615,10 @@ class TournamentJob(Job):
         return tournament.verify(self.root)
 
 
-def of(root: str | Path, workers: int | None = None) -> Job:
+AnyJob = RunJob | TuningJob | TournamentJob
+
+
+def of(root: str | Path, workers: int | None = None) -> AnyJob:
     """Return the job in a folder."""
     check_positive("--workers", workers)
     root = Path(root)
@@ -646,7 +630,7 @@ def of(root: str | Path, workers: int | None = None) -> Job:
     return RunJob(root, workers)
 
 
-def play(job: Job, output: Output = Output()) -> Any:
+def play(job: AnyJob, output: Output = Output()) -> Any:
     """Play the rest of a job, write its page and print its result; None if a person stopped it, and all is saved."""
     screen = console(output)
     say(f"{job.kind}: {job.root}", screen)
@@ -664,7 +648,7 @@ def play(job: Job, output: Output = Output()) -> Any:
     return result
 
 
-def finished(job: Job, output: Output) -> Any:
+def finished(job: AnyJob, output: Output) -> Any:
     """Play the rest of a job and return its result; a stop raises KeyboardInterrupt."""
     result = play(job, output)
     if result is None:
@@ -673,7 +657,7 @@ def finished(job: Job, output: Output) -> Any:
 
 
 def write_page(
-    jobs: Sequence[Job], out: Path | None = None, pictures: Path | None = None, tables: Path | None = None
+    jobs: Sequence[AnyJob], out: Path | None = None, pictures: Path | None = None, tables: Path | None = None
 ) -> Path:
     """Write the page of a job, or one page about several run folders.
 
@@ -684,9 +668,9 @@ def write_page(
         tables: a folder for every table of run folders.
     """
     for job in jobs:
-        if job.single and len(jobs) > 1:
+        if not isinstance(job, RunJob) and len(jobs) > 1:
             raise FedtideError(f"{job.root}: is a {job.kind}, which has a page by itself; allowed: run folders")
-        if job.single:
+        if not isinstance(job, RunJob):
             return job.write_page(out)
     return write_report([job.root for job in jobs], out, pictures=pictures, saved_tables=tables)
 

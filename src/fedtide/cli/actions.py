@@ -1,19 +1,25 @@
-"""Commands that play, that look before a run, and that read a folder."""
-
-from __future__ import annotations
+"""Commands that play, that look before a run, that read a folder, and that list what there is."""
 
 import shutil
 import sys
+import tomllib
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import console, say, tell
+from fedtide.runs import job
 from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
+
+if TYPE_CHECKING:
+    from fedtide.config.keys import Key
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 """Kinds of `fedtide.runs.export.Format`."""
@@ -122,8 +128,8 @@ def resume(
     """
     from fedtide.api.jobs import of
 
-    job = of(run_folder, workers).resumed(output, seeds=seeds, fleet=fleet, address=address)
-    return _play(job, output)
+    work = of(run_folder, workers).resumed(output, seeds=seeds, fleet=fleet, address=address)
+    return _play(work, output)
 
 
 def init(study: Path = Path("study.toml"), /) -> int:
@@ -141,7 +147,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
     return 0
 
 
-def _play(job: Any, output: Output) -> int:
+def _play(work: Any, output: Output) -> int:
     """Play the rest of a job and print the path of its report, or after a stop how to go on; return the exit status."""
     from fedtide.api.jobs import play
     from fedtide.fleets.this_machine import keep_freed
@@ -149,16 +155,16 @@ def _play(job: Any, output: Output) -> int:
     keep_freed()
     # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
-    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {job.root}"
+    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {work.root}"
     try:
-        result = play(job, output)
+        result = play(work, output)
     except KeyboardInterrupt:
         print(f"fedtide: interrupted; go on from what was saved with: {again}", file=sys.stderr)
         return 130
     except (OSError, FedtideError) as error:
-        if not is_full(str(error)) or not (job.root / "config.toml").is_file():
+        if not is_full(str(error)) or not (work.root / "config.toml").is_file():
             raise
-        line = f"{error.filename or job.root}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        line = f"{error.filename or work.root}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         raise FedtideError(f"{line}; make room, and go on with: {again}") from None
     if result is None:
         say(f"stopped and saved; go on with: {again}", console(output))
@@ -287,11 +293,11 @@ def report(
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
     screen, jobs = console(output), [of(root) for root in run_folders]
-    for line in filter(None, (job.unfinished() for job in jobs)):
+    for line in filter(None, (work.unfinished() for work in jobs)):
         say(line, screen)
     page = write_page(jobs, out, figures, tables)
     say(f"report: {page}", screen)
-    tell({"report": page, "folders": [job.summary() for job in jobs]}, output)
+    tell({"report": page, "folders": [work.summary() for work in jobs]}, output)
     return 0
 
 
@@ -393,3 +399,127 @@ def _is_node(folder: Path, choice: ModelChoice) -> bool:
         if value is not None and name != "client":
             raise refused(f"--{name}", value, "none at a node, which has one model")
     return True
+
+
+# -- listing -----------------------------------------------------------------------------------------------------------
+
+
+def list_recipes(name: str | None = None, /) -> int:
+    """List the recipes that ship with the package, or print one as TOML.
+
+    Args:
+        name: print this one.
+    """
+    if name is not None:
+        sys.stdout.write(job.recipe(name).read_text(encoding="utf-8"))
+        return 0
+    table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
+    for path in job.recipes():
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
+    console().print(table)
+    return 0
+
+
+def algorithms(name: str | None = None, /, *, family: Family | None = None) -> int:
+    """List the algorithms, with their papers and what the server sees of a client; or describe one.
+
+    Args:
+        name: describe this one: its paper, its messages, its keys, and the laws from which it is exempt.
+        family: list only these: one model (global), another server step (server-optimizer), branches of a network,
+            components (mixture), a model for each cluster (clustered), or no federation (baseline).
+    """
+    from fedtide.algorithms import REGISTRY
+    from fedtide.config.keys import source
+
+    screen = console()
+    if name is not None:
+        if family is not None:
+            raise refused("--family", family, "without the name of an algorithm")
+        _describe(name, screen)
+        return 0
+    heads = ("algorithm", "family", "what it is", "paper", "the server sees, and what its cohort asks")
+    table = Table(*heads, box=None, pad_edge=False)
+    for algorithm, entry in REGISTRY.items():
+        if family in (None, entry.family):
+            about = source(algorithm)
+            paper = f"{about.paper}, {about.year}" if about.paper else ""
+            table.add_row(algorithm, entry.family, f"{about.title}: {about.summary}", paper, entry.sees)
+    screen.print(table)
+    return 0
+
+
+def _describe(name: str, screen: Console) -> None:
+    """Print the description of one algorithm."""
+    from fedtide.algorithms import REGISTRY
+    from fedtide.config.keys import about, keys_of, options, safe_form, tables_in
+
+    if name not in REGISTRY:
+        raise unknown("algorithms", name, list(REGISTRY))
+    entry = REGISTRY[name]
+    laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
+    lines = (
+        f"Family: {entry.family}.",
+        f"Sends: {entry.sends}.",
+        f"The server sees: {entry.sees}, and what its cohort asks.",
+        f"Clients keep: {entry.keeps}.",
+        f"safe = true: {safe_form(name).replace('`', '') or 'it has no other form'}.",
+    )
+    for line in (*about(name), *lines, *laws):
+        screen.print(line)
+    screen.print()
+    _print_keys(keys_of(name), screen)
+    tables = [f"fedtide keys method.{key}" for key, (kind, _) in options(name).items() if tables_in(kind)]
+    if tables:
+        screen.print(f"\nKeys of the tables: {', '.join(tables)}")
+
+
+def keys(key: str = "", /) -> int:
+    """List the keys of an experiment file, or of one of its tables: allowed values, defaults and meaning.
+
+    Args:
+        key: dotted, such as data.partition (every kind), data.partition.dirichlet (one kind), data.partition.alpha (one
+            key) or method.local; without it the top of the file.
+    """
+    from fedtide.config.keys import sections
+
+    screen = console()
+    for number, section in enumerate(sections(key)):
+        if number:
+            screen.print()
+        screen.print(section.title, style="bold")
+        screen.print(section.about)
+        if section.keys:
+            _print_keys(section.keys, screen)
+    if key in ("", "method"):
+        screen.print("\nOf a table: fedtide keys TABLE. Of an algorithm: fedtide algorithms NAME.")
+    return 0
+
+
+def models(name: str | None = None, /) -> int:
+    """List the models, or the keys of one.
+
+    Args:
+        name: list the keys of this one.
+    """
+    from fedtide.config.keys import sections, tables_in
+    from fedtide.fields.shapes import tags
+    from fedtide.models import Model
+
+    if name is not None:
+        names = [tags(model)[0] for model in tables_in(Model)]
+        if name not in names:
+            raise FedtideError(f"models: found '{name}', {nearest(name, names)}")
+        return keys(f"model.{name}")
+    table = Table("model", "what it is", "keys", box=None, pad_edge=False)
+    for section, model in zip(sections("model"), tables_in(Model), strict=True):
+        table.add_row(tags(model)[0], section.about, ", ".join(key.name for key in section.keys) or "-")
+    console().print(table)
+    return 0
+
+
+def _print_keys(rows: "list[Key]", screen: Console) -> None:
+    table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
+    for key in rows:
+        table.add_row(key.name, key.allowed, key.default, key.meaning)
+    screen.print(table)

@@ -25,8 +25,6 @@ Exit status: 0 done; 1 a check failed (law, verify, replay); 2 wrong input,
 and one line says what; 130 stopped by Ctrl-C.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import os
@@ -40,7 +38,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentEr
 
 from fedtide import api
 from fedtide._version import installed
-from fedtide.cli import actions, listings
+from fedtide.cli import actions
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.report.terminal import Screen
@@ -64,8 +62,8 @@ app["--version"].group = "About"
 app.register_install_completion_command(group="About")
 
 COMMANDS = {
-    actions: "run init tune recommend resume report verify track export predict show inspect check",
-    listings: "list_recipes algorithms keys models",
+    actions: "run init tune recommend resume report verify track export predict show inspect check "
+    "list_recipes algorithms keys models",
     deployment: "deploy rehearse serve admit invite status join replay",
 }
 """Commands by module; those of real clients are a group by themselves."""

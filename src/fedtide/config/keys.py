@@ -1,7 +1,5 @@
 """The keys of an experiment file, and their values, in words: for the command line and the documentation."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
@@ -17,7 +15,7 @@ from fedtide.config.schema import SHARED, Experiment, Method, maker, options_mod
 from fedtide.config.writing import as_toml
 from fedtide.core.docstrings import Doc, docstring
 from fedtide.core.errors import FedtideError, folded
-from fedtide.fields.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
+from fedtide.fields.shapes import bare, described, infos_of, is_choice, is_table, is_union, ranges, tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import meant, nearest
 
@@ -98,23 +96,14 @@ HIDDEN = {("Method", "options")}
 
 def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
     """Return the keys of a table: (type, default); `...` for a key that must be given."""
-    if issubclass(kind, BaseModel):
-        return {
-            name: (
-                Annotated[field.annotation, field],
-                ... if field.is_required() else field.get_default(call_default_factory=True),
-            )
-            for name, field in kind.model_fields.items()
-            if (kind.__name__, name) not in HIDDEN
-        }
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    return {name: (hint, _default(fields[name])) for name, hint in fields_of(kind).items()}
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ... if field.default is dataclasses.MISSING else field.default
+    fields = {name: field for name, field in infos_of(kind).items() if (kind.__name__, name) not in HIDDEN}
+    return {
+        name: (
+            Annotated[field.annotation, field],
+            ... if field.is_required() else field.get_default(call_default_factory=True),
+        )
+        for name, field in fields.items()
+    }
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:

@@ -1,7 +1,5 @@
 """Dotted keys: what `--set`, `[scale]` and `[sweep]` change in the nested tables of an experiment."""
 
-from __future__ import annotations
-
 import copy
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reading of experiments from TOML or dicts, with scales, defaults and overrides; and studies in short."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import tomllib
@@ -216,7 +214,7 @@ def _method(
     """Check one method and return it in the form of the schema."""
     takes = SHARED if model is None else {*model.model_fields, *SHARED}
     common = {key: value for key, value in defaults.items() if key in takes}
-    if common.get("safe") and not _has_safe_form({**common, **method}):
+    if common.get("safe") and _safe_form({**common, **method}) is None:
         del common["safe"]
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     where = f"{where}: method '{entry['name']}'"
@@ -237,24 +235,28 @@ def _method(
     return table | {"options": options}
 
 
-def _has_safe_form(method: Mapping[str, Any]) -> bool:
-    """Tell whether a method that is written has a safe form, of its own or of its loss."""
-    entry, loss = REGISTRY.get(str(method["algorithm"])), by_kind(method.get("loss"))
-    return (entry is not None and entry.safe is not None) or (isinstance(loss, dict) and loss.get("kind") == "wsm")
+def _safe_form(method: Mapping[str, Any]) -> Safe | None:
+    """Return the safe form of a method that is written, of its own or of its loss; None if it has none."""
+    entry = REGISTRY.get(str(method["algorithm"]))
+    safe = None if entry is None else entry.safe
+    return safe or (Safe() if _is_wsm(method) else None)
+
+
+def _is_wsm(method: Mapping[str, Any]) -> bool:
+    loss = by_kind(method.get("loss"))
+    return isinstance(loss, dict) and loss.get("kind") == "wsm"
 
 
 def _in_safe_form(entry: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return a method's options with those that `safe = true` stands for, and set the loss in all that is written."""
     if entry.get("safe") is not True:
         return options
-    registered = REGISTRY.get(entry["algorithm"])
-    safe, loss = None if registered is None else registered.safe, by_kind(entry.get("loss"))
-    if isinstance(loss, dict) and loss.get("kind") == "wsm":
-        if "blend" in loss and loss["blend"] != SAFE_BLEND:
+    if _is_wsm(entry):
+        loss = by_kind(entry["loss"])
+        if loss.get("blend", SAFE_BLEND) != SAFE_BLEND:
             raise FedtideError("loss.blend: is not allowed with safe = true, which sets it; leave one of them out")
         entry["loss"] = {**loss, "blend": SAFE_BLEND}
-        safe = safe or Safe()
-    return with_safe(entry["algorithm"], safe, options)
+    return with_safe(entry["algorithm"], _safe_form(entry), options)
 
 
 def _labeled(experiment: Experiment, names_before: Sequence[Any]) -> Experiment:

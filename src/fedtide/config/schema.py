@@ -4,8 +4,6 @@ The keys of a method are the signature of its algorithm: every keyword of the fu
 key. Unknown keys are errors with a suggestion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from os.path import isfile
@@ -139,7 +137,7 @@ class Method(Strict):
         ways = [transform for transform in self.all_transforms if isinstance(transform, Personalized)]
         return [name for way in ways for name in way.named()]
 
-    def named(self, other: str) -> Method:
+    def named(self, other: str) -> "Method":
         """Return the method under the name of one of its other uses, which personalizes in a way of its own."""
         form = self._form([other.label for other in self.transforms if not isinstance(other, Personalized)])
         return self.model_copy(update={"name": f"{self.bare}, {other}{form}"})
@@ -291,7 +289,7 @@ class Claim(Strict):
     at: str | None = None
     beyond: str | None = None
 
-    def about(self, score: str) -> Claim:
+    def about(self, score: str) -> "Claim":
         """Return the claim, about a score if it names no measure."""
         return self if self.measure is not None else self.model_copy(update={"measure": score})
 
@@ -317,7 +315,7 @@ class Claim(Strict):
         return self.within - abs(above) if self.within is not None else -above if self.below else above
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Claim:
+    def _says_one_thing(self) -> "Claim":
         if self.less and self.within is not None:
             raise ValueError("found `less` and `within`, allowed: one of them")
         if self.method in self.rivals:

@@ -1,7 +1,5 @@
 """Settings of an experiment besides data and methods: fleet, trackers, wire, deployment and tuning."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -256,7 +254,7 @@ class Privacy(Strict):
         return Clip(self.clip, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
 
     @model_validator(mode="after")
-    def _check(self) -> Privacy:
+    def _check(self) -> "Privacy":
         for name in self.adapt:
             if name not in self.clip:
                 raise ValueError(f"adapt: found '{name}', {nearest(name, list(self.clip))}")
@@ -282,7 +280,7 @@ class WireSettings(Strict):
     privacy: Privacy | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> WireSettings:
+    def _check(self) -> "WireSettings":
         if self.secure and self.fewest < FEWEST:
             few = "one client is that client" if self.fewest == 1 else "two tells each of them the other"
             raise ValueError(
@@ -400,7 +398,7 @@ class Range(Strict):
     also: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _check(self) -> Range:
+    def _check(self) -> "Range":
         if self.choices is not None:
             written = [name for name in ("low", "high", "step") if getattr(self, name) is not None]
             written += [name for name in ("log", "whole") if getattr(self, name)]
@@ -480,7 +478,7 @@ class Tune(Strict):
     stage: tuple[TuneStage, ...] = ()
 
     @model_validator(mode="after")
-    def _check(self) -> Tune:
+    def _check(self) -> "Tune":
         if bool(self.ranges) == bool(self.stage):
             count = "both" if self.ranges else "neither"
             raise ValueError(f"found {count}, allowed: a table `ranges` or [[tune.stage]] tables")

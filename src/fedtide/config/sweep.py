@@ -1,7 +1,5 @@
 """The points of a `[sweep]` grid, and the points that a claim means."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Writing of experiments: as plain values, as TOML with every key, and names of folders."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Files that are whole or not there, and known by their digest."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

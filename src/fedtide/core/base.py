@@ -4,8 +4,6 @@ An algorithm is `work` (what one client does, a pure function) and `round` (what
 `round` reaches clients only through `Fleet.ask`, which returns sums.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,19 +98,19 @@ class Shard:
     ids: Tensor
     time: Tensor | None = None
     mask: Tensor | None = None
-    fetch_val: Callable[[], Shard] | None = field(default=None, repr=False, compare=False)
+    fetch_val: "Callable[[], Shard] | None" = field(default=None, repr=False, compare=False)
     bins: Tensor | None = None
     apart: bool = False
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
-    def pick(self, where: Tensor | slice) -> Shard:
+    def pick(self, where: Tensor | slice) -> "Shard":
         """Some of the rows, by mask, position or slice; the validation rows stay what they are."""
         time, mask, bins = (None if column is None else column[where] for column in (self.time, self.mask, self.bins))
         return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val, bins, self.apart)
 
-    def joined(self, other: Shard) -> Shard:
+    def joined(self, other: "Shard") -> "Shard":
         """These rows and then those of another shard, without a column that one of the two lacks."""
 
         def both(name: str) -> Tensor | None:
@@ -130,7 +128,7 @@ class Shard:
         return (self.y if self.mask is None else self.y[self.mask]).flatten()
 
     @cached_property
-    def val(self) -> Shard | None:
+    def val(self) -> "Shard | None":
         """The client's validation rows, for work that stops early, weighs or chooses; None if it has none."""
         return None if self.fetch_val is None else self.fetch_val()
 
@@ -293,7 +291,7 @@ class Scores:
         return len(self.clients)
 
     @property
-    def credited(self) -> Scores:
+    def credited(self) -> "Scores":
         """Scores of numbers whose `correct` is minus an error, as sums of skill; others as they are.
 
         The skill of a row is 1 - error / mean error of a constant on all of these rows ("reference" among the sums).
@@ -316,7 +314,7 @@ class Scores:
         """Error of a constant on all of these rows, by which means over evaluations weigh skills; None of others."""
         return float(self.sums["reference"].sum()) if "reference" in self.sums else None
 
-    def pick(self, where: Tensor) -> Scores:
+    def pick(self, where: Tensor) -> "Scores":
         """The scores of some clients, by mask or by position."""
         whole = replace(self, pooled={})
         picked: Scores = map_leaves(lambda leaf: leaf[where] if isinstance(leaf, Tensor) else leaf, whole)
@@ -577,12 +575,12 @@ class Algorithm(Generic[S]):
     adapt: Work | None = None
     as_served: Callable[[Payload, Memory, Answer], tuple[Payload, Memory] | None] | None = None
     check: Callable[[Holdings], None] | None = None
-    others: Mapping[str, Algorithm[S]] = field(default_factory=dict)
+    others: "Mapping[str, Algorithm[S]]" = field(default_factory=dict)
     traits: Traits = Traits()
     task: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    unpersonalized: Algorithm[Any] | None = None
-    plain: Algorithm[Any] | None = None
+    unpersonalized: "Algorithm[Any] | None" = None
+    plain: "Algorithm[Any] | None" = None
     transforms: tuple[Any, ...] = ()
 
 

@@ -4,8 +4,6 @@ A checkpoint is a folder `checkpoints/<round>` with the server's state and the c
 own files, of the memory and of the records. A resumed run continues the same bytes, or names the file that changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

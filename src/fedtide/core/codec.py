@@ -6,8 +6,6 @@ unpickled, and no code is loaded for data. A dataclass is rebuilt only if it bel
 already loaded. `decode_message` and `parse` read what strangers wrote, within bounds and with one kind of error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -395,15 +393,6 @@ def from_file(path: Path) -> Tree:
     """Read a tree from a safetensors file; a damaged one is named."""
     with _named(path):
         return decode(load_file(path), _skeleton(path))
-
-
-def piece(path: Path, key: str) -> Tree:
-    """Return the value of one key of a dict in a safetensors file, without reading the rest; None if it is missing."""
-    with _named(path):
-        parts = dict(_skeleton(path)["dict"])
-        with safe_open(path, "pt") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys() if name.startswith(_below("", key))}  # noqa: SIM118
-        return decode(arrays, parts.get(key))
 
 
 def _skeleton(path: Path) -> Any:

@@ -1,7 +1,5 @@
 """The one loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol

@@ -4,8 +4,6 @@ The newest row strictly before now is read, and a replay overwrites rows: a serv
 round again gets the same bits. Small rows live in RAM and travel with the checkpoint; large ones are files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -111,21 +109,19 @@ class MemoryStore:
     def commit(self, version: Version, clients: Iterable[int]) -> None:
         """Make what was put aside for some clients their newest rows: the ask of that version is over."""
         for client in clients:
-            self._commit(client, version, self._aside.pop(client))
-
-    def _commit(self, client: int, version: Version, row: Tree | Stored) -> None:
-        if isinstance(row, Stored):
-            kept_as = Stored(_name(client, version), row.sha256)
-            self._path(row.file).replace(self._path(kept_as.file))
-            row = kept_as
-        before = [(v, r) for v, r in self._rows.get(client, []) if v < version]
-        # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds;
-        # and while a round is held, whatever its questions were put to.
-        settled = sum(v < self._settled for v, _ in before) - 1
-        since = len(before) if self._held is None else sum(v < self._held for v, _ in before) - 1
-        needed = [entry for place, entry in enumerate(before) if place == settled or place >= since]
-        self._discard(before, needed)
-        self._rows[client] = [*needed, (version, row)]
+            row = self._aside.pop(client)
+            if isinstance(row, Stored):
+                name = _name(client, version)
+                self._path(row.file).replace(self._path(name))
+                row = Stored(name, row.sha256)
+            before = [(v, r) for v, r in self._rows.get(client, []) if v < version]
+            # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds;
+            # and while a round is held, whatever its questions were put to.
+            settled = sum(v < self._settled for v, _ in before) - 1
+            since = len(before) if self._held is None else sum(v < self._held for v, _ in before) - 1
+            needed = [entry for place, entry in enumerate(before) if place == settled or place >= since]
+            self._discard(before, needed)
+            self._rows[client] = [*needed, (version, row)]
 
     # -- processes beside this one ------------------------------------------------------------------------------------
 
@@ -200,25 +196,21 @@ class MemoryStore:
         Raises:
             FedtideError: the index is not one that `save` writes.
         """
-        saved = codec.from_file(file)
+        saved: Any = codec.from_file(file)
+        rows: dict[int, list[tuple[Version, Tree | Stored]]] = {}
         try:
-            self._rows = self._of(saved)
+            for key, stack in saved["groups"].items():
+                skeleton, _ = json.loads(key)
+                entries = zip(stack["clients"].tolist(), stack["versions"].tolist(), strict=True)
+                for i, (client, version) in enumerate(entries):
+                    arrays = {name: array[i].clone() for name, array in stack["arrays"].items()}
+                    rows[client] = [((version[0], version[1]), codec.decode(arrays, skeleton))]
+            for client, when, asked, digest in saved["files"]:
+                at = (int(when), int(asked))
+                rows[int(client)] = [(at, Stored(_name(int(client), at), str(digest)))]
         except (RuntimeError, *UNREADABLE) as error:
             raise FedtideError(f"{file}: damaged ({type(error).__name__}: {error})") from None
-
-    def _of(self, saved: Any) -> dict[int, list[tuple[Version, Tree | Stored]]]:
-        rows: dict[int, list[tuple[Version, Tree | Stored]]] = {}
-        for key, stack in saved["groups"].items():
-            skeleton, _ = json.loads(key)
-            for i, (client, version) in enumerate(
-                zip(stack["clients"].tolist(), stack["versions"].tolist(), strict=True)
-            ):
-                arrays = {name: array[i].clone() for name, array in stack["arrays"].items()}
-                rows[client] = [((version[0], version[1]), codec.decode(arrays, skeleton))]
-        for client, when, asked, digest in saved["files"]:
-            at = (int(when), int(asked))
-            rows[int(client)] = [(at, Stored(_name(int(client), at), str(digest)))]
-        return rows
+        self._rows = rows
 
     def check_files(self) -> None:
         """Raise a FedtideError if a row's file is missing, or is not what was written."""

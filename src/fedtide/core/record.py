@@ -4,8 +4,6 @@ A run that measures forgetting has a `forgetting.jsonl` too. All depend on the c
 which goes to `timings.jsonl`.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Keys: randomness as an argument."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ class Rng:
     seed: int
     path: tuple[int | str, ...] = ()
 
-    def at(self, *path: int | str) -> Rng:
+    def at(self, *path: int | str) -> "Rng":
         """The key below this one, for example `rng.at(round, client, "shuffle")`."""
         return Rng(self.seed, self.path + path)
 

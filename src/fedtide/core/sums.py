@@ -5,8 +5,6 @@ computed them. A partial sum is a tree of Sum leaves, and of Slotted nodes whose
 nodes into lists.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

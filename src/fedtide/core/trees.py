@@ -3,8 +3,6 @@
 Payloads, answers, memory, server state: everything that is sent, summed or saved is a tree.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Arithmetic on a model's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

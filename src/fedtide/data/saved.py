@@ -101,7 +101,7 @@ def check(population: Any, path: Path) -> None:
 
 def labels_of(path: Path) -> dict[str, Any] | None:
     """Return the label counts that `save` wrote, without reading the rows; None without any."""
-    counts = codec.piece(path, "labels")
+    counts = content_of(str(path), "shift", "registered").get("labels")
     if counts is None:
         return None
     if not isinstance(counts, dict) or not isinstance(counts.get("counts"), Tensor | None):
@@ -111,7 +111,7 @@ def labels_of(path: Path) -> dict[str, Any] | None:
 
 def names_of(path: Path, key: Literal["group_names", "domain_names"]) -> list[str]:
     """Return the names of the groups of a saved population, or of the domains of its source."""
-    return _words(path, key, codec.piece(path, key))
+    return _words(path, key, content_of(str(path), "shift", "registered").get(key))
 
 
 def _words(path: Path, key: str, words: Any) -> list[str]:

@@ -1,12 +1,10 @@
 """Shape of an experiment file, read from types: tables, their keys and choices; and errors about them in one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -86,23 +84,17 @@ def is_choice(kind: Any) -> bool:
     return is_union(kind) and all(is_table(bare(member)) for member in get_args(kind))
 
 
-def fields_of(kind: Any) -> dict[str, Any]:
-    """The keys of a table with their types; none for anything else."""
+@cache
+def infos_of(kind: Any) -> dict[str, FieldInfo]:
+    """Return the keys of a table with what pydantic knows of them; none for anything else."""
     if not is_table(kind):
         return {}
-    if issubclass(kind, BaseModel):
-        return {
-            name: Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-            for name, field in kind.model_fields.items()
-        }
-    return _types(kind)
+    return kind.model_fields if issubclass(kind, BaseModel) else getattr(kind, "__pydantic_fields__", {})
 
 
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    """Types of a dataclass's fields, evaluated once: a configuration asks for those of the same classes many times."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The keys of a table with their types; none for anything else."""
+    return {name: Annotated[field.annotation, field] for name, field in infos_of(kind).items()}
 
 
 def tags(kind: Any) -> tuple[str, ...]:

@@ -1,7 +1,5 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -184,13 +182,10 @@ def changed(value_made: Any) -> dict[str, Any]:
     >>> changed(SGD(momentum=0.9)), changed(SGD())
     ({'momentum': 0.9, 'kind': 'sgd'}, {'kind': 'sgd'})
     """
-    out = {}
-    for field in dataclasses.fields(value_made):
-        made_by, value = field.default_factory, getattr(value_made, field.name)
-        usual = field.default if made_by is dataclasses.MISSING else made_by()
-        if field.name == "kind" or value != usual:
-            out[field.name] = value
-    return out
+    kind: Any = type(value_made)
+    usual = {name: info.get_default(call_default_factory=True) for name, info in shapes.infos_of(kind).items()}
+    values = {name: getattr(value_made, name) for name in usual}
+    return {name: value for name, value in values.items() if name == "kind" or value != usual[name]}
 
 
 def on_default(default: Any, value: Any) -> Any:

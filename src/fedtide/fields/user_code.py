@@ -1,7 +1,5 @@
 """The user's own code, named `module:function` in a configuration."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

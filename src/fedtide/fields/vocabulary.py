@@ -3,8 +3,6 @@
 A sum is masked and a shown value is not: masks would hide nothing if the value is made of the update.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Everything is built from JSON values alone, so any process can build the same.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,7 +43,7 @@ from fedtide.learn.task import Task
 from fedtide.models.networks import initialize
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
-from fedtide.wire.pipeline import FLOATING, Wire, check_wire
+from fedtide.wire.pipeline import FLOATING, check_wire
 
 
 def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
@@ -90,9 +88,6 @@ def located(part: Any, directory: str | None, key: str, places: list[str] | None
         if found is not value:
             changed[name] = found
     return replace(part, **changed) if changed else part
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def as_json(experiment: Experiment) -> str:
@@ -151,7 +146,8 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     example = apply_transforms(prepare, first if first.dtype != torch.uint8 else first.float())
     bfloat = experiment.precision == "bf16"
-    dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
+    dtype = torch.float64 if experiment.precision == "fp64" else torch.float32
+    last = experiment.fleet.channels_last
     key = f"method '{method.name}'.loss"
     loss = called_itself(method.loss, key) or build_part(method.loss, key, ())
     if not (callable(loss) or hasattr(loss, "prepare")):
@@ -171,12 +167,6 @@ def place_of_weights(method: Method, data: Data) -> str:
     """Return the file or run folder that a method begins with."""
     assert method.init_from is not None
     return place(method.init_from, data.directory, f"method '{method.name}'.init_from", WEIGHTS)
-
-
-def task_in(experiment: Experiment, method: Method, population: Population) -> Task:
-    """Build a method's task with the public rows of a population, if it has any."""
-    public = population.public_features() if len(population.public) else None
-    return task_of(experiment, method, population.rows, public)
 
 
 def algorithm_of(method: Method, task: Task, directory: str | None = None) -> Algorithm:
@@ -276,21 +266,29 @@ def built(
     """Build a method with everything that a process needs to play it; the population, too, unless it is given."""
     if population is None:
         population = population_of(experiment, experiment.shift_of(method), seed)
-    task = task_in(experiment, method, population)
+    public = population.public_features() if len(population.public) else None
+    task = task_of(experiment, method, population.rows, public)
     if population.device != task.device:
         population = replace(population, device=task.device)
     algorithm = algorithm_of(method, task, experiment.data.directory)
-    _check_cohort(method, population)
+    cohort = cohort_of(method)
+    size = None if cohort is None else cohort.clients_per_round
+    if size is not None and size > population.registered:
+        source = "of the source" if population.names else "(data.partition.clients)"
+        allowed = f"at most {population.registered}, the registered clients {source}"
+        raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
     if algorithm.check is not None:
         with _of_method(method):
             algorithm.check(population)
     if method.decide_per == "oracle" and algorithm.adapt is not None:
         but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
-    wire = wire_of(experiment, method, algorithm, population.registered)
-    if experiment.wire is not None and experiment.wire.privacy is not None:
-        clip = experiment.wire.privacy.step
-        check_private(clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")
+    wire = FLOATING
+    if experiment.wire is not None:
+        wire = experiment.wire.build()
+        check_wire(wire, algorithm, cohort_size(method, population.registered), f"method '{method.name}'")
+        if wire.clip is not None:
+            check_private(wire.clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")
     host = Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
     return Built(experiment, method, host, task)
 
@@ -300,29 +298,6 @@ def host_of(
 ) -> Host:
     """Build the host, with which a process runs the clients of one run; see `built`."""
     return built(experiment, method, seed, memory, population).host
-
-
-def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, registered: int) -> Wire:
-    """Build the wire of a method; without `[wire]` its sums are in floating point.
-
-    Raises:
-        FedtideError: the method's sums cannot pass over it.
-    """
-    if experiment.wire is None:
-        return FLOATING
-    wire = experiment.wire.build()
-    check_wire(wire, algorithm, cohort_size(method, registered), f"method '{method.name}'")
-    return wire
-
-
-def _check_cohort(method: Method, population: Population) -> None:
-    """Raise for a cohort that is larger than the population."""
-    cohort = cohort_of(method)
-    size = None if cohort is None else cohort.clients_per_round
-    if size is not None and size > population.registered:
-        source = "of the source" if population.names else "(data.partition.clients)"
-        allowed = f"at most {population.registered}, the registered clients {source}"
-        raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
 
 
 def cohort_of(method: Method) -> Any:

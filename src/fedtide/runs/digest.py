@@ -1,7 +1,5 @@
 """Digest of all that a run's numbers depend on, and the check that a run folder is unchanged."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Live progress: a bar per run in a terminal, plain lines with the time left elsewhere."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Play of a whole experiment: every method with every seed at every point, in processes, until a person stops it."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

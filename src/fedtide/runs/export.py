@@ -1,7 +1,5 @@
 """Files that other programs read: predictions of a trained run as a table, and its network."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -103,14 +101,16 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
         raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
     data = trained.run.experiment.data
     source: Any = data.source
+    directory = Path(data.directory) if data.directory else None
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
-        return as_seen(trained, read_features(path, tuple(rows.shape), _features(trained)))
+        names = source.feature_names(directory) if isinstance(source, CSV) else ()
+        return as_seen(trained, read_features(path, tuple(rows.shape), names))
     check_there(path)
     if path.suffix == ".npz":
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
     people: Any = trained.host.population
     fitted_rows = people.trained_on.unique().long() if people.rows.time is None else None
-    x = source.encoded(path, Path(data.directory) if data.directory else None, fitted_rows)
+    x = source.encoded(path, directory, fitted_rows)
     return prepared(x, torch.float32, data.transforms)
 
 
@@ -159,14 +159,6 @@ def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Ten
         raise refused(f"{path}: columns of features", len(named), f"{math.prod(shape)}, as in the run")
     cells = read_cells(path, named)
     return torch.from_numpy(np.stack([cells.numbers(name) for name in named], 1)).reshape(-1, *shape)
-
-
-def _features(trained: Trained) -> tuple[str, ...]:
-    """Return the names of the features in the run's tables, in their order; none if it has no tables."""
-    data = trained.run.experiment.data
-    source: Any = data.source
-    directory = Path(data.directory) if data.directory else None
-    return source.feature_names(directory) if isinstance(source, CSV) else ()
 
 
 def as_seen(trained: Trained, x: Tensor) -> Tensor:
@@ -253,7 +245,7 @@ class Model:
     about: Mapping[str, str]
 
     @staticmethod
-    def of(trained: Trained, client: int | None, cluster: int | None) -> Model:
+    def of(trained: Trained, client: int | None, cluster: int | None) -> "Model":
         """Return the model of a run, see `Trained.parts`."""
         parts = trained.parts(client, cluster)
         return Model(trained.task, parts, trained.rows(CHECKED), described(trained, client, cluster))
@@ -345,7 +337,10 @@ def columns_of(target: Target) -> list[str]:
 
 def described(trained: Trained, client: int | None, cluster: int | None) -> dict[str, str]:
     """Return the description in the file of a model."""
-    run = trained.run
+    run, target = trained.run, trained.task.target
+    labels: dict[str, Any] = {"target": vars(target), "columns": columns_of(target)}
+    if target == CLASSES:
+        labels = {"classes": names_of_classes(trained)}
     whose = "server" if client is None and cluster is None else f"client {client}" if cluster is None else ""
     return {
         "fedtide": installed(),
@@ -354,17 +349,9 @@ def described(trained: Trained, client: int | None, cluster: int | None) -> dict
         "whose": whose or f"cluster {cluster}",
         "model": json.dumps(resolved(run.experiment)["model"]),
         "shape": json.dumps(list(trained.host.population.rows.shape)),
-        **_labeled(trained),
+        **{key: json.dumps(value) for key, value in labels.items()},
         "format": "pt",
     }
-
-
-def _labeled(trained: Trained) -> dict[str, str]:
-    """Return the names of the classes, or another target with its columns."""
-    target = trained.task.target
-    if target == CLASSES:
-        return {"classes": json.dumps(names_of_classes(trained))}
-    return {"target": json.dumps(vars(target)), "columns": json.dumps(columns_of(target))}
 
 
 def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:

@@ -11,8 +11,6 @@
 With a `[sweep]` the folder holds one such folder per point instead of methods.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

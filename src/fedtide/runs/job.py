@@ -1,7 +1,5 @@
 """Options of commands, and recipes; nothing here is slow to import, because `fedtide --help` waits for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Everything that an experiment names, built once before anything is written, and the disk space that it needs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Privacy of a run: the releases of a plan, and the server's noise, which follows from the budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

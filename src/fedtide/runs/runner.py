@@ -1,7 +1,5 @@
 """One run: one method with one seed, from its first round or from its checkpoint to its last."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +74,7 @@ class Run:
     def play(
         self,
         stop: Callable[[], bool] = lambda: False,
-        judge_of: Callable[[Run], Judge] = simulated,
+        judge_of: "Callable[[Run], Judge]" = simulated,
         until: int | None = None,
     ) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true.

@@ -1,7 +1,5 @@
 """Simulation from Python: one algorithm on one population, without a configuration or files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic

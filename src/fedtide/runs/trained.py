@@ -1,7 +1,5 @@
 """Trained models of a run, from its newest checkpoint, and their predictions for a new client or for one client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -171,7 +169,7 @@ class Trained(Models):
     run: Planned
 
     @staticmethod
-    def read(root: Path, method: str | None = None, seed: int | None = None) -> Trained:
+    def read(root: Path, method: str | None = None, seed: int | None = None) -> "Trained":
         """Read a run from its folder; nothing in it is changed.
 
         Args:

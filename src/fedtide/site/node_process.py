@@ -24,14 +24,10 @@ from pathlib import Path
 from socket import socketpair
 from typing import Any, TextIO
 
+from fedtide.core.atomic import lock
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.line import Caller, Failed, Line
 from fedtide.site.machine import Log, check_secret
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 STARTING = 300.0
 """Seconds that a worker may take until it has read its rows."""
@@ -347,7 +343,7 @@ def main(path: Path) -> int:
     settings = json.loads(path.read_text(encoding="utf-8"))
     line = LineSettings(**settings["line"])
     log = Log(line.json)
-    lock = _lock(path.with_name("lock"), log)
+    lock_file = _lock(path.with_name("lock"), log)
 
     def say(text: str) -> None:
         log.say("process", text)
@@ -356,7 +352,7 @@ def main(path: Path) -> int:
         [*(line.worker or (sys.executable, "-P", "-m", "fedtide.site.work")), str(path)],
         path.with_name("worker.log"),
         say,
-        () if lock is None else (lock.fileno(),),
+        (lock_file.fileno(),),
         rests=settings.get("health") is None,  # a health address is one of the worker
     )
     try:
@@ -399,15 +395,13 @@ def _wait_for_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> No
     loop.call_soon_threadsafe(stop.set)
 
 
-def _lock(path: Path, log: Log) -> TextIO | None:
+def _lock(path: Path, log: Log) -> TextIO:
     """Return the lock of a node's folder, which its worker inherits: two nodes would overwrite each other's memory."""
-    if fcntl is None:
-        return None
-    lock, until, waiting = path.open("w"), time.monotonic() + SUCCESSION, False
+    file, until, waiting = path.open("w"), time.monotonic() + SUCCESSION, False
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
+            lock(file.fileno(), wait=False)
+            return file
         except BlockingIOError:
             if not waiting:
                 log.say("process", "waits for another process of this node to end")

@@ -13,7 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.local import check_fit
 from fedtide.runs import build
-from fedtide.runs.build import cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_in, task_of
+from fedtide.runs.build import built, cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from helpers.studies import MOMENTUM, STEADY, A, raw, study
@@ -117,10 +117,10 @@ def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     assert len(host.population.public) == 12
     assert host.population.public.tolist() == population_of(experiment, experiment.shift, 1).public.tolist()
-    task = task_in(experiment, experiment.method[0], host.population)
+    task = built(experiment, experiment.method[0], 0, MemoryStore(None), host.population).task
     assert torch.equal(task.public, host.population.public_features())
     assert task.public.shape == (12, *host.population.rows.shape)
-    assert task_in(study(A), study(A).method[0], population_of(study(A), study(A).shift, 0)).public is None
+    assert built(study(A), study(A).method[0], 0, MemoryStore(None)).task.public is None
     assert task_of(experiment, experiment.method[0], host.population.rows).public is None
     preflight(experiment)
 

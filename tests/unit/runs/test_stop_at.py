@@ -12,7 +12,7 @@ from fedtide.algorithms import fedavg
 from fedtide.config import StopAt, from_dict, resolved
 from fedtide.report.page import write_report
 from fedtide.report.study import read_study
-from fedtide.runs.build import host_of, task_in
+from fedtide.runs.build import host_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
@@ -135,7 +135,7 @@ def test_a_target_is_part_of_the_digest_and_of_what_is_written():
 def test_from_python():
     experiment = study(A)
     population = host_of(experiment, experiment.method[0], 0, None).population
-    task = task_in(experiment, experiment.method[0], population)
+    task = task_of(experiment, experiment.method[0], population.rows)
 
     def ended(stop_at):
         return simulate(fedavg(task, cohort=4), population, rounds=16, eval_every=2, stop_at=stop_at).rounds[-1]
