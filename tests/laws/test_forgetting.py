@@ -106,7 +106,7 @@ def kept(name, folder, *, rounds: int, options=None) -> tuple[Played, list]:
     for step in play(host.algorithm, fleet, start, seed=0, rounds=experiment.rounds):
         steps.append(step)
         if len(steps) == rounds:
-            return Played(host, fleet, steps), replies
+            return Played(host, fleet, steps, fleet), replies
         replies.clear()
     raise AssertionError
 

@@ -142,19 +142,15 @@ def _short_words(answers: Answers, answer: Finding) -> str:
     if answer.question == "mix" and answers.rows.clients > 1 and answer.why:
         words += f", because {listed([WHY[reason] for reason in answer.why])}"
     if answer.question == "drift" and answers["matter"].level != "not asked":
-        words += (
-            ", and models of the past suffer" if answers["matter"].found else ", but models of the past hardly suffer"
-        )
+        hardly = "and models of the past" if answers["matter"].found else "but models of the past hardly"
+        words += f", {hardly} suffer"
     return words
 
 
 def _notes(answers: Answers) -> Iterator[str]:
     table, rows = answers.table, answers.rows
     if len(rows.label) < len(table.label):
-        yield (
-            f"note: {len(rows.label):,} of {len(table.label):,} rows, drawn at random, were looked at; pictures show "
-            "these"
-        )
+        yield f"note: {len(rows.label):,} of {len(table.label):,} rows, drawn at random, are looked at and shown"
     if rows.clients <= 1 and table.features is not None and not table.simulated:
         yield f"note: rows name no clients, or one; the study deals them at random to {SIMULATED} that are made up"
     if (leak := _leak(answers)) is not None:

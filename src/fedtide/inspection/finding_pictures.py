@@ -1,7 +1,5 @@
 """Five pictures of an inspection."""
 
-from datetime import UTC, datetime
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -144,16 +142,8 @@ def _drift(answers: Answers) -> figures.Drawn | None:
     for axes in panels if answers["drift"].found else ():
         for mark in marks:
             axes.axvline(mark - 0.5, color="#555555", lw=1.2, ls=(0, (4, 3)))
-    begins = [float(rows.seconds[drift.block == number].min()) for number in range(blocks)]
+    begins = [np.datetime64(int(rows.seconds[drift.block == number].min() // 60), "m") for number in range(blocks)]
     few = range(0, blocks, max(blocks // 5, 1))
-    panels[-1].set_xticks(few, [_date(begins[number], begins) for number in few])
+    panels[-1].set_xticks(few, [str(begins[number]) for number in few])
     panels[-1].set_xlabel("begin of the stretch")
     return figures.svg(figure, "what drifts")
-
-
-def _date(seconds: float, begins: list[float]) -> str:
-    """Return the begin of a stretch, with the hour if all lie within some days."""
-    if max(abs(begin) for begin in begins) > 2e10:
-        return f"{seconds:.4g}"
-    wide = begins[-1] - begins[0] > 20 * 86400
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d" if wide else "%m-%d %H:%M")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
 import torch
@@ -75,11 +76,12 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 @dataclass
 class Played:
-    """A run in this process: its host, its fleet and its steps."""
+    """A run in this process: its host, its fleet, its steps, and the fleet that its algorithm saw."""
 
     host: Host
     fleet: SimulatedFleet
     steps: list[Step[Any]]
+    seen: Any
 
     @property
     def state(self) -> Any:
@@ -114,25 +116,18 @@ def played(
     """
     memory = memory or MemoryStore(None)
     host = replace(host or host_of(experiment, experiment.method[0], seed, memory), memory=memory)
+    wire = server_wire(experiment, experiment.method[0], host, simulated_noise(seed))
     simulated = SimulatedFleet(
         host.population,
         engine(host),
         reveals=() if sums_only else None,
         unless_changed=host.algorithm.traits.unless_changed,
-        vectors=Vectors.of(
-            server_wire(experiment, experiment.method[0], host, simulated_noise(seed)),
-            host.algorithm,
-            host.population.few(),
-        ),
+        vectors=Vectors.of(wire, host.algorithm, host.population.few()),
     )
     seen = fleet(simulated)
     start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
-    steps = []
-    for step in play(host.algorithm, seen, start, seed=seed, rounds=experiment.rounds):
-        steps.append(step)
-        if len(steps) == (rounds or experiment.rounds):
-            break
-    return Played(host, simulated, steps)
+    steps = islice(play(host.algorithm, seen, start, seed=seed, rounds=experiment.rounds), rounds)
+    return Played(host, simulated, list(steps), seen)
 
 
 # -- variants and reductions, in TOML ----------------------------------------------------------------------------------
@@ -273,13 +268,8 @@ class Case:
         self, experiment: Experiment | None = None, *, change: Any = None, look: Any = None, **how: Any
     ) -> "tuple[Played, Watched]":
         """Play rounds on a fleet that shows only attributes of the protocol; return the run and that fleet."""
-        fleets: list[Watched] = []
-
-        def watch(fleet: SimulatedFleet) -> Watched:
-            fleets.append(Watched(fleet, change, look))
-            return fleets[0]
-
-        return played(experiment or self.experiment, fleet=watch, **how), fleets[0]
+        run = played(experiment or self.experiment, fleet=lambda fleet: Watched(fleet, change, look), **how)
+        return run, run.seen
 
 
 def judged(run: Played, *, every: bool = True) -> tuple[Payload, Slot | None, Tensor, Scores]:

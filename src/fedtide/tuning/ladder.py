@@ -121,11 +121,6 @@ def window(at: int, rounds: int, late: int, period: float | None) -> int:
     return share if period is None else max(share, min(math.ceil(period), at))
 
 
-def mean(values: BySeed) -> float:
-    """Return the mean over seeds."""
-    return fmean(values.values())
-
-
 def climbing(values: Mapping[str, BySeed], method: Mapping[str, str], count: int) -> list[str]:
     """Return the entries that go on: the best variant of each method, of the `count` best methods.
 
@@ -135,7 +130,7 @@ def climbing(values: Mapping[str, BySeed], method: Mapping[str, str], count: int
         count: how many go on.
     """
     best: dict[str, str] = {}
-    for entry in sorted(values, key=lambda entry: -mean(values[entry])):
+    for entry in sorted(values, key=lambda entry: -fmean(values[entry].values())):
         best.setdefault(method[entry], entry)
     chosen = list(best.values())[:count]
     return [entry for entry in values if entry in chosen]
@@ -157,7 +152,7 @@ def standings(values: Mapping[str, BySeed]) -> list[Standing]:
     The entry of the highest mean leads. Another one is behind if the 95 % interval of the paired difference over seeds
     (Student's t) lies below 0. Else the two cannot be told apart, as always with fewer than three seeds.
     """
-    order, out = sorted(values, key=lambda entry: -mean(values[entry])), []
+    order, out = sorted(values, key=lambda entry: -fmean(values[entry].values())), []
     for entry in order:
         leader, by_seed = values[order[0]], values[entry]
         difference = Measure.of([by_seed[seed] - leader[seed] for seed in by_seed if seed in leader])

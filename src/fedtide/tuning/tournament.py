@@ -245,10 +245,6 @@ def verify(root: Path) -> Iterator[Verdict]:
 # -- the beginning -----------------------------------------------------------------------------------------------------
 
 
-def _loss(method: Method) -> str:
-    return str(getattr(method.loss, "kind", ""))
-
-
 def nominated(findings: Findings | None, methods: Sequence[Method]) -> list[tuple[Method, str]]:
     """Return methods in the order in which they are entered, with the reasons.
 
@@ -260,11 +256,11 @@ def nominated(findings: Findings | None, methods: Sequence[Method]) -> list[tupl
         findings: of an inspection; None if nothing could be asked.
         methods: the candidates.
     """
-    plain = next((m for m in methods if (m.algorithm, _loss(m)) == ("fedavg", "cross-entropy")), None)
+    kinds = [(method.algorithm, str(getattr(method.loss, "kind", ""))) for method in methods]
+    plain = next((m for m, kind in zip(methods, kinds, strict=True) if kind == ("fedavg", "cross-entropy")), None)
     repeats: dict[tuple[str, str], int] = {}
     order = []
-    for number, method in enumerate(methods):
-        kind = method.algorithm, _loss(method)
+    for number, (method, kind) in enumerate(zip(methods, kinds, strict=True)):
         repeats[kind] = repeats.get(kind, -1) + 1
         support = inspection.reasons(findings, *kind) if findings is not None else {}
         why = PLAIN if method is plain else "; ".join(support)

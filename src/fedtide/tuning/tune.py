@@ -204,10 +204,8 @@ def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None
     """Return the method that a key refers to (None for all) and the key within it."""
     first, *path = key.split(".")
     if first != "method" or not path or "" in path:
-        raise FedtideError(
-            f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': all methods of a comparison "
-            "share the rest"
-        )
+        because = "all methods of a comparison share the rest"
+        raise FedtideError(f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': {because}")
     names = list(dict.fromkeys(methods.values()))
     which, rest = locate(path, names)
     if which is None and not path[0].isdigit():  # a name as it is written in the file, without its form
@@ -222,9 +220,8 @@ def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None
 def _elsewhere(key: str, methods: Mapping[str, str], label: str) -> Place:
     method, rest = _about(key, methods, f"{label}.also: found '{key}'")
     if method is None:
-        raise refused(
-            f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(dict.fromkeys(methods.values()))}"
-        )
+        names = ", ".join(dict.fromkeys(methods.values()))
+        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {names}")
     return ("method", method, *rest)
 
 
