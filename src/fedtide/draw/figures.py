@@ -346,25 +346,17 @@ def _describe(figure: Figure) -> Iterator[str]:
     for axes in figure.axes:
         if not axes.get_visible() or axes.get_label() == "<colorbar>":
             continue
-        named = (axes.get_title(), axes.get_title(loc="left"), axes.get_ylabel(), axes.get_xlabel())
         parts = []
         for line in _labeled(axes):
             x, y = (np.asarray(values, dtype=np.float64) for values in line.get_data())
             x, y = x[np.isfinite(y)], y[np.isfinite(y)]
             name = f"{line.get_label()}: " if line.get_label() else ""
-            if len(y) > 2 or len(set(y)) > 1:
-                parts.append(f"{name}{y[0]:.3g} at {x[0]:.3g}, {y[-1]:.3g} at {x[-1]:.3g}, lowest {y.min():.3g}, "
-                             f"highest {y.max():.3g}")  # fmt: skip
-            else:
-                parts.append(f"{name}{y[0]:.3g}")
+            parts.append(f"{name}{y[0]:.3g} at {x[0]:.3g}, {y[-1]:.3g} at {x[-1]:.3g}, lowest {y.min():.3g}, "
+                         f"highest {y.max():.3g}")  # fmt: skip
         for image in (*axes.images[:1], *(mesh for mesh in axes.collections if isinstance(mesh, QuadMesh))):
             values = np.ma.masked_invalid(np.ma.asarray(image.get_array()).astype(np.float64)).compressed()
-            if len(values):
-                parts.append(f"a map of values from {values.min():.3g} to {values.max():.3g}, mean {values.mean():.3g}")
-        for bars in axes.containers:
-            widths = ", ".join(f"{bar.get_width():.0f}" for bar in getattr(bars, "patches", ()))
-            parts += [f"{bars.get_label()}: {widths}"] if widths else []
+            parts += [f"a map of values from {values.min():.3g} to {values.max():.3g}"] if len(values) else []
         if parts:
-            yield f"{', '.join(' '.join(name.split()) for name in named if name)}. {'; '.join(parts)}.".replace(
-                r"\$", "$"
-            )
+            named = (axes.get_title(), axes.get_title(loc="left"), axes.get_ylabel(), axes.get_xlabel())
+            text = f"{', '.join(' '.join(name.split()) for name in named if name)}. {'; '.join(parts)}."
+            yield text.replace(r"\$", "$")

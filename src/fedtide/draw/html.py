@@ -51,8 +51,7 @@ class Picture:
     @property
     def narrow(self) -> bool:
         """True if the figure is narrower than the page."""
-        width = re.search(r'viewBox="0 0 ([0-9.]+)', self.svg[:500])
-        return width is not None and float(width[1]) < 500
+        return bool(self.drawn.figure.get_figwidth() < 7)
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,8 @@ class Part:
     @property
     def links(self) -> dict[str, str]:
         """`data:` addresses of the table, by file extension."""
-        return {
-            end: _link(kind, text)
-            for (end, text), kind in zip(self.files.items(), ("text/csv", "text/plain"), strict=True)
-        }
+        kinds = {"csv": "text/csv", "tex": "text/plain"}
+        return {end: _link(kinds[end], text) for end, text in self.files.items()}
 
     @property
     def files(self) -> dict[str, str]:

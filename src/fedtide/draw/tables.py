@@ -48,16 +48,16 @@ class Table:
 CELL = re.compile(r"(?:([▲▼≈?=≥]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%|points|rounds|s))?")
 """Number with its mark, error and unit."""
 
-LATEX = {
+LATEX = str.maketrans({
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
     "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≈": r"$\approx$", "≥": r"$\geq$", "←": r"$\leftarrow$",
-}  # fmt: skip
+})  # fmt: skip
 """Characters that LaTeX does not print as they are."""
 
 
 def _escaped(cell: str) -> str:
-    return "".join(LATEX.get(character, character) for character in cell) if cell != "-" else "--"
+    return "--" if cell == "-" else cell.translate(LATEX)
 
 
 def _no_formula(cell: str) -> str:

@@ -44,25 +44,21 @@ def views(
     Raises:
         FedtideError: a named view has no rows.
     """
+    kinds = {
+        "train_clients": (holdings.clients, "test", "no client has test rows (data.split.test)"),
+        "held_out_clients": (holdings.held_out_clients, "test", "no clients are held out (data.held_out_clients)"),
+        "val": (holdings.clients, "val", "no client has validation rows (data.split.val)"),
+    }
     out = []
-    for name, clients, part in (
-        ("train_clients", holdings.clients, "test"),
-        ("held_out_clients", holdings.held_out_clients, "test"),
-        ("val", holdings.clients, "val"),
-    ):
+    for name, (clients, part, _) in kinds.items():
         judged = draw_some(clients[holdings.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
     names = [view.name for view in out]
-    missing = [name for name in named or () if name not in names]
-    if missing:
-        why = {
-            "train_clients": "no client has test rows (data.split.test)",
-            "held_out_clients": "no clients are held out (data.held_out_clients)",
-            "val": "no client has validation rows (data.split.val)",
-        }
-        raise refused("eval_splits", missing[0], ", ".join(names) or "none", why[missing[0]])
-    return out if named is None else [view for view in out if view.name in named]
+    for name in named or ():
+        if name not in names:
+            raise refused("eval_splits", name, ", ".join(names) or "none", kinds[name][2])
+    return [view for view in out if named is None or view.name in named]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedtide.clusters.distance import Kind, distances_within
-from fedtide.core.base import Cost, Moment, Scores
+from fedtide.core.base import Cost, Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Step
 from fedtide.data.population import Population
@@ -87,17 +87,18 @@ def _sent(query: Query) -> int:
     return len(query.ask.clients) if query.sent is None else int(query.sent.sum())
 
 
+def _notes(trained: list[Query], name: str) -> list[tuple[int, Any]]:
+    """Return each client with this note of its work, if it has any."""
+    notes = [(client, getattr(note, name)) for query in trained for client, note in query.notes.items()]
+    return [(client, note) for client, note in notes if note is not None]
+
+
 def branches(truth: Population | None, trained: list[Query]) -> dict[str, Any]:
     """Count the participants of each group that trained each branch or model (groups, K); a single row if unknown.
 
     The model is the slot if the server asked by slots, else the note of the work.
     """
-    noted = [
-        (client, int(notes.branch))
-        for query in trained
-        for client, notes in query.notes.items()
-        if notes.branch is not None
-    ]
+    noted = [(client, int(branch)) for client, branch in _notes(trained, "branch")]
     for query in trained:
         counted = query.ask.of(torch.isin(query.ask.clients, query.answered))
         if counted.slot is not None:
@@ -124,29 +125,21 @@ def blends(truth: Population | None, step: Step, trained: list[Query]) -> dict[s
     if trained and truth.shift.cycle(moment.rounds) is not None:
         rows, _ = truth.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
         out["domains"] = torch.bincount(domain[rows.long()], minlength=several).double() / max(len(rows), 1)
-    noted = [
-        (client, notes.component.long())
-        for query in trained
-        for client, notes in query.notes.items()
-        if notes.component is not None
-    ]
+    noted = [(client, component.long()) for client, component in _notes(trained, "component")]
     if noted:
-        rows_of_clients = [_train_rows(truth, client, moment, len(component)).long() for client, component in noted]
-        domains, components = domain[torch.cat(rows_of_clients)], torch.cat([component for _, component in noted])
+        held = [truth.held(client, moment, "train") for client, _ in noted]
+        for (client, component), own_rows in zip(noted, held, strict=True):
+            if len(own_rows) != len(component):
+                raise FedtideError(
+                    f"note 'component': found {len(component)} rows, client {client} trains on {len(own_rows)}; "
+                    "allowed: one for each"
+                )
+        domains, components = domain[torch.cat(held).long()], torch.cat([component for _, component in noted])
         reported = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
         wide = max(reported, int(components.max()) + 1 if len(components) else 1)
         table = torch.zeros(several, wide, dtype=torch.int64)
         out["split"] = table.index_put_((domains, components), torch.tensor(1), accumulate=True)
     return out
-
-
-def _train_rows(population: Population, client: int, moment: Moment, noted: int) -> torch.Tensor:
-    rows = population.held(client, moment, "train")
-    if len(rows) != noted:
-        raise FedtideError(
-            f"note 'component': found {noted} rows, client {client} trains on {len(rows)}; allowed: one for each"
-        )
-    return rows
 
 
 def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
@@ -199,7 +192,7 @@ def _spread(vectors: torch.Tensor, cluster: torch.Tensor, distance: Kind) -> dic
 
 def losses(trained: list[Query]) -> dict[str, Any]:
     """Return quantiles of the training loss over the participants that counted; {} if no work reports it."""
-    reported = [float(note.loss) for query in trained for note in query.notes.values() if note.loss is not None]
+    reported = [float(loss) for _, loss in _notes(trained, "loss")]
     if not reported:
         return {}
     with np.errstate(invalid="ignore"):  # infinite losses may have no quantile

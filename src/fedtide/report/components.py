@@ -94,12 +94,8 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
 def shares_by_domain(run: RunRecord) -> np.ndarray:
     """Return `pi` of the component of each domain (rounds, domains); NaN without a component or `pi`."""
-    pi, matches = run.listed_fact("pi"), components(run)
-    out = np.full((len(pi), len(matches)), np.nan)
-    for domain, component in enumerate(matches):
-        if component < pi.shape[1]:
-            out[:, domain] = pi[:, component]
-    return out
+    matches = np.array(components(run), dtype=np.int64)
+    return np.pad(run.listed_fact("pi"), ((0, 0), (0, len(matches))), constant_values=np.nan)[:, matches]
 
 
 def purities(run: RunRecord) -> np.ndarray:
@@ -116,12 +112,9 @@ def trivial_purities(run: RunRecord) -> np.ndarray:
 def _matched_rows(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     """Count in each round the rows at the component of their domain, and all rows."""
     table = split_counts(run)
-    matches = components(run) if table.any() else ()
-    right = np.zeros(len(table))
-    for domain, component in enumerate(matches):
-        if component < table.shape[2]:
-            right += table[:, domain, component]
-    return right, table.sum(axis=(1, 2))
+    matches = np.array(components(run) if table.any() else (), dtype=np.int64)
+    padded = np.pad(table, ((0, 0), (0, 0), (0, len(matches))))
+    return padded[:, np.arange(len(matches)), matches].sum(axis=1), table.sum(axis=(1, 2))
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:

@@ -214,10 +214,10 @@ def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
 def setting(record: ExperimentRecord) -> str:
     """Describe the experiment."""
     experiment, shift = record.experiment, record.experiment.shift
-    text = f"{counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
-    if are_real(record):
-        text += "The clients are real, and have rows of their own. "
-    else:
+    clients = getattr(experiment.data.partition, "clients", None)
+    text = "Real clients" if are_real(record) else f"{clients or 'The'} clients of a simulation"
+    text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
+    if not are_real(record):
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()

@@ -55,7 +55,7 @@ def measure_rhythm(run: RunRecord) -> dict[str, float]:
     """
     if not has_learned(run):
         return {}
-    (periods, believed), read = periods_of(run), run.listed_fact("prior")
+    (periods, believed), (read, true) = periods_of(run), shares_of(run)
     out = {
         "period_known": float(believed.mean()),
         "period_found": float(believed.any()),
@@ -64,11 +64,9 @@ def measure_rhythm(run: RunRecord) -> dict[str, float]:
     }
     if believed.any():
         out["learned_period"] = float(periods[believed][-1, 0])
-    true = _true_shares(run)
-    if read.size and true.shape == read.shape:
-        both = np.isfinite(read[:, 0]) & np.isfinite(true[:, 0])
-        if both.sum() > 1:
-            out["shares_error"] = float(np.sqrt(((read[both][:, _order(read, true)] - true[both]) ** 2).mean()))
+    both = np.isfinite(read).all(axis=1) & np.isfinite(true).all(axis=1)
+    if read.size and true.shape == read.shape and both.sum() > 1:
+        out["shares_error"] = float(np.sqrt(((read[both] - true[both]) ** 2).mean()))
     return out
 
 
@@ -83,17 +81,18 @@ def periods_of(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     return periods, np.isfinite(periods[:, 0]) if periods.size else np.zeros(len(run.lines), dtype=bool)
 
 
-def _true_shares(run: RunRecord) -> np.ndarray:
-    """Return the shares of groups among the participants (rounds, groups); NaN if unknown."""
-    counts = run.every_row(at("groups"))
+def shares_of(run: RunRecord, fact: str = "prior") -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares in a fact, and the true ones of groups among the participants (rounds, groups); NaN if unknown.
+
+    A server has no names for groups: read shares are put in the order of the true ones.
+    """
+    counts, values, read = run.every_row(at("groups")), run.listed_fact(fact), run.listed_fact("prior")
     total = counts.sum(1, keepdims=True) if counts.size else counts
-    return counts / np.where(total > 0, total, np.nan)
-
-
-def _order(read: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Return which read share (rounds, K) belongs to which group: a server has no names for groups."""
+    true = counts / np.where(total > 0, total, np.nan)
+    if not values.size or true.shape != read.shape:
+        return values, true
     both = np.isfinite(read[:, 0]) & np.isfinite(true[:, 0])
-    return order_like(read[both], true[both]) if both.sum() > 1 else np.arange(read.shape[1])
+    return values[:, order_like(read[both], true[both])] if both.sum() > 1 else values, true
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -350,15 +349,12 @@ def server_clock(record: ExperimentRecord) -> figures.Drawn | None:
 def _draw(axes: Axes, record: ExperimentRecord, name: str, run: RunRecord) -> None:
     """Draw one run."""
     ends = np.arange(1, len(run.lines) + 1)
-    read, ahead, true = run.listed_fact("prior"), run.listed_fact("forecast"), _true_shares(run)
+    read, ahead = shares_of(run)[0], shares_of(run, "forecast")[0]
     expected = run.every_row(at("expected"))
     first = figures.label(record.groups[0]) if record.groups else "first group"
     if expected.size:
         share, name_of = 100 * expected[:, 0], f"{first}, expected"
         axes.fill_between(ends, 0, share, color=figures.GROUP_COLORS[0], alpha=0.3, lw=0, label=name_of)
-    if read.size and true.shape == read.shape:
-        order = _order(read, true)
-        read, ahead = read[:, order], ahead[:, order] if ahead.size else ahead
     if read.size:
         axes.plot(ends, 100 * read[:, 0], ".", ms=3.5, color="#555555", label="read in the round")
     periods, believed = periods_of(run)

@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, refused
 from fedtide.draw.figures import STYLE, Drawn
 from fedtide.report.accuracy import accuracy_of_all as draw_all
 from fedtide.report.accuracy import accuracy_of_simulation
@@ -80,12 +80,8 @@ def _record(run: Run, point: str | None) -> ExperimentRecord:
     """Return the record of a point of a sweep; without a sweep of the only one."""
     study = _study(run)
     points = [record.point for record in study.records]
-    if point is None and len(points) > 1:
-        raise refused("point", point, ", ".join(points))
-    if point is not None and points == [""]:
-        raise refused("point", point, "none, as this is no sweep")
-    if point is not None and point not in points:
-        raise unknown("point", point, points)
+    if point not in (points if len(points) > 1 else [None, *filter(None, points)]):
+        raise refused("point", point, ", ".join(filter(None, points)) or "none, as this is no sweep")
     record = study.records[0 if point is None else points.index(point)]
     if not record.numbered:
         raise FedtideError(f"{study.root}: no run is finished yet")

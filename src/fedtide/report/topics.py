@@ -5,17 +5,9 @@ from fedtide.config.schema import units_of
 from fedtide.core.errors import refused, unknown
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.metrics import NO_METRICS, Unit, metrics_for
-from fedtide.report import (
-    accuracy,
-    clients,
-    clusters,
-    components,
-    costs,
-    forgetting,
-    periods,
-)
+from fedtide.report import accuracy, clients, clusters, components, costs, forgetting, periods
 from fedtide.report.accuracy import BY_WAY
-from fedtide.report.formats import FORMATS, Number, number, percent
+from fedtide.report.formats import FORMATS, Number, percent
 from fedtide.report.topic import Plan, Topic
 
 MODULES = (accuracy, periods, components, clusters, forgetting, clients, costs)
@@ -39,15 +31,18 @@ def number_of(name: str, unit: Unit | None = None) -> Number:
     >>> number_of("accuracy_night").written is number_of("accuracy_by_global").written is percent
     True
     """
-    base = next((n for n in NUMBERS.values() if n.by_group and name.startswith(f"{n.name}_")), None)
-    plain = NUMBERS.get(name) or base or Number(name, percent if name.startswith(BY_WAY) else number)
+    plain = _find_number(name) or Number(name)
     return Number(name, FORMATS[unit] if unit else plain.written, word=plain.word, reached=plain.reached)
 
 
 def is_number(name: str) -> bool:
     """Tell whether a number of this name exists."""
-    by_group = any(n.by_group and name.startswith(f"{n.name}_") for n in NUMBERS.values())
-    return name in NUMBERS or by_group or name.startswith(BY_WAY)
+    return _find_number(name) is not None
+
+
+def _find_number(name: str) -> Number | None:
+    of_group = next((n for n in NUMBERS.values() if n.by_group and name.startswith(f"{n.name}_")), None)
+    return NUMBERS.get(name) or of_group or (Number(name, percent) if name.startswith(BY_WAY) else None)
 
 
 def check_measures(experiment: Experiment, where: str = "experiment") -> None:
