@@ -11,7 +11,7 @@ import pytest
 
 from fedtide.site.certificates import make_node_key
 from fedtide.site.tickets import Ticket
-from fedtide.wire.masks import library
+from fedtide.wire.keys import library
 from helpers.hospitals import hospitals
 from helpers.shell import contents, done, refused
 
@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_said_before_a_node_runs(here, tmp_path, capsys)
 
 def test_a_site_is_never_written_over(here, capsys):
     line = refused(capsys, here, "deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", "site")
-    assert line == "site: already exists, and is left as it is; allowed: --out with another folder"
+    assert line == "site: already exists, allowed: a new folder with --out"
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,9 @@ def test_without_names_each_client_is_a_node(here):
 )
 def test_mistakes_are_named_in_one_line(here, capsys, words, said):
     (here / "old").mkdir()
+    (here / "old" / "file").touch()
     before = contents(here)
     assert said in refused(capsys, here, "deploy", "study.toml", "--flower", "app", *words)
     line = refused(capsys, here, "deploy", "study.toml", "--flower", "old", "--method", "FedAvg")
-    assert line == "old: already exists, and is left as it is; allowed: --flower with another folder"
+    assert line == "old: already exists, allowed: a new folder with --flower"
     assert contents(here) == before

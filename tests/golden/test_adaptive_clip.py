@@ -16,9 +16,8 @@ from fedtide.core.base import Weighted
 from fedtide.wire.accounting import Plan
 from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.ledger import LEDGER, Ledger
-from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.noise import Release, deviations, groups_of
 from fedtide.wire.pipeline import Opening, Wire
-from fedtide.wire.release import Release
 from fedtide.wire.vector import as_vector, form_of, opened
 
 LENGTHS = (0.5, 0.9, 1.9, 3.9)

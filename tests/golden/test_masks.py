@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, library, link, unmasked
+from fedtide.wire.keys import library
+from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, link, unmasked
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
 

@@ -28,9 +28,8 @@ from fedtide.remote.grpc.stream_protocol import (
     library,
     make_nonce,
     next_message,
-    public_line,
-    sign,
 )
+from fedtide.wire.keys import sign, spell_public
 from helpers.federation import Federation, until
 from helpers.processes import used
 
@@ -201,8 +200,8 @@ def introduction(known: Caller, asked: str, **changes: Any) -> bytes:
     signed = {"run": known.run, "authority": known.authority, "name": known.name, "asked": asked, "nonce": own}
     claim = claim_bytes(**signed | changes.pop("claim", {}))
     said = {
-        "scheme": SCHEME, "run": known.run, "name": known.name, "key": public_line(known.key), "nonce": own,
-        "signature": sign(known.key, claim),
+        "scheme": SCHEME, "run": known.run, "name": known.name, "nonce": own,
+        "key": spell_public(known.key.public_key()), "signature": sign(known.key, claim),
     }  # fmt: skip
     return next(Message("introduction", extra=said | changes).pieces())
 

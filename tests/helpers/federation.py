@@ -82,7 +82,7 @@ class Federation:
             self.admit()
         path = write_settings(folder, {"home": str(folder)}, settings)
         process = subprocess.Popen(
-            node_command(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            node_command(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.nodes[home], self.lines[home] = process, []
         threading.Thread(target=self._listen, args=(home, process), daemon=True).start()
@@ -96,10 +96,7 @@ class Federation:
     def stop(self, name: str, kill: bool = False) -> None:
         """End a node as its owner would, or kill it."""
         process = self.nodes.pop(name)
-        assert process.stdin is not None
-        if kill:
-            process.kill()
-        process.stdin.close()
+        process.kill() if kill else process.terminate()
         process.wait()
 
     def push(

@@ -47,7 +47,9 @@ def host_at(site: Site) -> Host:
 
 
 def fleet_at(site: Site, nodes: dict[str, Any], host: Host) -> RemoteFleet:
-    fleet = fleet_of(site, NearCarrier(nodes), host, Present(0), RoundClock(), private_wire(site, host))
+    fleet = fleet_of(
+        site, NearCarrier(nodes), host, Present(0), RoundClock(), private_wire(site, host), lambda present: False
+    )
     fleet.patience = 5.0
     return fleet
 

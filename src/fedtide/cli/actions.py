@@ -380,8 +380,7 @@ def predict(
     from fedtide.site.work import predict_at_node
 
     if _is_node(run_folder, choice):
-        done = predict_at_node(run_folder, rows, out, choice.client)
-        title, last, count = f"{done.node}, client {done.client}", done.round, done.rows
+        title, last, count = predict_at_node(run_folder, rows, out, choice.client)
     else:
         trained = Trained.read(run_folder, choice.method, choice.seed)
         count = predict_file(trained, rows, out, client=choice.client, cluster=choice.cluster)

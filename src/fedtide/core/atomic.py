@@ -1,11 +1,13 @@
 """Files that are whole or not there, and known by their digest."""
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from fedtide.core.errors import FedtideError
@@ -109,6 +111,33 @@ def lock(file: int, *, wait: bool = True) -> None:
     """
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def append(path: Path, line: str, mode: int = 0o666) -> None:
+    """Write a line behind the last whole line of a file, safely on the disk; after an error the file is as before.
+
+    Args:
+        path: the file, which is made if there is none.
+        line: without its end.
+        mode: who may read a file that is made.
+    """
+    is_new, content = not path.exists(), f"{line}\n".encode()
+    with naming(path), open(path, "ab+", buffering=0, opener=partial(os.open, mode=mode)) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read() not in (b"", b"\n"):  # a kill has left half a line
+            file.seek(0)
+            size = file.truncate(file.read().rfind(b"\n") + 1)
+        try:
+            if file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
+    if is_new:
+        flush(path.parent)
 
 
 def sha256(path: Path, length: int | None = None) -> str:

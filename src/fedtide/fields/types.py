@@ -255,6 +255,16 @@ def kept_if(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(keep)
 
 
+def spelled(pattern: str, allowed: str) -> AfterValidator:
+    """Return a validator of texts that a pattern matches; `allowed` says which these are."""
+
+    def check(value: str) -> None:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"found {shown(value)}, allowed: {allowed}")
+
+    return kept_if(check)
+
+
 Duration = Annotated[str, kept_if(seconds_of)]
 Zone = Annotated[str, kept_if(zone_of)]
 

@@ -188,7 +188,7 @@ class Vectors:
             slot: self.wire.add_bounds(
                 form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot))), ask.version[0]
             )
-            for slot, schema in self._schemas(ask, payload).items()
+            for slot, schema in self.schemas_of(ask, payload).items()
         }
         return replace(ask, forms=forms if any(form.size for form in forms.values()) else None)
 
@@ -210,7 +210,7 @@ class Vectors:
         """
         if ask.forms is None:
             return done
-        schemas, sums, few = self._schemas(ask, payload), dict[int, Tree](), list[int]()
+        schemas, sums, few = self.schemas_of(ask, payload), dict[int, Tree](), list[int]()
         for slot, vector in done.vectors.items():
             members = _members(ask, done.clients, slot)
             if len(members) < self.wire.fewest:
@@ -223,11 +223,12 @@ class Vectors:
 
     def read_released(self, ask: Ask, payload: Payload, released: Mapping[int, Tensor]) -> Tree:
         """Return the total of sums that were released before: their vectors (size,), by slot."""
-        schemas, forms = self._schemas(ask, payload), ask.forms or {}
+        schemas, forms = self.schemas_of(ask, payload), ask.forms or {}
         sums = {slot: as_total(forms[slot], vector, *_like(schemas[slot])) for slot, vector in released.items()}
         return _total(ask, sums)
 
-    def _schemas(self, ask: Ask, payload: Payload) -> Mapping[int, Schema]:
+    def schemas_of(self, ask: Ask, payload: Payload) -> Mapping[int, Schema]:
+        """Return the schemas of the answers to a question, by slot, or 0."""
         slots = [ALL] if ask.slot is None else ask.slot.unique().tolist()
         sent = {slot: payload if ask.slot is None else payload[slot] for slot in slots}
         return {slot: self.schemas.of(ask.question, sent[slot], ask.moment, ask.reveal) for slot in slots}

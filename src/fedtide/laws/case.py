@@ -26,7 +26,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Vectors
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
-from fedtide.wire.release import simulated_noise
+from fedtide.wire.noise import simulated_noise
 
 TOY: dict[str, Any] = {
     "rounds": 6,

@@ -46,9 +46,9 @@ from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.privacy import server_wire, sums_of
 from fedtide.runs.runner import Run
 from fedtide.wire.clip import WHOLE
-from fedtide.wire.masks import library
+from fedtide.wire.keys import library
+from fedtide.wire.noise import Draw
 from fedtide.wire.pipeline import Opening, ServerStep
-from fedtide.wire.release import Draw
 from fedtide.wire.vector import BITS, Form
 
 PACKAGE = Path(__file__).parents[1]

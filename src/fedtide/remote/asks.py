@@ -1,19 +1,13 @@
 """The record of the questions to real clients: `asks.jsonl`, a line for each round."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedtide.core.base import Moment, Reply
-from fedtide.core.record import ASKS, read_rounds
-from fedtide.fields.types import checked
 from fedtide.fleets.ask import Ask
 
 ANSWERED, ABSTAINED, NOT_FINITE, REFUSED = "answered", "abstained", "not finite", "refused: "
@@ -88,35 +82,6 @@ class AskRecord:
         return lines
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class NodeLine(_Line):
-    """The words for the clients of a node."""
-
-    clients: dict[str, str]
-    down: int = 0
-    up: int = 0
-    seconds: float | None = None
-
-
-class AskLine(_Line):
-    """A question."""
-
-    question: str
-    reveal: tuple[str, ...] = ()
-    nodes: dict[str, NodeLine]
-
-
-class RoundLine(_Line):
-    """A round."""
-
-    round: int
-    present: tuple[str, ...] = ()
-    asks: tuple[AskLine, ...] = ()
-
-
 @dataclass
 class NodeRecord:
     """The record of a node.
@@ -127,12 +92,10 @@ class NodeRecord:
         rounds: in how many it was connected.
         words: how many answers of clients became what: "answered", "late", "refused", ...
         reasons: why answers were refused or lost.
-        questions: names of what it was asked.
         shown: names of what the server was shown of each of its clients.
         down: bytes that it received.
         up: bytes that it sent.
         seconds: from each question to its answer.
-        last: the last round in which it answered; None if it never did.
     """
 
     name: str
@@ -140,29 +103,25 @@ class NodeRecord:
     rounds: int = 0
     words: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    questions: set[str] = field(default_factory=set)
     shown: set[str] = field(default_factory=set)
     down: int = 0
     up: int = 0
     seconds: list[float] = field(default_factory=list)
-    last: int | None = None
 
-    def hear(self, ask: AskLine, line: NodeLine, number: int) -> None:
+    def hear(self, ask: Mapping[str, Any], line: Mapping[str, Any]) -> None:
         """Add what became of it in one question."""
-        self.clients |= line.clients.keys()
-        self.questions.add(ask.question)
-        self.down, self.up = self.down + line.down, self.up + line.up
-        states = [state_of(word) for word in line.clients.values()]
+        self.clients |= line["clients"].keys()
+        self.down, self.up = self.down + line["down"], self.up + line["up"]
+        states = [state_of(word) for word in line["clients"].values()]
         self.words.update(states)
-        for word in line.clients.values():
+        for word in line["clients"].values():
             if ": " in word or word == "not finite":
                 is_known = word in self.reasons or len(self.reasons) < REASONS
                 self.reasons[word if is_known else OTHER] += 1
         if "answered" in states:
-            self.shown.update(ask.reveal)
-            self.last = number
-            if line.seconds is not None:
-                self.seconds.append(line.seconds)
+            self.shown.update(ask["reveal"])
+            if line.get("seconds") is not None:
+                self.seconds.append(line["seconds"])
 
     @property
     def asked(self) -> int:
@@ -181,23 +140,13 @@ def state_of(word: str) -> str:
     return other.get(begin, begin if begin in WORDS else "refused")
 
 
-def read_asks(folder: Path) -> list[RoundLine]:
-    """Return the lines of a run's `asks.jsonl`; none if its clients were simulated.
-
-    Raises:
-        FedtideError: a line is not what this program writes.
-    """
-    lines = enumerate(read_rounds(folder, ASKS), start=1)
-    return [checked(RoundLine, line, f"{folder / ASKS}: line {number}") for number, line in lines]
-
-
-def nodes_of(lines: Sequence[RoundLine]) -> list[NodeRecord]:
-    """Return the record of each node, by name."""
+def nodes_of(lines: Sequence[Mapping[str, Any]]) -> list[NodeRecord]:
+    """Return the record of each node, by name, from the lines of a run's `asks.jsonl`."""
     records: dict[str, NodeRecord] = {}
     for line in lines:
-        for name in line.present:
+        for name in line["present"]:
             records.setdefault(name, NodeRecord(name)).rounds += 1
-        for ask in line.asks:
-            for name, node in ask.nodes.items():
-                records.setdefault(name, NodeRecord(name)).hear(ask, node, line.round)
+        for ask in line["asks"]:
+            for name, node in ask["nodes"].items():
+                records.setdefault(name, NodeRecord(name)).hear(ask, node)
     return [records[name] for name in sorted(records)]

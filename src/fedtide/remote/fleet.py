@@ -1,7 +1,5 @@
 """A fleet of real clients: it asks nodes over a carrier, and sums their answers as a simulation does."""
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -11,34 +9,24 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Answer, Cost, Moment, Payload, QuestionOptions, Reply, Scores, Shard
+from fedtide.core.base import Answer, Cost, Moment, Payload, QuestionOptions, Reply, Scores, Shard, Traits
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import same
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check_ask, make_ask, make_scoring
 from fedtide.fleets.scoring import concat_scores
-from fedtide.fleets.totals import PLAIN, Block, Vectors, bytes_down, join, split_blocks
-from fedtide.remote.asks import (
-    ABSTAINED,
-    ANSWERED,
-    AT_WORK,
-    LATE,
-    LOST,
-    NOT_FINITE,
-    REFUSED,
-    UNOPENED,
-    AskRecord,
-)
+from fedtide.fleets.totals import ALL, PLAIN, Block, Vectors, bytes_down, join, split_blocks
+from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, LATE, LOST, NOT_FINITE, REFUSED, UNOPENED, AskRecord
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
 from fedtide.remote.messages import Carrier
 from fedtide.remote.node_answers import Post, Received, keep_wanted
 from fedtide.remote.opening import LeftOut, MaskedSums, Opened
-from fedtide.remote.released import ReleasedRounds
 from fedtide.remote.schedule import Attendance, RealClock, RoundClock, Who
-from fedtide.wire.answer_schema import Schemas, look
+from fedtide.wire.answer_schema import look
 from fedtide.wire.ledger import Ledger, Line, Safe, arrivals, eligible
 from fedtide.wire.masks import Bundle
+from fedtide.wire.pipeline import Wire
 
 LOOK = 0.2
 """Seconds between two looks at who is present."""
@@ -50,6 +38,74 @@ SIMULATION_ONLY = tuple(name for name, shown in SHOWN.items() if shown.kind == "
 """Values that methods reveal and that no server of real clients knows."""
 
 NOBODY = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class ReleasedRounds:
+    """The releases of a server until a checkpoint counts on them: rounds of before are played again with them.
+
+    Args:
+        wire: as the server knows it; without noise nothing is kept.
+    """
+
+    wire: Wire
+
+    def lines(self, number: int, ask: int | None = None) -> list[Line]:
+        """Return the releases of a round, or of one of its questions, before this server was started."""
+        ledger = self.wire.ledger
+        return [] if ledger is None or self.wire.safe is None else ledger.of(number, ask)
+
+    def attendance(self, number: int) -> tuple[Tensor, Tensor] | None:
+        """Settle the rounds before one, and return who was present and willing in it; None if nothing is released."""
+        ledger, safe = self.wire.ledger, self.wire.safe
+        if ledger is None or safe is None:
+            return None
+        safe.settle(number, ledger.lines)
+        lines = self.lines(number)
+        notes = safe.noted((number, lines[0].ask)) if lines else None
+        if notes is None:
+            return None
+        present, willing = (torch.tensor(notes[name], dtype=torch.int64) for name in ("present", "willing"))
+        return present, willing
+
+    def note(
+        self, version: Version, attendance: Attendance, counted: set[int], answers: Mapping[int, Received]
+    ) -> None:
+        """Keep what must be known of a question beside its sums, if the server is killed before its checkpoint."""
+        if self.wire.safe is not None:
+            clients = sorted(counted)
+            notes = {
+                "present": attendance.present.tolist(),
+                "willing": attendance.willing.tolist(),
+                "kept": [client for client in clients if answers[client].keeps],
+                "seconds": {str(client): answers[client].seconds for client in clients},
+            }
+            self.wire.safe.note(version, notes)
+
+    def read(self, ask: Ask, lines: Sequence[Line]) -> tuple[dict[int, Tensor], dict[int, Received]]:
+        """Return the sums of a question that are not gone, by slot or 0, and the answers of the clients in them."""
+        safe = self.wire.safe
+        assert safe is not None
+        notes = safe.noted(ask.version) or {"seconds": {}, "kept": []}
+        seconds = {int(client): seconds for client, seconds in notes["seconds"].items()}
+        possible = set(ask.clients.tolist()) & seconds.keys()
+        sums, clients = dict[int, Tensor](), list[int]()
+        for line in lines:
+            fits = line.question == ask.question and set(line.clients) <= possible
+            if fits and (total := safe.read_sum(line)) is not None:
+                sums[line.slot or ALL] = total
+                clients += line.clients
+        answers = {
+            client: Received(ANSWERED, None, client in notes["kept"], ask, seconds[client])
+            for client in sorted(clients)
+        }
+        return sums, answers
+
+    def offer(self, number: int, clients: frozenset[int]) -> None:
+        """Count a round of clients that are asked to open a sum, as their nodes do before they show anything."""
+        ledger, safe = self.wire.ledger, self.wire.safe
+        if ledger is not None and ledger.offer(number, clients) and safe is not None:
+            safe.offer(number, sorted(clients))
 
 
 @dataclass(eq=False)
@@ -67,17 +123,14 @@ class RemoteFleet:
             clients from the next round on.
         who: draws who takes part.
         clock: of rounds and deadlines.
+        traits: of the method: values that the server may see per client, and the answers and seconds of "train".
         run: digest of the run; nodes refuse questions of another.
-        reveals: values that the server may see per client, () for sums only.
         patience: seconds within which answers to a question count; an ask may allow fewer.
         fewest: number of clients that a round waits for before it begins, and of answers below which none is counted.
             Methods that wait for a number of their own have no such bound.
-        first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
-        deadline: seconds within which answers to "train" count; an ask may say otherwise.
-        schemas: what answers must look like; None takes any, from nodes of this process.
         heaviest: largest weight that a client may give to a value.
         signed: tells whether a key for masks is signed by the registered key of its node, by its name.
-        vectors: how sums are taken, masked if their wire is secure.
+        vectors: how sums are taken, masked if their wire is secure, and what answers must look like.
         waits: tells for a number of present clients whether a round waits for more; it is called again and again before
             a round begins.
     """
@@ -87,13 +140,10 @@ class RemoteFleet:
     who: Who
     clock: RealClock = RoundClock()
     _: KW_ONLY
+    traits: Traits = Traits()
     run: str = ""
-    reveals: Sequence[str] = ()
     patience: float = 600.0
     fewest: int = 1
-    first: int | None = None
-    deadline: float | None = None
-    schemas: Schemas | None = None
     heaviest: float = 1e6
     signed: Callable[[str, Bundle], bool] = lambda node, key: True
     vectors: Vectors = PLAIN
@@ -102,11 +152,9 @@ class RemoteFleet:
     substituted: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.reveals if name in SIMULATION_ONLY]
-        if unknown:
-            raise refused(
-                "the method's reveals", unknown[0], "what real clients can tell, because only a simulation knows it"
-            )
+        if unknown := [name for name in self.traits.reveals if name in SIMULATION_ONLY]:
+            but = "what real clients can tell, because only a simulation knows it"
+            raise refused("the method's reveals", unknown[0], but)
         self.attendance = Attendance(self.carrier, self.roster, self.who)
         self.record = AskRecord()
         self.released = ReleasedRounds(self.vectors.wire)
@@ -115,17 +163,8 @@ class RemoteFleet:
         self.queries: list[Query] = []
         self.spent = Cost()
         life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
-        self._mail = Mailbox(
-            self.carrier,
-            self.clock,
-            self.heaviest,
-            self.run,
-            life,
-            self.memory,
-            self.schemas,
-            self.vectors.wire,
-        )
-        self._masked = MaskedSums(self._mail, self.vectors, self.released.offer, life, self.signed)
+        self._mail = Mailbox(self.carrier, self.clock, self.heaviest, self.run, life, self.memory, self.vectors)
+        self._masked = MaskedSums(self._mail, self.released.offer, self.signed)
         self._left_out = LeftOut()
         self._elapsed: float | None = None
         self._began = False
@@ -149,8 +188,9 @@ class RemoteFleet:
     def _end_round(self) -> None:
         """Write the line of the round that is over."""
         if self._began:
-            elapsed, reachable = self.elapsed(), self.reachable.tolist()
-            self.record.end_round(self.moment, elapsed, self.attendance.clients, self.attendance.nodes, reachable)
+            people, reachable = self.attendance, self.reachable.tolist()
+            nodes = sorted({people.node_of[client] for client in people.present.tolist()})
+            self.record.end_round(self.moment, self.elapsed(), people.clients, nodes, reachable)
         self._began = False
 
     def elapsed(self) -> float:
@@ -208,7 +248,10 @@ class RemoteFleet:
     @property
     def names(self) -> list[str]:
         """Names of the clients: the name of the node, with a number if the node has several clients."""
-        return self.attendance.names
+        return [
+            name if len(self.roster[name]) == 1 else f"{name}/{self.roster[name].index(client)}"
+            for client, name in sorted(self.attendance.node_of.items())
+        ]
 
     def judged(self, clients: Tensor, part: str) -> Tensor:
         """Keep the clients whose nodes were present when the round began."""
@@ -236,25 +279,27 @@ class RemoteFleet:
         """
         del sizes  # for transforms
         ask = make_ask(question, clients, payload, self.moment, self.queries, **options)
-        check_ask(ask, self.attendance.clients, self.reveals)
+        check_ask(ask, self.attendance.clients, self.traits.reveals)
         if question == "train":
-            first = self.first if first is None else first
-            deadline = self.deadline if deadline is None else deadline
+            first = self.traits.first if first is None else first
+            deadline = self.traits.deadline if deadline is None else deadline
         first = len(ask.clients) if first is None else first
         seconds = self.patience if deadline is None else min(self.patience, deadline)
         start = self.clock.monotonic()
         self._mail.open((self.moment.round, len(self.queries)), self.attendance.node_of)
-        if self.schemas is not None and self.schemas.memory is None:
-            self.schemas.memory = self.memory.read(MADE_UP, ask.version)
+        if self.vectors.schemas.memory is None:
+            self.vectors.schemas.memory = self.memory.read(MADE_UP, ask.version)
         ask = self.vectors.add_forms(ask, payload)
         sent = None if began is None else began[clients.argsort()].isinf()
         if lines := self.released.lines(self.moment.round, ask.number):
             reply = self._replay_released(ask, payload, lines)
         elif self.vectors.wire.secure and ask.forms is not None:
-            reply = self._count("ask", ask, None, first, payload, self._open_masked(ask, payload, seconds, first))
+            opened = self._masked.open(ask.of(self._asked(ask)), payload, seconds, first)
+            self._left_out.note(self.moment.round, opened)
+            reply = self._count(ask, None, first, payload, opened)
         else:
             self._send(ask, payload, seconds, first, sent)
-            reply = self._count("ask" if sent is None else "flight", ask, sent, first, payload, None)
+            reply = self._count(ask, sent, first, payload, Opened({}, frozenset(), {}, {}))
         waited = self.clock.answered(self.clock.monotonic() - start)
         cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
         self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited))
@@ -281,47 +326,50 @@ class RemoteFleet:
         self._mail.send(ask.of(asked & sent), payload, seconds, "flight")
         return self._mail.listen("flight", ask.clients[asked | ~sent].tolist(), first, math.inf)
 
-    def _open_masked(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
-        """Send a question whose answers are masked, and have their sums opened."""
-        opened = self._masked.open(ask.of(self._asked(ask)), payload, seconds, first)
-        self._left_out.note(self.moment.round, opened)
-        return opened
-
     # -- counting -----------------------------------------------------------------------------------------------------
 
-    def _count(
-        self, post: Post, ask: Ask, sent: Tensor | None, first: int, payload: Payload, opened: Opened | None
-    ) -> Reply:
+    def _count(self, ask: Ask, sent: Tensor | None, first: int, payload: Payload, opened: Opened) -> Reply:
         """End an ask: add up what counts, note which memory that is, and say of every client what became of it."""
+        post: Post = "ask" if sent is None else "flight"
+        is_masked = post == "ask" and self.vectors.wire.secure and ask.forms is not None
         answers = self._mail.received(post, set(ask.clients.tolist()))
         answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
         enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
-        counted = keep_wanted(enough, ask, answers) if opened is None else enough & opened.clients
+        counted = enough & opened.clients if is_masked else keep_wanted(enough, ask, answers)
         blocks = split_blocks(torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool))
-        done = join((_block(ask.of(block), answers) for block in blocks), len(blocks))
+        done = join((_add_block(ask.of(block), answers) for block in blocks), len(blocks))
         if ask.forms is not None:
             self.released.note(ask.version, self.attendance, counted, answers)
-        sums = done.vectors if opened is None else opened.sums
-        done = self.vectors.open(ask, payload, replace(done, vectors=sums))
-        unopened = dict.fromkeys(done.unopened, UNOPENED)
-        if opened is not None:
-            unopened = {**dict.fromkeys(enough - counted, UNOPENED), **opened.why, **unopened}
-        unmet = {} if opened is None else opened.unmet
-        words = self._words(post, ask, answers, counted - unopened.keys(), enough - counted, unopened, unmet)
+        done = self.vectors.open(ask, payload, replace(done, vectors=opened.sums if is_masked else done.vectors))
+        why = dict.fromkeys(enough - counted, UNOPENED) if is_masked else {
+            client: f"{REFUSED}its owner wants {answers[client].fewest} clients in a sum, and fewer answered"
+            for client in enough - counted if post == "ask"
+        }  # fmt: skip
+        why |= {**opened.why, **dict.fromkeys(done.unopened, UNOPENED)}
+        words = {}
+        for client in ask.clients.tolist():
+            answer = answers.get(client)
+            if answer is None:
+                is_asked = self._mail.asked(post, client) is not None
+                word = LATE if is_asked else opened.unmet.get(client, f"{LOST}it was not asked")
+            elif answer.word != ANSWERED or (client in counted and client not in done.unopened):
+                word = answer.word
+            else:
+                word = why.get(client, LATE)
+            words[client] = AT_WORK if word == LATE and post == "flight" else word
         refused_ids = [client for client, word in words.items() if word.startswith(REFUSED) or word == NOT_FINITE]
         silent = (ABSTAINED,) if sent is None else (ABSTAINED, LOST)
+        seconds = [self.clock.answered(answers[client].seconds) for client in done.clients]
         reply = Reply(
             done.total,
             {name: torch.stack(rows) for name, rows in done.revealed.items() if rows},
             torch.tensor(done.clients, dtype=torch.int64),
-            torch.tensor(
-                [self.clock.answered(answers[client].seconds) for client in done.clients], dtype=torch.float64
-            ),
+            torch.tensor(seconds, dtype=torch.float64),
             Cost(bytes_down(payload, ask if sent is None else ask.of(sent)), done.up),
             torch.tensor(refused_ids, dtype=torch.int64),
             torch.tensor([client for client, word in words.items() if word.startswith(silent)], dtype=torch.int64),
         )
-        return self._close(post, ask, sent, reply, answers, words)
+        return self._close(ask, sent, reply, answers, words)
 
     def _replay_released(self, ask: Ask, payload: Payload, lines: Sequence[Line]) -> Reply:
         """End an ask whose sums were released before: they are taken as they were, and no client works again.
@@ -334,58 +382,14 @@ class RemoteFleet:
         seconds = [self.clock.answered(answer.seconds) for answer in answers.values()]
         total, clients = self.vectors.read_released(ask, payload, sums), torch.tensor([*answers], dtype=torch.int64)
         reply = Reply(total, {}, clients, torch.tensor(seconds, dtype=torch.float64), Cost(), NOBODY, NOBODY)
-        return self._close("ask", ask, None, reply, answers, words)
-
-    def _words(
-        self,
-        post: Post,
-        ask: Ask,
-        answers: Mapping[int, Received],
-        counted: set[int],
-        left_over: set[int],
-        unopened: Mapping[int, str],
-        unmet: Mapping[int, str],
-    ) -> dict[int, str]:
-        """Return the word of the record for every client.
-
-        Args:
-            post: kind of the question.
-            ask: the question.
-            answers: what came of clients.
-            counted: clients in the sums.
-            left_over: clients that answered, in whose sums the owners want more clients.
-            unopened: reasons of clients whose sum was not opened.
-            unmet: reasons of clients that were not asked.
-        """
-        words = {}
-        for client in ask.clients.tolist():
-            answer = answers.get(client)
-            if answer is None:
-                asked = self._mail.asked(post, client) is not None
-                word = LATE if asked else unmet.get(client, f"{LOST}it was not asked")
-            elif answer.word != ANSWERED or client in counted:
-                word = answer.word
-            elif client in unopened:
-                word = unopened[client]
-            elif client in left_over and post == "ask":
-                word = f"{REFUSED}its owner wants {answer.fewest} clients in a sum, and fewer answered"
-            else:
-                word = LATE
-            words[client] = AT_WORK if word == LATE and post == "flight" else word
-        return words
+        return self._close(ask, None, reply, answers, words)
 
     def _close(
-        self,
-        post: Post,
-        ask: Ask,
-        sent: Tensor | None,
-        reply: Reply,
-        answers: Mapping[int, Received],
-        words: Mapping[int, str],
+        self, ask: Ask, sent: Tensor | None, reply: Reply, answers: Mapping[int, Received], words: Mapping[int, str]
     ) -> Reply:
         """Note which memory counts now and who is still at work, forget the rest of the ask, and record it."""
-        changed = []
-        made_up = None if self.schemas is None else self.schemas.memory
+        post: Post = "ask" if sent is None else "flight"
+        changed, made_up = [], self.vectors.schemas.memory
         if made_up is not None and look(made_up) != look(self.memory.read(MADE_UP, ask.version)):
             self.memory.stage(MADE_UP, made_up)
             changed.append(MADE_UP)
@@ -441,7 +445,7 @@ class RemoteFleet:
         return concat_scores(scores.get(client) or Scores(torch.tensor([client]), zero, zero, zero) for client in ids)
 
 
-def _block(ask: Ask, answers: Mapping[int, Received]) -> BlockResult:
+def _add_block(ask: Ask, answers: Mapping[int, Received]) -> BlockResult:
     block = Block(ask)
     for client in ask.clients.tolist():
         block.count(client, Answer(answers[client].content["total"], answers[client].content["rows"]))

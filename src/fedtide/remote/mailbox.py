@@ -1,9 +1,7 @@
 """The mailbox of a server: questions that it sends to nodes, and answers that it has not counted yet."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,13 +11,12 @@ from fedtide.core.base import Moment, Payload
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
+from fedtide.fleets.totals import Vectors
 from fedtide.remote.asks import ANSWERED, LOST
 from fedtide.remote.messages import Carrier, Question
 from fedtide.remote.node import PROTOCOL
 from fedtide.remote.node_answers import READERS, Post, Received, SentQuestion, all_alike, most_bytes, one_line, read
 from fedtide.remote.schedule import RealClock
-from fedtide.wire.answer_schema import Schema, Schemas
-from fedtide.wire.pipeline import Wire
 
 WORKS: tuple[Post, ...] = ("ask", "flight")
 """Questions that clients answer with a work."""
@@ -28,6 +25,7 @@ PAUSE = 0.05
 """Seconds between two looks at what came."""
 
 
+@dataclass
 class Mailbox:
     """The questions that a server sends and waits for, and the answers that it has not counted yet.
 
@@ -38,31 +36,25 @@ class Mailbox:
         run: digest of the run.
         life: name of this life of the server; a server that is started again takes no answers to its earlier self.
         notes: what the server notes of each client: the versions of its memory, and the question that it is at.
-        schemas: what answers must look like; None takes any.
-        wire: how sums pass.
+        vectors: how sums pass, and what answers must look like.
+        node_of: the node of each client.
+        nodes: by node, the counts of the traffic between the server and it, in one ask.
     """
 
-    def __init__(
-        self,
-        carrier: Carrier,
-        clock: RealClock,
-        heaviest: float,
-        run: str,
-        life: str,
-        notes: MemoryStore,
-        schemas: Schemas | None,
-        wire: Wire,
-    ) -> None:
-        self.carrier, self.clock, self.heaviest = carrier, clock, heaviest
-        self._run, self._life, self._notes, self._schemas, self._wire = run, life, notes, schemas, wire
-        self._now: Version = (-1, 0)
-        self._scored = 0
-        self._sent: dict[str, SentQuestion] = {}
-        self._flights: dict[str, SentQuestion] = {}
-        self._at: dict[tuple[Post, int], str] = {}
-        self._received: dict[tuple[Post, int], Received] = {}
-        self.node_of: Mapping[int, str] = {}
-        self.nodes: dict[str, dict[str, Any]] = {}
+    carrier: Carrier
+    clock: RealClock
+    heaviest: float
+    run: str
+    life: str
+    notes: MemoryStore
+    vectors: Vectors
+    node_of: Mapping[int, str] = field(default_factory=dict)
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _now: Version = (-1, 0)
+    _count: int = 0
+    _sent: dict[str, SentQuestion] = field(default_factory=dict)
+    _at: dict[tuple[Post, int], str] = field(default_factory=dict)
+    _received: dict[tuple[Post, int], Received] = field(default_factory=dict)
 
     def open(self, now: Version, node_of: Mapping[int, str]) -> None:
         """Begin an ask, and count what passes between the server and each node (`nodes`) anew.
@@ -90,34 +82,27 @@ class Mailbox:
             post: kind of the question.
             more: further keys of its header.
         """
-        self._scored += post == "score"
-        attempt = more["mask"]["attempt"] if "mask" in more else ""
-        number = f"{ask.number}{'' if post in WORKS else post}{attempt}{self._scored if post == 'score' else ''}"
         sealed: dict[Any, bytes] = {}
         questions = []
         for name, part in self._split_by_node(ask):
             key = None if part.slot is None or post in READERS else tuple(part.slot.unique().tolist())
             if key not in sealed:
                 sealed[key] = codec.to_bytes(payload if key is None else {k: payload[k] for k in key})
-            schemas = self._schemas_of(part, payload) if post in WORKS else None
-            wire = None if "mask" in more else self._wire
+            schemas = self.vectors.schemas_of(part, payload) if post in WORKS else {}
+            wire = None if "mask" in more else self.vectors.wire
             sent = SentQuestion(name, post, part, schemas, self.clock.monotonic(), seconds, wire)
             header = self._header(part, post) | {"members": _members(ask, part)} | more
             if post in WORKS:
                 header["deadline"] = seconds
-            id_ = f"{part.moment.round}.{number}.{self._life}.{name}"
+            self._count += 1
+            id_ = f"{part.moment.round}.{self._count}.{self.life}.{name}"
             questions.append(Question(id_, name, header, sealed[key], seconds, most_bytes(sent, len(part.clients))))
-            self._note_sent(questions[-1], sent)
+            self._sent[id_] = sent
+            for client in part.clients.tolist():
+                self._at[post, client] = id_
+                self._received.pop((post, client), None)
+            self.node(name)["down"] += len(sealed[key])
         self.carrier.push(questions)
-
-    def _note_sent(self, question: Question, sent: SentQuestion) -> None:
-        self._sent[question.id] = sent
-        if sent.post == "flight":
-            self._flights[question.id] = sent
-        for client in sent.ask.clients.tolist():
-            self._at[sent.post, client] = question.id
-            self._received.pop((sent.post, client), None)
-        self.node(sent.node)["down"] += len(question.payload)
 
     def send_again(self, ask: Ask, payload: Payload, seconds: float) -> None:
         """Ask clients anew that are at work since an earlier round, if an earlier server took their question along.
@@ -126,7 +111,7 @@ class Mailbox:
         """
         flights = []
         for place, client in enumerate(ask.clients.tolist()):
-            row = self._notes.read(client, ask.version)
+            row = self.notes.read(client, ask.version)
             if self.asked("flight", client) is None and row is not None and row["flight"] is not None:
                 changes = {**row["flight"], "moment": Moment(**row["flight"]["moment"])}
                 flights.append(replace(ask.of(torch.tensor([place])), **changes))
@@ -147,29 +132,21 @@ class Mailbox:
         header = {
             "kind": "ask" if post == "flight" else post,
             "protocol": PROTOCOL,
-            "run": self._run,
+            "run": self.run,
             "question": ask.question,
             "purpose": ask.purpose,
-            "moment": {key: getattr(ask.moment, key) for key in ("round", "rounds", "seconds")},
+            "moment": _plain(ask.moment),
             "version": list(ask.version),
             "clients": ids,
             "slot": None if ask.slot is None else dict(zip(map(str, ids), ask.slot.tolist(), strict=True)),
         }
         if post not in READERS:
-            header["counted"] = {str(client): counted_version(self._notes.read(client, self._now)) for client in ids}
+            header["counted"] = {str(client): counted_version(self.notes.read(client, self._now)) for client in ids}
         if post in WORKS:
             header["reveal"] = list(ask.reveal)
-            header["settled"] = {str(client): counted_version(self._notes.settled(client)) for client in ids}
+            header["settled"] = {str(client): counted_version(self.notes.settled(client)) for client in ids}
             header["forms"] = None if ask.forms is None else {str(k): asdict(form) for k, form in ask.forms.items()}
         return header
-
-    def _schemas_of(self, ask: Ask, payload: Payload) -> Mapping[int | None, Schema] | None:
-        """Return the schemas of the answers, by slot; None if answers are not checked."""
-        if self._schemas is None:
-            return None
-        slots = [None] if ask.slot is None else ask.slot.unique().tolist()
-        payloads = {slot: payload if slot is None else payload[slot] for slot in slots}
-        return {slot: self._schemas.of(ask.question, payloads[slot], ask.moment, ask.reveal) for slot in slots}
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -206,8 +183,8 @@ class Mailbox:
             news |= self._close(response.id, read(sent, response, self.heaviest))
         news |= self._forget_removed()
         now = self.clock.monotonic()
-        for name, sent in list(self._flights.items()):
-            if now - sent.at > sent.seconds:
+        for name, sent in list(self._sent.items()):
+            if sent.post == "flight" and now - sent.at > sent.seconds:
                 late = all_alike(sent, f"{LOST}no answer within {sent.seconds:g} s", sent.seconds)
                 news |= self._close(name, late)
         return news
@@ -224,14 +201,11 @@ class Mailbox:
     def _close(self, name: str, answers: Mapping[int, Received]) -> set[tuple[Post, int]]:
         """Note what came of the clients of a question, and wait for it no longer; return those who were waited for."""
         sent = self._sent.pop(name)
-        self._flights.pop(name, None)
-        news = {(sent.post, client) for client in answers if self._at.get((sent.post, client)) == name}
+        news = [(sent.post, client) for client in answers if self._at.get((sent.post, client)) == name]
         for key in news:
             del self._at[key]
-        self._received |= {
-            (sent.post, client): answer for client, answer in answers.items() if (sent.post, client) in news
-        }
-        return news
+            self._received[key] = answers[key[1]]
+        return set(news)
 
     def asked(self, post: Post, client: int) -> Ask | None:
         """Return the question that a client is at, or that it has answered without being counted; None without one."""
@@ -253,7 +227,6 @@ class Mailbox:
             return
         if all(self._at.get((post, other)) != name for other in self._sent[name].ask.clients.tolist()):
             del self._sent[name]
-            self._flights.pop(name, None)
             self.carrier.drop([name])
 
 
@@ -271,5 +244,8 @@ def counted_version(row: Tree) -> list[int] | None:
 
 def flight_of(ask: Ask) -> dict[str, Any]:
     """Return the parts of a question with which a server that is started again can send it in a later round."""
-    moment = {key: getattr(ask.moment, key) for key in ("round", "rounds", "seconds")}
-    return {"purpose": ask.purpose, "moment": moment, "number": ask.number, "reveal": ask.reveal}
+    return {"purpose": ask.purpose, "moment": _plain(ask.moment), "number": ask.number, "reveal": ask.reveal}
+
+
+def _plain(moment: Moment) -> dict[str, Any]:
+    return {key: getattr(moment, key) for key in ("round", "rounds", "seconds")}

@@ -4,13 +4,12 @@ A header is plain JSON. Its receiver reads it before anything else; clients' ids
 therefore words.
 """
 
-from __future__ import annotations
-
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedtide.core.base import Grouping
 from fedtide.core.codec import parse
@@ -61,28 +60,46 @@ class Response:
     error: str = ""
 
 
+@dataclass
+class OpenQuestion:
+    """A question that waits for its answer.
+
+    Attributes:
+        question: The question.
+        asked: When it was asked.
+    """
+
+    question: Question
+    asked: float = field(default_factory=time.monotonic, kw_only=True)
+
+    @property
+    def left(self) -> float:
+        """Seconds within which an answer counts."""
+        return self.asked + self.question.expires - time.monotonic()
+
+    def respond(self, header: Mapping[str, Any] | None = None, payload: bytes = b"", error: str = "") -> Response:
+        """Return the response that ends the question."""
+        seconds = time.monotonic() - self.asked
+        return Response(self.question.id, self.question.node, header or {}, payload, seconds, error)
+
+
 class Carrier(Protocol):
     """A way to nodes. A question is answered once at most, and no call ever blocks."""
 
     def present(self) -> frozenset[str]:
         """Return the names of the nodes that can be asked now."""
-        ...
 
     def removed(self) -> frozenset[str]:
         """Return the names of nodes of which no answer counts from now on, since the last call."""
-        ...
 
     def push(self, questions: Sequence[Question]) -> None:
         """Send questions on their way."""
-        ...
 
     def drop(self, questions: Sequence[str]) -> None:
         """Wait for answers to some questions, by their names, no longer."""
-        ...
 
     def pull(self) -> list[Response]:
         """Return the responses since the last pull."""
-        ...
 
 
 HEADER = 2**20
@@ -125,43 +142,33 @@ class LeafHeader(Header):
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
+def _check_names(leaves: list[LeafHeader]) -> list[LeafHeader]:
+    if len({leaf.name for leaf in leaves}) < len(leaves):
+        raise ValueError("each leaf has a name of its own")
+    return leaves
+
+
 class FormHeader(Header):
     """The form of a sum in fixed point (`fedtide.wire.vector.Form`)."""
 
-    leaves: Annotated[list[LeafHeader], Field(max_length=10_000)]
+    leaves: Annotated[list[LeafHeader], Field(max_length=10_000), AfterValidator(_check_names)]
     people: Annotated[int, Field(ge=1, le=LONGEST)]
-
-    @field_validator("leaves")
-    @classmethod
-    def _named_once(cls, leaves: list[LeafHeader]) -> list[LeafHeader]:
-        if len({leaf.name for leaf in leaves}) < len(leaves):
-            raise ValueError("each leaf has a name of its own")
-        return leaves
 
     def form(self) -> Form:
         """Return the form."""
-        return Form(tuple(Leaf(leaf.name, leaf.size, leaf.slots, leaf.bound) for leaf in self.leaves), self.people)
+        return Form(tuple(Leaf(**dict(leaf)) for leaf in self.leaves), self.people)
 
 
 class KeyHeader(Header):
-    """The public half of a node's key for masks (`fedtide.wire.masks.Bundle`), in hexadecimal digits."""
+    """The public half of a node's key for masks (`fedtide.wire.masks.Bundle`)."""
 
     public: Secret
     identity: Words
     signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
 
-    @staticmethod
-    def of(bundle: Bundle) -> dict[str, str]:
-        """Return the plain values of a key."""
-        return {
-            "public": bundle.public.hex(),
-            "identity": bundle.identity,
-            "signature": bundle.signature.hex(),
-        }
-
     def bundle(self) -> Bundle:
         """Return the key."""
-        return Bundle(bytes.fromhex(self.public), self.identity, bytes.fromhex(self.signature))
+        return Bundle(**dict(self))
 
 
 class SecretsHeader(Header):
@@ -282,15 +289,10 @@ class UnmaskHeader(QuestionHeader):
     alive: dict[ClientKey, list[ClientId]]
 
 
-MaskedHeader = WorkHeader | UnmaskHeader
-"""A question about sums that may be masked."""
-
-KINDS: Mapping[str, type[WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader]] = {
-    "ask": WorkHeader,
-    "score": ScoreHeader,
-    "keys": KeysHeader,
-    "unmask": UnmaskHeader,
-}
+AnyHeader = WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader
+KINDS: Mapping[str, type[AnyHeader]] = {
+    "ask": WorkHeader, "score": ScoreHeader, "keys": KeysHeader, "unmask": UnmaskHeader,
+}  # fmt: skip
 
 
 class AnswerHeader(Header):
@@ -329,7 +331,6 @@ def read(kind: type[H], header: Any, name: str = "header") -> H:
     {'3': 'answered'}
     >>> read(AnswerHeader, {"clients": {"3": "answered"}, "kept": [True]})
     Traceback (most recent call last):
-        ...
     fedtide.core.errors.FedtideError: header.kept.0: found True, allowed: input should be a valid integer
     """
     try:
@@ -341,7 +342,7 @@ def read(kind: type[H], header: Any, name: str = "header") -> H:
         raise FedtideError(f"{where}: found {shown(first['input'])}, allowed: {message}") from None
 
 
-def read_question(header: Any) -> WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader:
+def read_question(header: Any) -> AnyHeader:
     """Return the header of a question to a node.
 
     Raises:

@@ -1,22 +1,20 @@
 """A node, where clients live: it answers questions with the rows and the memory that never leave it."""
 
-from __future__ import annotations
-
 import hashlib
+import json
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from fedtide.core import codec
-from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Prediction, Scores, Weights
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Scores, Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree, detached
@@ -24,85 +22,37 @@ from fedtide.fields.shapes import bare, fields_of
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local_engine import threads
-from fedtide.fleets.scoring import decision_units, score
+from fedtide.fleets.scoring import score
 from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
-from fedtide.remote.masked import masked, objection, show
 from fedtide.remote.messages import (
-    KeyHeader,
+    AnyHeader,
     KeysHeader,
     QuestionHeader,
     ScoreHeader,
+    SecretsHeader,
     UnmaskHeader,
     WorkHeader,
     read,
     read_question,
 )
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
-from fedtide.wire.masks import Masker
+from fedtide.remote.policy import Policy
+from fedtide.wire.masks import ALONE, Context, Masker, Question, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge, form_of
 
 PROTOCOL = 1
 """Version of headers and payloads; a node refuses questions of another."""
 
-Asked = tuple[WorkHeader | ScoreHeader, str]
-"""A question, but for what is another when it comes again, and the digest of what came with it."""
+Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes]
+"""An answer that may be sent again, header and payload, behind its question: the header, but for what is another when
+it comes again, and the digest of the payload."""
 
 ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None}
 """Values of a header that are others when a question comes again."""
 
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
 """Columns of `Scores` that a node sends."""
-
-
-class Rules(Protocol):
-    """The rules of the owner of a node; a rule that is not overridden allows everything."""
-
-    @property
-    def fewest(self) -> int:
-        """How many clients there must be in a sum."""
-        return 1
-
-    @property
-    def rows_at_least(self) -> int:
-        """How many rows of a part a client must have to be evaluated on it."""
-        return 1
-
-    @property
-    def secure(self) -> bool:
-        """Whether sums must be masked."""
-        return False
-
-    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
-        """Return the reason why a question is not allowed, by its header and the digest of what came with it."""
-        return None
-
-    def shown(self, scores: Scores) -> Scores:
-        """Return the part of an evaluation that the server may see."""
-        return scores
-
-    def within(self, wire: Wire) -> Wire:
-        """Return how answers leave, within the owner's own bounds."""
-        return wire
-
-
-class NoRules(Rules):
-    """All is allowed."""
-
-
-@dataclass(frozen=True)
-class SentAnswer:
-    """An answer that may be sent again.
-
-    Args:
-        question: what was asked.
-        header: of the answer.
-        payload: of the answer.
-    """
-
-    question: Asked
-    header: dict[str, Any]
-    payload: bytes
 
 
 @dataclass(frozen=True)
@@ -115,7 +65,10 @@ class Node:
         rows: the clients' rows.
         folder: folder for their memory, of this run alone.
         run: digest of the run that it takes part in; it refuses questions of another.
-        rules: what its owner allows.
+        policy: returns the rules of its owner as they are now.
+        refuses: returns the reason why its owner does not allow a question, from its header and the digest of its
+            payload; None if it is allowed.
+        shown: returns the part of an evaluation that the server may see.
         partial_work: probability that a client asked to train does only a part of its local work.
         threads: torch threads of one client's work; the number changes the last bits.
         log: takes what went wrong here in full, which the server is not told.
@@ -130,7 +83,9 @@ class Node:
     rows: ClientRows
     folder: Path
     run: str = ""
-    rules: Rules = NoRules()
+    policy: Callable[[], Policy] = Policy
+    refuses: Callable[[Mapping[str, Any], str], str | None] = lambda header, model: None
+    shown: Callable[[Scores], Scores] = lambda scores: scores
     partial_work: float = 0.0
     threads: int = 1
     log: Callable[[str], None] = print
@@ -138,7 +93,7 @@ class Node:
     wire: Wire = FLOATING
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
-    _sent: dict[tuple[str, int], SentAnswer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a question; whatever goes wrong is part of the answer.
@@ -162,9 +117,9 @@ class Node:
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
         asked = read_question(header)
         model = hashlib.sha256(payload).hexdigest()
-        why = self._objection(asked) or self._objection_to_sum(asked) or self.rules.refuses(header, model)
+        why = self._objection(asked) or self.refuses(header, model)
         if why is not None:
-            return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
+            return _refusal(asked, why)
         if isinstance(asked, KeysHeader | UnmaskHeader):
             return self._about_masks(asked)
         question = asked.model_copy(update=ONCE), model
@@ -175,46 +130,45 @@ class Node:
             answer, tree = self._score(asked, received, header, payload)
         else:
             answer, tree = self._work(asked, received, began)
-        sent = SentAnswer(question, answer, codec.to_bytes(tree))
+        sent = question, answer, codec.to_bytes(tree)
         if not any(word.startswith(REFUSED) for word in answer["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
         return self._leaving(asked, sent, payload)
 
-    def _leaving(
-        self, asked: WorkHeader | ScoreHeader, sent: SentAnswer, payload: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def _leaving(self, asked: WorkHeader | ScoreHeader, sent: Sent, payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Return an answer as it leaves the node: masked, if its wire is secure."""
+        _, header, content = sent
         if self.masker is None or not isinstance(asked, WorkHeader) or asked.forms is None:
-            return sent.header, sent.payload
+            return header, content
         try:
             received = codec.decode_message(payload, self._classes)
-            return sent.header, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(sent.payload)))
+            return header, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(content)))
         except FedtideError as error:
-            return {"clients": dict.fromkeys(sent.header["clients"], f"{REFUSED}{error}")}, b""
+            return _refusal(asked, error)
 
     def _about_masks(self, asked: KeysHeader | UnmaskHeader) -> tuple[dict[str, Any], bytes]:
         """Say the key for masks, or what opens a sum."""
         assert self.masker is not None
         answer = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
         if isinstance(asked, KeysHeader):
-            return answer, codec.to_bytes(dict.fromkeys(asked.clients, KeyHeader.of(self.masker.bundle)))
+            return answer, codec.to_bytes(dict.fromkeys(asked.clients, asdict(self.masker.bundle)))
         try:
             return answer, codec.to_bytes(show(self.masker, asked, self._fewest))
         except FedtideError as error:
-            return {"clients": dict.fromkeys(answer["clients"], f"{REFUSED}{error}")}, b""
+            return _refusal(asked, error)
 
     @property
     def _fewest(self) -> int:
         """How many clients there must be in a sum that is masked."""
-        return max(self.rules.fewest, self.wire.fewest)
+        return max(self.policy().fewest, self.wire.fewest)
 
-    def _sent_before(self, asked: WorkHeader | ScoreHeader, question: Asked) -> SentAnswer | None:
+    def _sent_before(self, asked: WorkHeader | ScoreHeader, question: tuple[AnyHeader, str]) -> Sent | None:
         """Return the answer to the same question, unless what was kept with it is gone."""
         sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
-        if sent is None or sent.question != question:
+        if sent is None or sent[0] != question:
             return None
-        memory, version = NodeMemory(self.folder, {}), (asked.version[0], asked.version[1])
-        present = all(memory.file(client, version).is_file() for client in sent.header.get("kept", ()))
+        memory, version = NodeMemory(self.folder, {}), _version(asked.version)
+        present = all(memory.file(client, version).is_file() for client in sent[1].get("kept", ()))
         return sent if present else None
 
     def _work(self, asked: WorkHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
@@ -237,7 +191,7 @@ class Node:
                     tree = self._to_send(ask, client, answer, asked.reveal)
                     sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
                     if answer.memory is not None:
-                        memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
+                        memory.write(client, ask.version, answer.memory, _counted(asked.settled[str(client)]))
                         keeping.append(client)
                     words[str(client)] = ANSWERED
             except Exception as error:
@@ -246,7 +200,7 @@ class Node:
                 if self.wire.hides and not isinstance(error, TooLarge | MemoryLost):  # it may tell of the rows
                     sent[client] = self._to_send(ask, client, Answer({}), ())
                     words[str(client)] = ANSWERED
-        return {"clients": words, "kept": keeping, "fewest": self.rules.fewest}, sent
+        return {"clients": words, "kept": keeping, "fewest": self.policy().fewest}, sent
 
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
         """Return the content that leaves the node; its sum is not masked yet."""
@@ -258,7 +212,7 @@ class Node:
                 raise FedtideError(f"'{ask.question}' has a sum, and is asked as if it had none")
             return {"total": {}, "rows": rows}
         slot = 0 if ask.slot is None else int(ask.slot[ask.clients == client])
-        return {"total": self.rules.within(self.wire).send(ask.forms[slot], answer.total), "rows": rows}
+        return {"total": self.wire.within(self.policy().clip).send(ask.forms[slot], answer.total), "rows": rows}
 
     @cached_property
     def _classes(self) -> tuple[type, ...]:
@@ -266,20 +220,18 @@ class Node:
         return (Weights, *classes_in(_state_of(method)), *self.algorithm.traits.sends)
 
     def _objection(self, asked: QuestionHeader) -> str | None:
+        """Return why a question is not one of this node's study; None if it is."""
         if asked.protocol != PROTOCOL:
             return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
         if asked.run != self.run:
             return f"it takes part in run {self.run}, and the question is of run {asked.run}"
         if self.clients is not None and (others := sorted(set(asked.clients) - self.clients)):
             return f"it has no client {others[0]}"
-        return None
-
-    def _objection_to_sum(self, asked: QuestionHeader) -> str | None:
         if isinstance(asked, ScoreHeader):
             return None
         if self.wire.hides and isinstance(asked, WorkHeader) and asked.reveal:
             return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
-        if self.rules.secure and self.masker is None:
+        if self.policy().secure and self.masker is None:
             return "its owner allows masked sums alone, and its study does not mask them"
         if self.masker is None:
             if isinstance(asked, WorkHeader) and asked.mask is None and (asked.forms is None or self.wire.fixed_point):
@@ -299,10 +251,6 @@ class Node:
         self.log("".join(traceback.format_exception(error)))
         return f"{type(error).__name__} at the node, whose log says more"
 
-    def memory_of(self, client: int, version: Version | None) -> Memory:
-        """Return the memory of a client at a version."""
-        return NodeMemory(self.folder, {client: version}).read(client, (0, 0))
-
     def _clients(self, memory: NodeMemory) -> Clients:
         return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, self.wire.hides)
 
@@ -311,12 +259,12 @@ class Node:
     ) -> tuple[dict[str, Any], Tree]:
         """Judge what was received on the clients' own rows; what is sent are sums over these."""
         memory, words = _memory_of(self.folder, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
-        few, whole = self._too_few(asked), []
+        ask, least, whole = _ask_of(asked, asked.clients), self.policy().rows_at_least, list[int]()
+        rows = self.rows.sizes(ask.clients, asked.part, ask.moment)
+        few = set(ask.clients[(rows > 0) & (rows < least)].tolist())
         for client in asked.clients:
             if client in few:
-                words[str(client)] = (
-                    f"{REFUSED}its owner wants {self.rules.rows_at_least} rows or more for an evaluation"
-                )
+                words[str(client)] = f"{REFUSED}its owner wants {least} rows or more for an evaluation"
                 continue
             try:
                 if asked.personal:
@@ -331,23 +279,8 @@ class Node:
                 Judged(header, payload, memory).write(self.judged)
             except OSError as error:  # an evaluation does not fail by it
                 self.log(f"{self.judged}: {error}")
-        return {"clients": words}, columns_of(self.rules.shown(scores))
-
-    def _too_few(self, asked: ScoreHeader) -> set[int]:
-        """Return the clients that have rows to be evaluated on, and fewer than their owner wants."""
-        if self.rules.rows_at_least <= 1:
-            return set()
-        ask = _ask_of(asked, asked.clients)
-        rows = self.rows.sizes(ask.clients, asked.part, ask.moment)
-        return set(ask.clients[(rows > 0) & (rows < self.rules.rows_at_least)].tolist())
-
-    def predict(self, judged: Judged, client: int, x: Tensor) -> Prediction:
-        """Predict rows as in the last evaluation of a client, see `last_evaluation`."""
-        received, memory = self.last_evaluation(judged, client)
-        grouping = read(ScoreHeader, judged.header, "the last evaluation").grouping
-        units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, grouping)
-        with threads(self.threads):
-            return self.algorithm.predict(received, [memory] * len(first), x, units)
+        shown = self.shown(scores)
+        return {"clients": words}, {name: getattr(shown, name) for name in COLUMNS} | {"others": dict(shown.others)}
 
     def last_evaluation(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
         """Return the payload and the memory of a client's last evaluation.
@@ -389,31 +322,92 @@ def _state_of(algorithm: Algorithm) -> Any:
     return getattr(sys.modules.get(algorithm.init.__module__), hint, None) if isinstance(hint, str) else hint
 
 
-def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:
-    """Return the columns of scores, as plain values; `Scores(**columns)` is what they were.
-
-    >>> one = torch.ones(1)
-    >>> Scores(**columns_of(Scores(one, one, one, one))).accuracy
-    1.0
-    """
-    return {
-        name: dict(column) if name == "others" else column for name in COLUMNS for column in [getattr(scores, name)]
-    }
+def _refusal(asked: AnyHeader, why: object) -> tuple[dict[str, Any], bytes]:
+    return {"clients": dict.fromkeys(map(str, asked.clients), f"{REFUSED}{why}")}, b""
 
 
-def _version(pair: Any) -> Version | None:
-    return None if pair is None else (int(pair[0]), int(pair[1]))
+def _version(pair: Sequence[int]) -> Version:
+    return pair[0], pair[1]
+
+
+def _counted(pair: Sequence[int] | None) -> Version | None:
+    return None if pair is None else _version(pair)
 
 
 def _ask_of(asked: WorkHeader | ScoreHeader, clients: list[int]) -> Ask:
     slot = None
     if asked.slot is not None:
         slot = torch.tensor([asked.slot[str(client)] for client in clients], dtype=torch.int64)
-    moment, ids = Moment(**asked.moment.model_dump()), torch.tensor(clients, dtype=torch.int64)
+    moment, ids = Moment(**dict(asked.moment)), torch.tensor(clients, dtype=torch.int64)
     forms = getattr(asked, "forms", None)
     forms = None if forms is None else {int(k): form.form() for k, form in forms.items()}
     return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1], forms=forms)
 
 
 def _memory_of(folder: Path, asked: WorkHeader | ScoreHeader) -> NodeMemory:
-    return NodeMemory(folder, {client: _version(asked.counted[str(client)]) for client in asked.clients})
+    return NodeMemory(folder, {client: _counted(asked.counted[str(client)]) for client in asked.clients})
+
+
+# -- masked sums -------------------------------------------------------------------------------------------------------
+
+
+def objection(masker: Masker, asked: WorkHeader | UnmaskHeader, fewest: int) -> str | None:
+    """Return why a node does not mask its answers to a question, or does not open a sum; None if it does."""
+    mask = asked.mask
+    if mask is None:
+        return "its study masks sums, and this one would not be"
+    for client in asked.clients:
+        peers = mask.peers.get(_slot(asked, client), {})
+        if peers.get(str(client)) != masker.node or not set(peers.values()) <= mask.keys.keys():
+            return "the server does not say who else is asked"
+        if len(peers) < fewest:
+            return f"a sum of {len(peers)} clients is not masked; allowed: {fewest} or more"
+        if not hidden(_publics(asked, client), fewest):
+            return ALONE
+    try:
+        masker.check({name: key.bundle() for name, key in mask.keys.items()})
+    except FedtideError as error:
+        return str(error)
+    return None
+
+
+def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Mask the answers of clients, under the masks of a question and of its payload."""
+    name = json.dumps([asked.moment.round, asked.purpose])
+    what = [asked.question, name, asked.moment.rounds, asked.moment.seconds, sorted(asked.reveal)]
+    about = {}
+    for slot in {_slot(asked, client) for client in sent}:
+        digest = hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
+        form = (asked.forms or {}).get(slot)
+        about[slot] = Question(name, json.dumps([*what, form and form.model_dump(), digest]))
+    return {
+        client: answer | {"total": masker.masked(
+            _context(asked, client), client, answer["total"], _publics(asked, client), about[_slot(asked, client)]
+        )}
+        for client, answer in sent.items()
+    }  # fmt: skip
+
+
+def show(masker: Masker, asked: UnmaskHeader, fewest: int) -> dict[int, Tree]:
+    """Return by client what opens the sum that it is in."""
+    return {
+        client: SecretsHeader.of(
+            masker.show(_context(asked, client), client, asked.alive.get(_slot(asked, client), []), fewest)
+        )
+        for client in asked.clients
+    }
+
+
+def _slot(asked: WorkHeader | UnmaskHeader, client: int) -> str:
+    return "0" if asked.slot is None else str(asked.slot[str(client)])
+
+
+def _context(asked: WorkHeader | UnmaskHeader, client: int) -> Context:
+    assert asked.mask is not None
+    return Context(asked.run, _version(asked.version), int(_slot(asked, client)), asked.mask.attempt)
+
+
+def _publics(asked: WorkHeader | UnmaskHeader, client: int) -> dict[int, str]:
+    assert asked.mask is not None
+    peers = asked.mask.peers[_slot(asked, client)]
+    return {int(other): asked.mask.keys[node].public for other, node in peers.items()}

@@ -1,9 +1,7 @@
 """Answers of nodes, read as bytes that anyone may have written."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,21 +11,18 @@ from torch import Tensor
 from fedtide.core import codec
 from fedtide.core.base import Scores, Slotted
 from fedtide.core.errors import FedtideError, printable, refused
-from fedtide.core.trees import Tree, all_finite
+from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
+from fedtide.fleets.totals import ALL
 from fedtide.remote import messages
 from fedtide.remote.asks import ABSTAINED, ANSWERED, LOST, NOT_FINITE, REFUSED
 from fedtide.remote.messages import Response
 from fedtide.remote.node import COLUMNS
 from fedtide.wire.answer_schema import LARGEST, Schema, misfit
 from fedtide.wire.pipeline import Wire
-from fedtide.wire.vector import Form
 
 ROOM = 10_000
 """Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
-
-MOST = 2**31
-"""Bytes of an answer whose form is not known."""
 
 WORDS = 160
 """Letters of a reason that are kept: it stands in the record for each client and each question."""
@@ -55,7 +50,7 @@ class SentQuestion:
         node: its name.
         post: how long it is waited for.
         ask: the question to the node's clients.
-        wanted: what answers must look like, by slot; None if that is not checked.
+        wanted: what answers must look like, by slot, or 0; empty if clients answer with no work.
         at: when it was sent.
         seconds: within which an answer counts.
         wire: how sums in fixed point pass, of which each answer is looked at; None if they are masked.
@@ -64,7 +59,7 @@ class SentQuestion:
     node: str
     post: Post
     ask: Ask
-    wanted: Mapping[int | None, Schema] | None
+    wanted: Mapping[int, Schema]
     at: float
     seconds: float
     wire: Wire | None = None
@@ -110,19 +105,16 @@ def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, R
     except FedtideError as error:
         words |= dict.fromkeys(answered, REFUSED + one_line(error))
     answers = {}
-    slots = dict.fromkeys(words) if sent.ask.slot is None else dict(zip(words, sent.ask.slot.tolist(), strict=True))
-    for client, word in words.items():
+    slots = [ALL] * len(words) if sent.ask.slot is None else sent.ask.slot.tolist()
+    for slot, (client, word) in zip(slots, words.items(), strict=True):
         tree = trees.get(client)
         if word == ANSWERED and sent.post in READERS:
             try:
                 tree = READERS[sent.post](tree)
             except FedtideError as error:
                 word = REFUSED + one_line(error)
-        elif word == ANSWERED and sent.post != "score":
-            wanted = None if sent.wanted is None else sent.wanted[slots[client]]
-            form = None if sent.ask.forms is None else sent.ask.forms[slots[client] or 0]
-            why = _fault(tree, wanted, form, sent.ask.reveal, heaviest, sent.wire)
-            word = word if why is None else REFUSED + one_line(why)
+        elif word == ANSWERED and sent.post != "score" and (why := _fault(tree, sent, slot, heaviest)):
+            word = REFUSED + one_line(why)
         answers[client] = Received(word, tree, client in answer.kept, sent.ask, response.seconds, answer.fewest)
     return answers
 
@@ -131,14 +123,11 @@ def most_bytes(sent: SentQuestion, clients: int) -> int:
     """Return how many bytes the answers of so many clients may have."""
     if sent.post in ("score", "keys"):
         return ROOM * (1 + clients)
-    people = 0 if sent.ask.forms is None else max(form.people for form in sent.ask.forms.values())
+    forms, largest = (sent.ask.forms or {}).values(), max((schema.bytes for schema in sent.wanted.values()), default=0)
     if sent.post == "unmask":
-        return ROOM * (1 + clients) + clients * people * SECRET
-    if sent.ask.forms is not None:
-        numbers = max(form.size for form in sent.ask.forms.values())
-        revealed = 0 if sent.wanted is None else max(schema.bytes for schema in sent.wanted.values())
-        return ROOM + clients * (8 * numbers + revealed + ROOM)
-    return MOST if sent.wanted is None else ROOM + clients * max(schema.bytes for schema in sent.wanted.values())
+        return ROOM * (1 + clients) + clients * max((form.people for form in forms), default=0) * SECRET
+    numbers = max((8 * form.size + ROOM for form in forms), default=0)
+    return ROOM + clients * (numbers + largest)
 
 
 def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
@@ -174,30 +163,20 @@ def all_alike(sent: SentQuestion, word: str, seconds: float) -> dict[int, Receiv
     return {client: Received(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
 
 
-def _fault(
-    answer: Tree,
-    wanted: Schema | None,
-    form: Form | None,
-    reveal: Sequence[str],
-    heaviest: float,
-    wire: Wire | None,
-) -> str | None:
-    """Return the reason why an answer may not be summed; None if it may."""
+def _fault(answer: Tree, sent: SentQuestion, slot: int, heaviest: float) -> str | None:
+    """Return the reason why the answer of a client in a slot may not be summed; None if it may."""
     if not isinstance(answer, dict) or set(answer) != {"total", "rows"} or not isinstance(answer["rows"], dict):
         return "no answer came with it"
-    if form is not None:
-        total = answer["total"]
+    wanted = sent.wanted[slot]
+    if sent.ask.forms is not None:
+        form, total = sent.ask.forms[slot], answer["total"]
         if not isinstance(total, Tensor) or total.dtype != torch.int64 or total.shape != (form.size,):
             return f"total: found {type(total).__name__}, allowed: {form.size} whole numbers"
-        if wire is not None and (why := wire.fault(total, form, 1, heaviest)):
+        if sent.wire is not None and (why := sent.wire.fault(total, form, 1, heaviest)):
             return why
         answer = {"total": {}, "rows": answer["rows"]}
-        wanted = None if wanted is None else replace(wanted, answer={**wanted.answer, "total": {}})
-    if wanted is not None:
-        return misfit(wanted, answer, heaviest)
-    if set(answer["rows"]) != set(reveal):
-        return f"it reveals {sorted(answer['rows'])}, and was asked for {sorted(reveal)}"
-    return None if all_finite(answer) else NOT_FINITE
+        wanted = replace(wanted, answer={**wanted.answer, "total": {}})
+    return misfit(wanted, answer, heaviest)
 
 
 def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:

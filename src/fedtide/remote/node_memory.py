@@ -1,13 +1,10 @@
 """Files of a node between rounds: the memory of its clients by version, and their last evaluation."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,8 @@ from typing import Any
 from fedtide.core import codec
 from fedtide.core.atomic import flush
 from fedtide.core.base import Memory
-from fedtide.core.errors import UNREADABLE, FedtideError, refused
+from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.memory import Version
-
-FORMAT = 1
-"""Version of these files."""
 
 MOST = 16
 """Files of a client that no checkpoint of the server counts yet; a server that never counts one fills no disk."""
@@ -84,28 +78,16 @@ class NodeMemory:
             raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from error
 
     def _write(self, file: Path, row: Memory, settled: Version | None, counted: Version | None) -> None:
-        folder, files = os.path.dirname(file), []  # words in place of paths: a round writes a file for each client
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            os.makedirs(folder)
-            names = []
-        for name in names:
-            match = KEPT.fullmatch(name)
-            if match is None:
-                if name == LEFT:
-                    _remove(folder, name)
-                continue
-            version = int(match[1]), int(match[2])
-            if settled is not None and version < settled:
-                _remove(folder, name)
-            elif version != counted:
-                files.append((version, name))
-        for _, name in sorted(files)[: max(len(files) - MOST, 0)]:
-            _remove(folder, name)
+        folder = os.path.dirname(file)  # words in place of paths: a round writes a file for each client
+        os.makedirs(folder, exist_ok=True)
+        versions = [(int(match[1]), int(match[2])) for match in map(KEPT.fullmatch, os.listdir(folder)) if match]
+        stale = [other for other in versions if settled is not None and other < settled]
+        others = sorted(set(versions) - {*stale, counted})
+        for number, ask in (*stale, *others[: max(len(others) - MOST, 0)]):
+            os.unlink(os.path.join(folder, f"{number}.{ask}"))
         partial = os.path.join(folder, LEFT)
         with open(partial, "wb") as new:
-            new.writelines(codec.pieces({"format": FORMAT, "row": row}))
+            new.writelines(codec.pieces({"row": row}))
             new.flush()
             os.fsync(new.fileno())
         os.replace(partial, file)
@@ -116,27 +98,16 @@ class NodeMemory:
         return self.folder / str(client) / f"{version[0]}.{version[1]}"
 
 
-def _remove(folder: str, name: str) -> None:
-    """Remove a file, if it is still there."""
-    with suppress(FileNotFoundError):
-        os.unlink(os.path.join(folder, name))
-
-
 def row_in(path: Path, version: Version) -> Memory:
     """Read a client's memory from its file.
 
     Raises:
-        MemoryLost: it is damaged, or of another version of this package.
+        MemoryLost: it is damaged.
     """
     try:
-        content = codec.from_bytes(path.read_bytes())
-        if content.get("format") == FORMAT:
-            return content["row"]
+        return codec.from_bytes(path.read_bytes())["row"]
     except (OSError, *UNREADABLE, FedtideError) as error:
         raise MemoryLost(f"its memory of round {version[0]} is damaged at the node; restore its folder") from error
-    raise MemoryLost(
-        f"its memory of round {version[0]} is of another version of fedtide; install the one that wrote it"
-    )
 
 
 @dataclass(frozen=True)
@@ -158,7 +129,7 @@ class Judged:
         new = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        (new / "question.json").write_text(json.dumps({"format": FORMAT, **self.header}), encoding="utf-8")
+        (new / "question.json").write_text(json.dumps(dict(self.header)), encoding="utf-8")
         (new / "payload").write_bytes(self.payload)
         for client, version in self.memory.counted.items():
             if version is not None and (file := self.memory.file(client, version)).is_file():
@@ -169,16 +140,14 @@ class Judged:
         new.rename(folder)
 
     @staticmethod
-    def read(folder: Path) -> Judged:
+    def read(folder: Path) -> "Judged":
         """Read the last evaluation of a node.
 
         Raises:
-            FedtideError: it is not there yet, damaged, or of another version of this package.
+            FedtideError: it is not there yet, or damaged.
         """
         try:
             header = json.loads((folder / "question.json").read_text(encoding="utf-8"))
-            if (pair := header.pop("format")) != FORMAT:
-                raise refused(f"{folder}: format", pair, f"{FORMAT}; install the version of fedtide that wrote it")
             counted = {int(client): pair and (pair[0], pair[1]) for client, pair in header["counted"].items()}
             return Judged(header, (folder / "payload").read_bytes(), NodeMemory(folder, counted))
         except FileNotFoundError:

@@ -4,8 +4,6 @@ The record is `asks.jsonl`, a line for each round (`RemoteFleet.record_lines`). 
 simulation has the bits of the deployment.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque
@@ -35,8 +33,9 @@ from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, NOT_FINITE
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.messages import Carrier, Question, Response
 from fedtide.remote.node import Node
+from fedtide.remote.node_memory import NodeMemory
 from fedtide.remote.schedule import Rehearsed
-from fedtide.wire.answer_schema import ROWS, Schemas, made_up
+from fedtide.wire.answer_schema import ROWS, made_up
 from fedtide.wire.masks import Masker
 from fedtide.wire.pipeline import FLOATING, Wire
 
@@ -98,7 +97,6 @@ def near_fleet(
     """
     population, algorithm = host.population, host.algorithm
     roster = {f"node-{k}": ids.tolist() for k, ids in enumerate(population.clients.tensor_split(nodes))}
-    secure = host.wire.secure
     at = {
         name: Node(
             algorithm,
@@ -107,21 +105,17 @@ def near_fleet(
             folder / name,
             partial_work=host.partial_work,
             wire=host.wire,
-            masker=Masker("", name) if secure else None,
+            masker=Masker("", name) if host.wire.secure else None,
             clients=frozenset(roster[name]),
         )
         for name in roster
     }
-    schemas = Schemas(algorithm.works, made_up(*population.few()))
     return RemoteFleet(
         carry(at),
         roster,
         **{"who": Rehearsed(population)} | options,
-        reveals=algorithm.traits.reveals,
-        first=algorithm.traits.first,
-        deadline=algorithm.traits.deadline,
-        schemas=schemas,
-        vectors=Vectors(wire or host.wire, schemas),
+        traits=algorithm.traits,
+        vectors=Vectors.of(wire or host.wire, algorithm, population.few()),
     )
 
 
@@ -129,7 +123,8 @@ def memory_at(fleet: RemoteFleet, client: int) -> Memory:
     """Return the memory of a client at a node in this process, at the version that counts."""
     assert isinstance(fleet.carrier, NearCarrier)
     (name,) = (name for name, clients in fleet.roster.items() if client in clients)
-    return fleet.carrier.nodes[name].memory_of(client, fleet.counted(client))
+    counted = {client: fleet.counted(client)}
+    return NodeMemory(fleet.carrier.nodes[name].folder, counted).read(client, (0, 0))
 
 
 CLIENTS, ROUNDS = 8, 3
@@ -139,7 +134,7 @@ CLIENTS, ROUNDS = 8, 3
 def trial(
     algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire = FLOATING
 ) -> Iterator[tuple[SimulatedFleet, Any]]:
-    """Play a trial; yield the fleet, with the questions of a round, and the state, once before round 0 too.
+    """Play a trial; yield the fleet, with the questions of a round and what was sent, and the state.
 
     Args:
         algorithm: the method.
@@ -155,7 +150,7 @@ def trial(
     population = build(source, IID(clients=clients), split=Split(val=0.2, test=0.2))
     plain = replace(wire, fewest=1, clip=None, server=None)
     host = Host(algorithm, population, 0, MemoryStore(None), wire=plain)
-    fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
+    fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock(), range(-1 - algorithm.traits.before, ROUNDS))
     start = begin(algorithm, fleet, seed=0, rounds=ROUNDS)
     yield fleet, start.state
     for step in play(algorithm, fleet, start, seed=0, rounds=ROUNDS):
@@ -169,7 +164,9 @@ NEVER = 1e12
 """Seconds of an answer that has not come."""
 
 
-def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1, wire: Wire | None = None) -> RecordedFleet:
+def replayed(
+    host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1, wire: Wire | None = None
+) -> "RecordedFleet":
     """Build a simulation in which those take part who took part in a deployment.
 
     Args:
@@ -180,13 +177,12 @@ def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1, wir
     """
     by_round = {line["round"]: line for line in lines}
     engine = RecordedEngine(host, count, by_round)
-    reveals, adapts = host.algorithm.traits.reveals, host.algorithm.adapt is not None
     return RecordedFleet(
         host.population,
         engine,
         RecordedClock(by_round),
-        reveals=reveals,
-        adapts=adapts,
+        reveals=host.algorithm.traits.reveals,
+        adapts=host.algorithm.adapt is not None,
         vectors=Vectors.of(host.wire if wire is None else wire, host.algorithm, host.population.few()),
         lines=by_round,
     )

@@ -1,10 +1,8 @@
 """Masked sums at the server: who is asked, and how a sum of all who answered is opened."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -12,12 +10,10 @@ from torch import Tensor
 
 from fedtide.core.base import Payload
 from fedtide.fleets.ask import Ask
-from fedtide.fleets.totals import Vectors
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
-from fedtide.remote.messages import KeyHeader
 from fedtide.remote.node_answers import Post, Received, keep_wanted
-from fedtide.wire.masks import STALE, Bundle, Shown, hidden, unmasked
+from fedtide.wire.masks import STALE, Bundle, hidden, unmasked
 
 TRIES = 3
 """How often a sum is masked anew if clients vanish before it is opened."""
@@ -81,16 +77,12 @@ class MaskedSums:
 
     Args:
         mail: sends questions and receives answers.
-        vectors: how sums are taken.
         offer: receives the round and the clients that are asked to open a sum, before they are asked.
-        life: name of the server since it was started; a try of its earlier self is another one.
         signed: tells whether a key is signed by the registered one of its node; others would refuse to mask with it.
     """
 
     mail: Mailbox
-    vectors: Vectors
     offer: Callable[[int, frozenset[int]], None]
-    life: str
     signed: Callable[[str, Bundle], bool]
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
@@ -143,8 +135,8 @@ class MaskedSums:
         node_of = self.mail.node_of
         names = sorted({node_of[client] for client in ask.clients.tolist()})
         peers = {str(slot): {str(client): node_of[client] for client in ids} for slot, ids in by_slot(ask).items()}
-        keys = {name: KeyHeader.of(self._keys[name]) for name in names}
-        return {"attempt": f"{self.life}.{self._tries}", "keys": keys, "peers": peers}
+        keys = {name: asdict(self._keys[name]) for name in names}
+        return {"attempt": f"{self.mail.life}.{self._tries}", "keys": keys, "peers": peers}
 
     def _without_masks(
         self, ask: Ask, alive: Ask, answers: Mapping[int, Received], shown: Mapping[int, Received]
@@ -157,7 +149,7 @@ class MaskedSums:
                 {client: answers[client].content["total"] for client in members},
                 {client: shown[client].content for client in members},
             )
-            fault = self.vectors.wire.fault(total, ask.forms[slot], len(members), self.mail.heaviest)
+            fault = self.mail.vectors.wire.fault(total, ask.forms[slot], len(members), self.mail.heaviest)
             if fault is None:
                 sums[slot] = total
             else:
@@ -195,10 +187,10 @@ class MaskedSums:
 
     def _in_enough(self, ask: Ask) -> Ask:
         """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""
-        enough = ask.of(self.vectors.keep_enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
+        enough = ask.of(self.mail.vectors.keep_enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
         holders = ({client: self.mail.node_of[client] for client in clients} for clients in by_slot(enough).values())
         return _only(
-            enough, {client for holder in holders if hidden(holder, self.vectors.wire.fewest) for client in holder}
+            enough, {client for holder in holders if hidden(holder, self.mail.vectors.wire.fewest) for client in holder}
         )
 
     def _ask_until(
@@ -212,20 +204,16 @@ class MaskedSums:
 
 
 def _opened_by(here: Ask, alive: Ask, shown: Mapping[int, Received]) -> set[int]:
-    """Find the clients of some sums that sent all secrets for them."""
-    asked = by_slot(here)
-    return {
-        client
-        for slot, members in by_slot(alive).items()
-        for client in members
-        if client in shown and shown[client].word == ANSWERED
-        if _opens(shown[client].content, client, set(members), set(asked[slot]))
-    }
-
-
-def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> bool:
-    """Tell whether a client gave all that opens a sum: for all others in it, and of who was asked and is not."""
-    return set(shown.opens) == members - {client} and set(shown.links) == peers - members
+    """Find the clients of some sums that sent all secrets: of all others in it, and of who was asked and is not."""
+    asked, opened = by_slot(here), set()
+    for slot, members in by_slot(alive).items():
+        for client in members:
+            answer = shown.get(client)
+            if answer is not None and answer.word == ANSWERED:
+                opens, links = set(answer.content.opens), set(answer.content.links)
+                if opens == set(members) - {client} and links == set(asked[slot]) - set(members):
+                    opened.add(client)
+    return opened
 
 
 def _shut(answer: Received | None) -> str:

@@ -1,7 +1,5 @@
 """The schedule of real clients: who takes part, when rounds begin, and until when answers count."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,19 +110,6 @@ class Attendance:
     def clients(self) -> int:
         """Number of clients in the roster."""
         return len(self.node_of)
-
-    @property
-    def nodes(self) -> list[str]:
-        """Names of the nodes that are present, sorted."""
-        return sorted({self.node_of[client] for client in self.present.tolist()})
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the clients: the name of the node, with a number if the node has several clients."""
-        return [
-            name if len(self.roster[name]) == 1 else f"{name}/{self.roster[name].index(client)}"
-            for client, name in sorted(self.node_of.items())
-        ]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
 """Single clients: how accuracy is spread over them, their labels, and nodes of real clients with their answers."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedtide.core.errors import printable
+from fedtide.core.record import ASKS, read_rounds
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import METRICS, Measure
 from fedtide.evaluate.rounds import rows_in
-from fedtide.remote.asks import RoundLine, nodes_of, read_asks, state_of
+from fedtide.remote.asks import nodes_of, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
@@ -111,10 +114,10 @@ DRAWN = 60
 """Maximum number of nodes in a picture."""
 
 
-def _lines(record: ExperimentRecord) -> list[RoundLine]:
+def _lines(record: ExperimentRecord) -> list[dict[str, Any]]:
     """Return the lines of all rounds, and of questions before round 0, if any."""
-    lines = [line for run in record.runs for line in read_asks(run.folder)]
-    return [line for line in lines if line.round >= 0 or line.asks]
+    lines = [line for run in record.runs for line in read_rounds(run.folder, ASKS)]
+    return [line for line in lines if line["round"] >= 0 or line["asks"]]
 
 
 def are_real(record: ExperimentRecord) -> bool:
@@ -164,18 +167,18 @@ def nodes_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     cells = np.full((len(names), len(lines)), order.index("away"))
     for column, line in enumerate(lines):
         states: dict[str, list[int]] = {name: [] for name in names}
-        for ask in line.asks:
-            for name, node in ask.nodes.items():
+        for ask in line["asks"]:
+            for name, node in ask["nodes"].items():
                 if name in states:
-                    states[name] += [order.index(state_of(word)) for word in node.clients.values()]
+                    states[name] += [order.index(state_of(word)) for word in node["clients"].values()]
         for row, name in enumerate(names):
             # The worst state, because a person has to look at it.
-            silent = "idle" if name in line.present else "away"
+            silent = "idle" if name in line["present"] else "away"
             cells[row, column] = max(states[name], default=order.index(silent))
     figure = Figure(figsize=(9.6, min(1.2 + 0.22 * len(names), 9.0)))
     axes = figure.subplots()
     colors = ListedColormap([color for _, color in STATES.values()])
-    first = lines[0].round - 0.5
+    first = lines[0]["round"] - 0.5
     axes.imshow(
         cells, aspect="auto", cmap=colors, vmin=-0.5, vmax=len(order) - 0.5, interpolation="nearest",
         extent=(first, first + len(lines), len(names) - 0.5, -0.5),

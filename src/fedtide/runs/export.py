@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedtide._version import installed
-from fedtide.config import resolved
+from fedtide.config import Experiment, resolved
 from fedtide.core.atomic import check_free, replacing, write_text
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
@@ -34,7 +34,7 @@ from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
 from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
-from fedtide.runs.trained import Trained, agree, module_of
+from fedtide.runs.trained import Models, Trained, agree, module_of
 
 LABEL = "label"
 """Column of a table that is no feature if the run's source names none."""
@@ -185,7 +185,7 @@ def prepared(x: Tensor, dtype: torch.dtype, transforms: Sequence[Prepare]) -> Te
     return apply_transforms(tuple(transforms), features(x.to(dtype)))
 
 
-def names_of_classes(trained: Trained) -> list[str]:
+def names_of_classes(trained: Models) -> list[str]:
     """Return the names of the run's classes, or their numbers."""
     rows = trained.host.population.rows
     return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
@@ -248,7 +248,9 @@ class Model:
     def of(trained: Trained, client: int | None, cluster: int | None) -> "Model":
         """Return the model of a run, see `Trained.parts`."""
         parts = trained.parts(client, cluster)
-        return Model(trained.task, parts, trained.rows(CHECKED), described(trained, client, cluster))
+        whose = "server" if client is None and cluster is None else f"client {client}" if cluster is None else ""
+        about = described(trained, trained.run.experiment, whose or f"cluster {cluster}")
+        return Model(trained.task, parts, trained.rows(CHECKED), about)
 
 
 def export(model: Model, out: Path, format: Format) -> str:
@@ -335,19 +337,18 @@ def columns_of(target: Target) -> list[str]:
     return list(target.columns(torch.zeros(1, target.width)))
 
 
-def described(trained: Trained, client: int | None, cluster: int | None) -> dict[str, str]:
+def described(trained: Models, experiment: Experiment, whose: str) -> dict[str, str]:
     """Return the description in the file of a model."""
-    run, target = trained.run, trained.task.target
+    target = trained.task.target
     labels: dict[str, Any] = {"target": vars(target), "columns": columns_of(target)}
     if target == CLASSES:
         labels = {"classes": names_of_classes(trained)}
-    whose = "server" if client is None and cluster is None else f"client {client}" if cluster is None else ""
     return {
         "fedtide": installed(),
-        "run": run.title,
+        "run": trained.title,
         "rounds": str(trained.moment.round + 1),
-        "whose": whose or f"cluster {cluster}",
-        "model": json.dumps(resolved(run.experiment)["model"]),
+        "whose": whose,
+        "model": json.dumps(resolved(experiment)["model"]),
         "shape": json.dumps(list(trained.host.population.rows.shape)),
         **{key: json.dumps(value) for key, value in labels.items()},
         "format": "pt",

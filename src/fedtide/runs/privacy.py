@@ -16,8 +16,8 @@ from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.ledger import Ledger, Safe
+from fedtide.wire.noise import Draw, with_noise
 from fedtide.wire.pipeline import Wire
-from fedtide.wire.release import Draw, with_noise
 from fedtide.wire.vector import Form
 
 

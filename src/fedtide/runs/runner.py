@@ -32,7 +32,7 @@ from fedtide.runs.digest import device_of, digest_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.privacy import server_wire
 from fedtide.wire.ledger import LEDGER
-from fedtide.wire.release import simulated_noise
+from fedtide.wire.noise import simulated_noise
 
 SAVE_SECONDS = 20.0
 """Seconds between checkpoints if the configuration has no number of rounds."""

@@ -4,8 +4,6 @@ The server is trusted to add noise, of which a node sees nothing. A node counts 
 were. These have to be as few and as far from each other as its ticket says. From them follows the epsilon so far.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -19,15 +17,14 @@ from torch import Tensor
 from fedtide.config import Experiment
 from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.fleets.local_engine import Host
 from fedtide.runs.privacy import ledger_with, plan_without_sampling
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
-from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, read
-from fedtide.wire.noise import SystemNoise
+from fedtide.wire.ledger import LEDGER, Ledger, Line, Place, Safe, read
+from fedtide.wire.noise import Recorded, Release, SystemNoise, stream_of, with_noise
 from fedtide.wire.pipeline import Wire
-from fedtide.wire.release import Recorded, Release, stream_of, with_noise
 
 RELEASED, SEEDS = "released", "noise.jsonl"
 """Files in a site's private folder; sums that were released lie in the record under the same name, later."""
@@ -38,9 +35,6 @@ MASKED = 10_000
 OTHER = "it answered this before, of another model, or asked in another way"
 SAME = "question", "purpose", "reveal"
 """Keys of a question that must be the same when it comes once more, beside its model and the client's memory."""
-
-Place = tuple[int, int, int | None]
-"""Round, number of the question in it, slot."""
 
 
 def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None = None) -> Ledger | None:
@@ -208,7 +202,6 @@ class Budget:
             z=self.study.z,
             bounds={},
             clients=(client,),
-            epsilon=0.0,
             sha256=hashlib.sha256(same.encode()).hexdigest(),
         )
 
@@ -223,15 +216,12 @@ class Budget:
 
     def _objection(self, line: Line, client: int, most: float | None) -> str | None:
         ledger, plan = self.ledger(client), self.study.plan
-        before = [answer for answer in ledger.of(line.round) if answer.place == line.place]
-        if before:
-            return None if before[0].sha256 == line.sha256 else OTHER
-        epsilon = ledger.epsilon(client, more=1)
+        why, epsilon = ledger.objection(line), ledger.epsilon(client, more=1)
+        if any(answer.place == line.place for answer in ledger.of(line.round)):
+            return why and OTHER
         if most is not None and epsilon > most:
             return f"its owner allows epsilon {most:g}, and with this answer it would be {epsilon:.3g}"
-        try:
-            Ledger(plan, ledger.z, ledger.delta, lines=ledger.lines).add(line)
-        except FedtideError:
+        if why:
             rounds = ", ".join(map(str, ledger.rounds(client)[-3:])) or "none"
             allowed = f"each question once, in {plan.times} of {plan.rounds} rounds, {plan.distance} apart"
             return f"its own ledger has no room for round {line.round}: it was in {rounds}; allowed: {allowed}"

@@ -4,8 +4,6 @@ All keys are of elliptic curves: P-256 for certificates, P-384 for nodes. The au
 site's own server and nothing else, and nodes trust the authority for that server alone.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -17,8 +15,8 @@ from typing import Any
 from fedtide.config.settings import split_address
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
-from fedtide.site.machine import PUBLIC, SECRET, check_secret, read_bytes, write_new
-from fedtide.wire.masks import library
+from fedtide.site.machine import KIND, PUBLIC, SECRET, check_secret, read_bytes, read_private_key, write_new
+from fedtide.wire.keys import library, spell_public
 
 AUTHORITY, SERVER = timedelta(days=3650), timedelta(days=397)
 """Validity of the authority's certificate, which tickets carry, and of the server's."""
@@ -26,17 +24,9 @@ SOON = timedelta(days=30)
 """A server's certificate is renewed if less than this is left."""
 SKEW = timedelta(minutes=5)
 """Tolerated difference of two clocks."""
-KIND = "ecdsa-sha2-nistp384"
 LARGEST = 20_000
 """Maximum number of bytes of a key or certificate."""
 NO_USAGE = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
-
-
-def _modules() -> tuple[Any, Any, Any]:
-    """Return x509, elliptic curves and serialization of `cryptography`."""
-    crypto = library()
-    primitives = crypto.hazmat.primitives
-    return crypto.x509, primitives.asymmetric.ec, primitives.serialization
 
 
 def make_authority(folder: Path, address: str) -> None:
@@ -46,9 +36,7 @@ def make_authority(folder: Path, address: str) -> None:
         folder: an empty folder, which its owner alone can read.
         address: HOST:PORT at which nodes reach the server.
     """
-    _, ec, _ = _modules()
-    key = ec.generate_private_key(ec.SECP256R1())
-    _write_pair(folder, "ca", key, _certificate(key, None, key, AUTHORITY))
+    _write_pair(folder, "ca", None, None, AUTHORITY)
     renew(folder, address)
 
 
@@ -62,21 +50,16 @@ def renew(folder: Path, address: str) -> None:
     if not path.exists():
         but = "put it back while 'fedtide serve' starts or runs for a day"
         raise FedtideError(f"{path}: not there, and needed for a new certificate of the server; {but}")
-    _, ec, serialization = _modules()
     check_secret(path)
     try:
-        authority = serialization.load_pem_private_key(read_bytes(path, LARGEST), None)
-        if not isinstance(authority, ec.EllipticCurvePrivateKey):
-            raise ValueError("it is of another kind")
+        authority = _load_key(path)
         if authority.public_key() != read_certificate(folder / "ca.crt").public_key():
             raise ValueError("it does not belong to ca.crt")
     except (ValueError, TypeError) as error:
         raise FedtideError(f"{path}: damaged or not a private key ({error})") from None
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _certificate(authority, split_address(address)[0], key, SERVER)
     for name in ("server.crt", "server.key"):  # first both: a key never lies beside the certificate of another
         (folder / name).unlink(missing_ok=True)
-    _write_pair(folder, "server", key, certificate)
+    _write_pair(folder, "server", authority, split_address(address)[0], SERVER)
 
 
 def renew_if_due(folder: Path, address: str) -> str:
@@ -112,13 +95,15 @@ def _read_server(folder: Path) -> Any:
     try:
         certificate, authority = (read_certificate(folder / name) for name in ("server.crt", "ca.crt"))
         certificate.verify_directly_issued_by(authority)
-        serialization = library().hazmat.primitives.serialization
-        key = serialization.load_pem_private_key(read_bytes(folder / "server.key", LARGEST), None)
-        fits = key.public_key() == certificate.public_key()
+        fits = _load_key(folder / "server.key").public_key() == certificate.public_key()
     except (FedtideError, ValueError, TypeError, library().exceptions.InvalidSignature):
         return None
     check_secret(folder / "server.key")
     return certificate if fits else None
+
+
+def _load_key(path: Path) -> Any:
+    return library().hazmat.primitives.serialization.load_pem_private_key(read_bytes(path, LARGEST), None)
 
 
 def read_certificate(path: Path) -> Any:
@@ -168,35 +153,16 @@ def make_node_key(private: Path, public: Path, name: str) -> None:
     Raises:
         FedtideError: a key exists; it is left as it is.
     """
-    _, ec, serialization = _modules()
-    key = ec.generate_private_key(ec.SECP384R1())
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    write_new(private, key.private_bytes(*form), SECRET)
+    ec = library().hazmat.primitives.asymmetric.ec
+    _write_key(private, ec.generate_private_key(ec.SECP384R1()), "OpenSSH")
     write_public_key(private, public, name)
 
 
 def write_public_key(private: Path, public: Path, name: str) -> None:
     """Write the public half of a node's key, with the node's name."""
-    line = _spell(read_private_key(private).public_key())
+    line = spell_public(read_private_key(private).public_key())
     with replacing(public) as temporary:
         temporary.write_text(f"{line} {name}\n", encoding="ascii")
-
-
-def read_private_key(path: Path) -> Any:
-    """Return the private key of a node.
-
-    Raises:
-        FedtideError: the key is damaged, of another kind, or other users may read it.
-    """
-    _, ec, serialization = _modules()
-    check_secret(path)
-    try:
-        key = serialization.load_ssh_private_key(read_bytes(path, LARGEST), None)
-    except (ValueError, TypeError, library().exceptions.UnsupportedAlgorithm) as error:
-        raise FedtideError(f"{path}: damaged or not a private key of OpenSSH ({error})") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise FedtideError(f"{path}: is a key of another kind, allowed: {KIND}")
-    return key
 
 
 def read_public_key(path: Path) -> tuple[str, str]:
@@ -218,18 +184,11 @@ def check_public_key(line: str, where: str) -> str:
         raise refused(f"{where}: kind of key", kind, f"{KIND}, as fedtide join makes them")
     try:
         key = library().hazmat.primitives.serialization.load_ssh_public_key(line.encode("ascii"))
-        if _spell(key) != line:
+        if spell_public(key) != line:
             raise ValueError("it is spelled in another way")
     except (ValueError, library().exceptions.UnsupportedAlgorithm) as error:
         raise FedtideError(f"{where}: damaged or not a public key of OpenSSH ({error})") from None
     return line
-
-
-def _spell(key: Any) -> str:
-    """Return a public key as OpenSSH writes it, "KIND BASE64"."""
-    serialization = library().hazmat.primitives.serialization
-    line: bytes = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return line.decode()
 
 
 def fingerprint(key: str) -> str:
@@ -284,9 +243,16 @@ def _alternative(x509: Any, name: str) -> Any:
         return x509.DNSName(name)
 
 
-def _write_pair(folder: Path, name: str, key: Any, certificate: Any) -> None:
-    """Write a private key and its certificate to new files."""
+def _write_pair(folder: Path, name: str, signer: Any, host: str | None, valid: timedelta) -> None:
+    """Make a private key and its certificate in new files; without a signer it signs itself."""
+    primitives = library().hazmat.primitives
+    key = primitives.asymmetric.ec.generate_private_key(primitives.asymmetric.ec.SECP256R1())
+    certificate = _certificate(signer or key, host, key, valid)
+    _write_key(folder / f"{name}.key", key, "PKCS8")
+    write_new(folder / f"{name}.crt", certificate.public_bytes(primitives.serialization.Encoding.PEM), PUBLIC)
+
+
+def _write_key(path: Path, key: Any, form: str) -> None:
     serialization = library().hazmat.primitives.serialization
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    write_new(folder / f"{name}.key", key.private_bytes(*form), SECRET)
-    write_new(folder / f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM), PUBLIC)
+    kind = getattr(serialization.PrivateFormat, form)
+    write_new(path, key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()), SECRET)

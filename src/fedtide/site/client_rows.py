@@ -4,8 +4,6 @@ Content decides whether a row is for training, validation or test. So a row keep
 equal rows are never in two parts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
@@ -147,7 +145,7 @@ class FileRows:
         about: RowsAbout,
         split: Split,
         transforms: tuple[Prepare, ...] = (),
-    ) -> FileRows:
+    ) -> "FileRows":
         """Read a file for each client, in the order of their ids.
 
         Raises:

@@ -11,8 +11,6 @@ The app has these files:
 Nothing here imports Flower.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +21,7 @@ import tomli_w
 
 from fedtide.config import Experiment, Method, from_dict, resolved, to_toml
 from fedtide.config.settings import Deploy, Local, WireSettings, split_address
-from fedtide.core.atomic import making
+from fedtide.core.atomic import check_new, making
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Natural
@@ -37,10 +35,9 @@ from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import plan_without_sampling
 from fedtide.site import certificates
 from fedtide.site.accounts import ledger_for
-from fedtide.site.machine import check_free
 from fedtide.site.site import Roster, Site, check_fewest, check_hidden, installed_versions
 from fedtide.site.tickets import READ, SCHEME, AboutSite, RowsAbout, check_portable
-from fedtide.wire.masks import library
+from fedtide.wire.keys import library
 
 PACKAGE = "fedtide_study"
 """Name of the app's package."""
@@ -197,7 +194,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     Raises:
         FedtideError: `root` exists, or the study cannot be deployed; nothing is written.
     """
-    check_free(root, "--out")
+    check_new(root, " with --out")
     library()
     site = _plan_site(experiment, method, roster, root, address, where)
     try:
@@ -205,11 +202,11 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
             new = replace(site, root=temporary)
             for folder in (new.authority, temporary / "tickets"):
                 folder.mkdir(mode=0o700)
-            certificates.make_authority(new.authority, new.address)
+            certificates.make_authority(new.authority, new.deploy.address)
             new.write()
             new.write_tickets(roster.node)
     except OSError:
-        check_free(root, "--out")  # another command may have been faster
+        check_new(root, " with --out")  # another command may have been faster
         raise
     return site
 
@@ -227,7 +224,7 @@ def write_app(experiment: Experiment, method: str | None, nodes: str | None, out
     Raises:
         FedtideError: `out` exists, or Flower cannot play the study; nothing is written.
     """
-    check_free(out, "--flower")
+    check_new(out, " with --flower")
     if experiment.wire is not None:
         but = "masked and private sums need the keys that nodes of 'fedtide serve' have"
         raise FedtideError(f"{where}: wire: found a table, allowed: none in an app for Flower: {but}")

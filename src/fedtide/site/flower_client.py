@@ -1,7 +1,5 @@
 """The ClientApp: a node that Flower starts for each message, and the messages that travel with Flower."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -114,13 +112,4 @@ def seat_of(folder: Path, config: tuple[tuple[str, Any], ...], rehearsal: bool) 
     data, study = tuple(Path(path) for path in settings["data"].split(",")), ticket.experiment
     with within(CONFIG):
         rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
-        algorithm = Seat(ticket, home, data, rows).algorithm
-    return name, Node(
-        algorithm,
-        ticket.seed,
-        rows,
-        home / "memory" / ticket.digest,
-        run=ticket.digest,
-        threads=study.fleet.threads,
-        clients=frozenset(ticket.clients),
-    )
+        return name, Seat(ticket, home, data, rows).node()

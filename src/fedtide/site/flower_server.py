@@ -1,7 +1,5 @@
 """The ServerApp: the rounds of `fedtide serve`, whose questions Flower carries."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtide.core.atomic import making
 from fedtide.core.errors import FedtideError
-from fedtide.remote.messages import Question, Response
+from fedtide.remote.messages import OpenQuestion, Question, Response
 from fedtide.remote.node_answers import one_line
 from fedtide.report.page import write_report
 from fedtide.runs import folder as runs
@@ -35,26 +33,22 @@ WAIT = 300.0
 
 
 @dataclass
-class Open:
+class Open(OpenQuestion):
     """A question without an answer.
 
     Args:
-        question: the question.
-        asked: time of asking.
         message: Flower's name of the message on its way; "" if there is none.
         sent: number of times that it was sent.
         again: time from which it may be sent again.
     """
 
-    question: Question
-    asked: float
     message: str = ""
     sent: int = 0
     again: float = 0.0
 
-    def left(self, now: float) -> float:
-        """Return the seconds within which an answer counts."""
-        return self.asked + self.question.expires - now
+    def is_due(self, now: float) -> bool:
+        """Tell whether it is to be sent."""
+        return not self.message and self.again <= now and self.left > 0
 
 
 class GridCarrier:
@@ -88,9 +82,8 @@ class GridCarrier:
 
     def push(self, questions: Sequence[Question]) -> None:
         """Send questions on their way."""
-        now = time.monotonic()
-        self._open |= {question.id: Open(question, now) for question in questions}
-        self._send(now)
+        self._open |= {question.id: Open(question) for question in questions}
+        self._send(time.monotonic())
 
     def drop(self, questions: Sequence[str]) -> None:
         """Stop waiting for answers to some questions, which Flower has handed out."""
@@ -119,8 +112,8 @@ class GridCarrier:
             elif message in sent:
                 self._read(sent[message], reply, now)
         for waiting in list(self._open.values()):
-            if waiting.left(now) <= 0:
-                self._end(waiting, now, f"no answer within {waiting.question.expires:g} s")
+            if waiting.left <= 0:
+                self._end(waiting, error=f"no answer within {waiting.question.expires:g} s")
 
     def _look(self, now: float) -> None:
         """Ask new SuperNodes for their names, and forget those that are gone."""
@@ -154,24 +147,16 @@ class GridCarrier:
     def _send(self, now: float) -> None:
         """Send the questions that are not on their way to nodes that are there."""
         due = [
-            waiting
-            for waiting in self._open.values()
-            if not waiting.message
-            and waiting.question.node in self._nodes
-            and waiting.again <= now < now + waiting.left(now)
+            waiting for waiting in self._open.values() if waiting.question.node in self._nodes and waiting.is_due(now)
         ]
         if not due:
             return
         trees = {id(waiting.question.payload): seal(waiting.question.payload) for waiting in due}
-        messages = [
-            Message(
-                pack(waiting.question.header, trees[id(waiting.question.payload)]),
-                self._nodes[waiting.question.node],
-                ASK,
-                ttl=waiting.left(now),
-            )
-            for waiting in due
-        ]
+        messages = []
+        for waiting in due:
+            question = waiting.question
+            content = pack(question.header, trees[id(question.payload)])
+            messages.append(Message(content, self._nodes[question.node], ASK, ttl=waiting.left))
         for waiting, message in zip(due, self._grid.push_messages(messages), strict=False):
             waiting.message, waiting.again = message or "", now + AGAIN
 
@@ -182,20 +167,17 @@ class GridCarrier:
             header, payload = _content(reply)
         except FedtideError as error:
             if waiting.sent == ATTEMPTS:
-                self._end(waiting, now, str(error))
+                self._end(waiting, error=str(error))
             waiting.message, waiting.again = "", now + AGAIN
             return
         if len(payload) > (largest := waiting.question.largest):
-            self._end(waiting, now, f"sent more than the {largest} bytes that an answer may have")
+            self._end(waiting, error=f"sent more than the {largest} bytes that an answer may have")
         else:
-            self._end(waiting, now, "", header, payload)
+            self._end(waiting, header, payload)
 
-    def _end(
-        self, waiting: Open, now: float, error: str, header: dict[str, Any] | None = None, payload: bytes = b""
-    ) -> None:
-        question = waiting.question
-        del self._open[question.id]
-        self._responses.append(Response(question.id, question.node, header or {}, payload, now - waiting.asked, error))
+    def _end(self, waiting: Open, header: Any = None, payload: bytes = b"", error: str = "") -> None:
+        del self._open[waiting.question.id]
+        self._responses.append(waiting.respond(header, payload, error))
 
 
 def _content(reply: Message) -> tuple[dict[str, Any], bytes]:

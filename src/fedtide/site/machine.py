@@ -3,14 +3,13 @@
 Nothing here imports torch, because a node's connected process has none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
 import stat
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,10 +19,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedtide.core.errors import FedtideError, printable, refused
+from fedtide.wire.keys import is_node_key, library
 
 SECRET, PUBLIC = 0o600, 0o644
 LARGEST = 20_000_000
 """Maximum number of bytes of a site's file."""
+KIND = "ecdsa-sha2-nistp384"
+"""The kind of key that nodes have."""
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
@@ -79,12 +81,6 @@ def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def check_free(path: Path, option: str) -> None:
-    """Raise if something is at the place of a new folder; `option` names another folder."""
-    if path.exists() or path.is_symlink():
-        raise FedtideError(f"{path}: already exists, and is left as it is; allowed: {option} with another folder")
-
-
 def check_own(path: Path) -> None:
     """Raise if another user owns a folder, may look into it or may replace it; a missing folder is fine."""
     try:
@@ -107,6 +103,33 @@ def check_secret(path: Path) -> None:
     except OSError as error:
         raise FedtideError(f"{path}: {error.strerror}") from None
     _check_mode(path, mode, "0600", "600")
+
+
+def read_private_key(path: Path) -> Any:
+    """Return the private key of a node.
+
+    Raises:
+        FedtideError: the key is damaged, of another kind, or other users may read it.
+    """
+    check_secret(path)
+    try:
+        key = library().hazmat.primitives.serialization.load_ssh_private_key(read_bytes(path, 20_000), None)
+    except (ValueError, TypeError, library().exceptions.UnsupportedAlgorithm) as error:
+        raise FedtideError(f"{path}: damaged or not a private key of OpenSSH ({error})") from None
+    if not is_node_key(key):
+        raise FedtideError(f"{path}: is a key of another kind, allowed: {KIND}")
+    return key
+
+
+def end_with_parent() -> None:
+    """End this process soon after the one that started it is gone."""
+
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(0)
+
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
 def _check_mode(path: Path, mode: int, allowed: str, chmod: str) -> None:
@@ -170,7 +193,7 @@ class Health:
         """The address that it listens at."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/health"
 
-    def __enter__(self) -> Health:
+    def __enter__(self) -> "Health":
         self._thread.start()
         return self
 

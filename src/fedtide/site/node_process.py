@@ -4,13 +4,10 @@ It imports no torch, because it waits most of the time; the worker has the rows 
 between the two are here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +24,7 @@ from typing import Any, TextIO
 from fedtide.core.atomic import lock
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.line import Caller, Failed, Line
-from fedtide.site.machine import Log, check_secret
+from fedtide.site.machine import Log, end_with_parent, read_private_key
 
 STARTING = 300.0
 """Seconds that a worker may take until it has read its rows."""
@@ -47,15 +44,6 @@ KEEP = 1.0
 """Seconds between two looks at a worker at rest."""
 SUCCESSION = 15.0
 """Seconds in which the rest of a node that was killed has to end."""
-LET_IN = "let-in"
-"""File that exists once the server has let the node in: from then on the node goes on trying."""
-
-CAUSES = (
-    (r"fedtide\.core\.errors\.FedtideError: (.*)", r"\1"),
-    ("No space left on device", "no space is left on the disk"),
-    ("MemoryError|DefaultCPUAllocator: can't allocate", "this machine's memory is too small for the work"),
-)
-"""Last words of a worker, and their meaning."""
 
 Handle = Callable[[dict[str, Any], bytes], tuple[Mapping[str, Any], bytes]]
 """Answers a question: header and payload in, header and payload out."""
@@ -72,7 +60,7 @@ class LineSettings:
         name: name of the node.
         key: file with the node's private key.
         json: whether the node writes its log as lines of JSON.
-        with_parent: whether the node ends when its input does.
+        with_parent: whether the node ends when the process ends that started it.
         worker: command of another program in place of the worker; () runs the worker.
     """
 
@@ -88,13 +76,7 @@ class LineSettings:
     @property
     def server(self) -> Caller:
         """The node's knowledge of its server, with its key."""
-        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-        check_secret(Path(self.key))
-        try:
-            key = load_ssh_private_key(Path(self.key).read_bytes(), None)
-        except (ValueError, TypeError) as error:
-            raise FedtideError(f"{self.key}: damaged or not a private key of OpenSSH ({error})") from None
+        key = read_private_key(Path(self.key))
         return Caller(self.address, Path(self.authority).read_bytes(), self.run, self.name, key)
 
 
@@ -141,7 +123,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pause, self._next, self._said = SHORTEST, 0.0, ""
-        self._closed = False
+        self._closed = self._ready = False
 
     def keep(self) -> None:
         """Start the worker if it has died and is due, or let it rest; this is called every now and then."""
@@ -149,10 +131,10 @@ class Worker:
             if self._log.stat().st_size > LOG:  # a server that asks much could fill the disk
                 shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
                 os.truncate(self._log, 0)  # the worker goes on at its end
-                self._from = 0
         if self._lock.acquire(blocking=False):
             try:
-                if not self._resting and self._runs() and self._is_ready() and self._is_idle():
+                is_quick = not self._resting and self._is_ready() and self._took < QUICK
+                if self._rests and is_quick and time.monotonic() - self._used > IDLE:
                     self._end()
                     self._process, self._resting = None, True
                     self._line.close()
@@ -185,14 +167,10 @@ class Worker:
             process.kill()
             process.wait()
 
-    def _is_idle(self) -> bool:
-        """Tell whether the worker had no question for long, and starts quickly."""
-        return self._rests and self._took < QUICK and time.monotonic() - self._used > IDLE
-
     def _wait(self, until: float) -> None:
         """Wait until the worker runs and has read its rows."""
         starting = time.monotonic() + STARTING
-        while not (self._runs() and self._is_ready()):
+        while not self._is_ready():
             if self._closed:
                 raise Failed("its node ends")
             if time.monotonic() > until:
@@ -202,24 +180,25 @@ class Worker:
                 starting = time.monotonic() + STARTING
             time.sleep(LOOK)
 
-    def _runs(self) -> bool:
-        """Tell whether the worker's process runs; start it if it is due."""
-        if self._process is not None and self._process.poll() is None:
-            return True
-        if self._process is not None:
+    def _is_ready(self) -> bool:
+        """Tell whether the worker runs and has read its rows; start it if it is due."""
+        if self._process is not None and self._process.poll() is not None:
             self._note_end()
-        if time.monotonic() >= self._next and not self._closed:
+        if self._process is None and time.monotonic() >= self._next and not self._closed:
             try:
                 self._start()
             except OSError as error:  # no process, file or memory is left
                 self._put_off(f"cannot be started ({error})")
-        return self._process is not None
+        if self._process is not None and not self._ready and self._line.poll(0):
+            with contextlib.suppress(EOFError, OSError):
+                self._ready = self._line.recv_bytes(100) == b"ready"
+                self._said, self._took = "", time.monotonic() - self._began
+        return self._process is not None and self._ready
 
     def _start(self) -> None:
         ours, theirs = socketpair()
         try:
             with theirs, self._log.open("ab") as out:
-                self._from = out.tell()
                 self._process = subprocess.Popen(
                     [*self._command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                     pass_fds=(theirs.fileno(), *self._files), start_new_session=True,
@@ -228,13 +207,6 @@ class Worker:
             ours.close()
             raise
         self._line, self._began, self._ready = Connection(ours.detach()), time.monotonic(), False
-
-    def _is_ready(self) -> bool:
-        if not self._ready and self._line.poll(0):
-            with contextlib.suppress(EOFError, OSError):
-                self._ready = self._line.recv_bytes(100) == b"ready"
-                self._said, self._took = "", time.monotonic() - self._began
-        return self._ready
 
     def _exchange(self, header: bytes, payload: bytes, until: float) -> tuple[bytes, bytes]:
         late = threading.Event()
@@ -273,10 +245,9 @@ class Worker:
         self._end()
         self._process = None
         self._line.close()
-        line = self._cause() or f"ended with status {status} after {lasted:.0f} s; see {self._log}"
         if lasted > STEADY:
             self._pause = SHORTEST / 2
-        self._put_off("" if is_said else line)
+        self._put_off("" if is_said else f"ended with status {status} after {lasted:.0f} s; see {self._log}")
 
     def _put_off(self, line: str) -> None:
         """Say why there is no worker, unless that was said last, and try again later."""
@@ -285,14 +256,6 @@ class Worker:
         self._said = line
         self._pause = min(2 * self._pause, LONGEST)
         self._next = time.monotonic() + self._pause
-
-    def _cause(self) -> str:
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(self._from)
-            text = file.read(1_000_000).decode(errors="replace")
-            matches = ((re.search(pattern, text), line) for pattern, line in CAUSES)
-            return next((match.expand(line) for match, line in matches if match), "")
-        return ""
 
 
 def answer_questions(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
@@ -305,7 +268,7 @@ def answer_questions(line: Connection, handle: Handle, say: Callable[[str], None
     """
     from fedtide.remote import messages
 
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()  # its successor has a worker of its own
     line.send_bytes(b"ready")
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -325,13 +288,6 @@ def answer_questions(line: Connection, handle: Handle, say: Callable[[str], None
             line.send_bytes(answer[1])
 
 
-def _end_with(parent: int) -> None:
-    """End as soon as the node's process is gone, because its successor has a worker of its own."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(0)
-
-
 def write_log(text: str) -> None:
     """Write a line to the log; a full disk is no reason not to answer."""
     with contextlib.suppress(OSError):
@@ -343,6 +299,8 @@ def main(path: Path) -> int:
     settings = json.loads(path.read_text(encoding="utf-8"))
     line = LineSettings(**settings["line"])
     log = Log(line.json)
+    if line.with_parent:
+        end_with_parent()
     lock_file = _lock(path.with_name("lock"), log)
 
     def say(text: str) -> None:
@@ -356,8 +314,8 @@ def main(path: Path) -> int:
         rests=settings.get("health") is None,  # a health address is one of the worker
     )
     try:
-        stream = Line(line.server, worker.answer, say, path.with_name(LET_IN).touch)
-        return asyncio.run(_run(stream, worker, line.with_parent))
+        stream = Line(line.server, worker.answer, say, path.with_name("let-in"))
+        return asyncio.run(_run(stream, worker))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")
         return 2
@@ -365,13 +323,11 @@ def main(path: Path) -> int:
         worker.close()
 
 
-async def _run(line: Line, worker: Worker, with_parent: bool) -> int:
+async def _run(line: Line, worker: Worker) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores one
             loop.add_signal_handler(number, stop.set)
-    if with_parent:
-        threading.Thread(target=_wait_for_parent, args=(loop, stop), daemon=True).start()
     threading.Thread(target=_keep, args=(worker,), daemon=True).start()
     talking, stopping = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
     await asyncio.wait({talking, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -388,24 +344,17 @@ def _keep(worker: Worker) -> None:
         time.sleep(KEEP)
 
 
-def _wait_for_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Wait until the parent of this process is gone, which closes the input."""
-    while os.read(0, 1000):
-        continue
-    loop.call_soon_threadsafe(stop.set)
-
-
 def _lock(path: Path, log: Log) -> TextIO:
     """Return the lock of a node's folder, which its worker inherits: two nodes would overwrite each other's memory."""
-    file, until, waiting = path.open("w"), time.monotonic() + SUCCESSION, False
+    file, until, waits = path.open("w"), time.monotonic() + SUCCESSION, False
     while True:
         try:
             lock(file.fileno(), wait=False)
             return file
         except BlockingIOError:
-            if not waiting:
+            if not waits:
                 log.say("process", "waits for another process of this node to end")
-                waiting = True
+            waits = True
             if time.monotonic() > until:
                 log.say("process", f"error: {path.parent.parent}: another process runs this node already; end it first")
                 sys.exit(2)

@@ -10,9 +10,6 @@ weights then show that they are made of releases alone, which the budget covers.
 sum is compared with the ledger's, too.
 """
 
-from __future__ import annotations
-
-import os
 import shutil
 import socket
 import subprocess
@@ -29,7 +26,7 @@ from typing import Any
 from fedtide.config import from_dict, resolved
 from fedtide.config.settings import Deploy
 from fedtide.core import checkpoint, codec
-from fedtide.core.atomic import sha256
+from fedtide.core.atomic import check_new, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, read_rounds
@@ -44,13 +41,13 @@ from fedtide.runs.runner import Run
 from fedtide.site import certificates
 from fedtide.site.accounts import recorded_sums
 from fedtide.site.client_rows import FileRows, host_without_rows
-from fedtide.site.machine import Log, check_free
+from fedtide.site.machine import Log, end_with_parent
 from fedtide.site.node_process import LineSettings, node_command, write_settings
 from fedtide.site.serve import serve
 from fedtide.site.site import Roster, Site
 from fedtide.site.status import Status
-from fedtide.wire.masks import library
-from fedtide.wire.release import Noise
+from fedtide.wire.keys import library
+from fedtide.wire.noise import Noise
 
 DEADLINE = "5m"
 """For the answers to one question: a killed node is back within seconds, or a minute on a busy machine."""
@@ -58,9 +55,8 @@ STALLED = 900.0
 """Seconds without a round after which a rehearsal is given up."""
 LOOK = 0.2
 """Seconds between two looks at the server's status."""
-MIDST, SLOW = 1.0, 2.5
-"""Seconds after the beginning of a round at which a process is killed, and that each question of that round takes."""
-AUTHORITY = ("ca.crt", "ca.key", "server.crt", "server.key")
+MIDST = 1.0
+"""Seconds after the beginning of a round at which a process is killed."""
 COMPARED = ("asked", "answered", "refused", "trained", "seconds", "epsilon", "facts")
 """Keys of a round's record that have to be the same; evaluations are compared by accuracy."""
 
@@ -81,15 +77,17 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     if rounds < 1:
         raise refused("--rounds", rounds, "1 or more")
     copy = make_rehearsal(site, rounds)
-    log.say("rehearsal", f"{len(copy.roster.node)} nodes and their server at {copy.address}; logs are in {copy.root}")
+    log.say(
+        "rehearsal", f"{len(copy.roster.node)} nodes and their server at {copy.deploy.address}; logs are in {copy.root}"
+    )
     if copy.experiment.wire is not None and copy.experiment.wire.privacy is not None:
         log.say("noise", "noise follows from the seed here, as in the simulation; a served site has the system's")
     began = time.monotonic()
     with ExitStack() as stack:
         server = stack.enter_context(server_of(copy, log))
         wait_for_server(copy, server)  # before that it would let no node in
-        plan = _plan_kills(copy) if kills else []
-        slow = [kill.after for kill in plan]
+        plan = [(min(1, rounds - 1), copy.roster.node[0].name), (min(2, rounds - 1), "")] if kills else []
+        slow = [after for after, _ in plan]
         nodes = {
             node.name: stack.enter_context(node_of_rehearsal(copy, node.name, log, slow)) for node in copy.roster.node
         }
@@ -109,26 +107,19 @@ def make_rehearsal(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
     """Make the site of a rehearsal: that of the study with other rounds, keys of its own, and a free port."""
     root = site.root / "rehearsal"
     shutil.rmtree(root, ignore_errors=True)
-    (root / "authority").mkdir(mode=0o700, parents=True)
-    for name in AUTHORITY:
-        if (site.authority / name).exists():  # its owner may have taken ca.key away
-            shutil.copy2(site.authority / name, root / "authority" / name)
+    shutil.copytree(site.authority, root / "authority")
     deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=deadline)
     changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": rounds})
     experiment = from_dict(resolved(changed), where=str(root), timed=False)
     digest = digest_of(experiment, experiment.method[0], experiment.seeds[0])
     nodes = []
     for node in site.roster.node:
-        place = _node_folder(root, node.name)
+        place = root / "nodes" / node.name
         place.mkdir(mode=0o700, parents=True)
         certificates.make_node_key(place / "key", place / "key.pub", node.name)
         nodes.append(node.model_copy(update={"key": certificates.read_public_key(place / "key.pub")[0]}))
     Site(root, experiment, site.about.model_copy(update={"digest": digest}), Roster(node=tuple(nodes))).write()
     return Site.read(root)
-
-
-def _node_folder(root: Path, name: str) -> Path:
-    return root / "nodes" / name
 
 
 def free_port() -> int:
@@ -141,21 +132,8 @@ def free_port() -> int:
 # -- processes of a rehearsal ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Kill:
-    """A kill of a node, or of the server (""), once `after` rounds are over."""
-
-    after: int
-    node: str
-
-
-def _plan_kills(site: Site) -> list[Kill]:
-    last = site.experiment.rounds - 1
-    return [Kill(min(1, last), site.roster.node[0].name), Kill(min(2, last), "")]
-
-
 class Process:
-    """A server or a node, which runs meanwhile, ends when its input does, and whose lines are logged.
+    """A server or a node, which runs meanwhile, ends with this process, and whose lines are logged.
 
     Args:
         name: name in the log.
@@ -166,16 +144,15 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], log: Log) -> None:
         self._name, self._command, self._log = name, command, log
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> "Process":
         self.process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         threading.Thread(target=self._pass_on, args=(self.process,), daemon=True).start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.process.terminate()
         self.process.wait()
 
     def restart(self) -> None:
@@ -199,12 +176,12 @@ def server_of(site: Site, log: Log) -> Process:
 def node_of_rehearsal(site: Site, name: str, log: Log, slow: Sequence[int] = ()) -> Process:
     """Return a node of a rehearsal, which takes its time in the rounds `slow`."""
     root = site.root.absolute()
-    place = _node_folder(root, name)
+    place = root / "nodes" / name
     authority = str(root / "authority" / "ca.crt")
-    line = LineSettings(site.address, authority, site.digest, name, str(place / "key"), with_parent=True)
+    line = LineSettings(site.deploy.address, authority, site.digest, name, str(place / "key"), with_parent=True)
     settings: dict[str, Any] = {"site": str(root), "home": str(place)}
     if slow:
-        settings["slow"] = {"rounds": list(slow), "seconds": SLOW}
+        settings["slow"] = list(slow)
     return Process(name, node_command(write_settings(place, settings, line)), log)
 
 
@@ -229,8 +206,10 @@ def wait_for_server(site: Site, server: Process) -> None:
         continue
 
 
-def watch_rounds(site: Site, server: Process, plan: Sequence[Kill], nodes: Mapping[str, Process], log: Log) -> None:
-    """Wait until all rounds are over, and kill on the way."""
+def watch_rounds(
+    site: Site, server: Process, plan: Sequence[tuple[int, str]], nodes: Mapping[str, Process], log: Log
+) -> None:
+    """Wait until all rounds are over, and kill on the way: after so many rounds a node, or the server ("")."""
     rounds, moved, left = -1, time.monotonic(), list(plan)
     while server.process.poll() is None:
         status = look_at_server(site, server, moved)
@@ -238,9 +217,9 @@ def watch_rounds(site: Site, server: Process, plan: Sequence[Kill], nodes: Mappi
             continue
         if status.round != rounds:
             rounds, moved = status.round, time.monotonic()
-        if left and rounds >= left[0].after and status.phase == "playing":
+        if left and rounds >= left[0][0] and status.phase == "playing":
             time.sleep(MIDST)
-            node = left.pop(0).node
+            _, node = left.pop(0)
             log.say("kill", f"killing {f'node {node}' if node else 'the server'} in round {rounds + 1}")
             (nodes[node] if node else server).restart()
             moved = time.monotonic()
@@ -265,13 +244,9 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
         deployed: folder of the run on nodes.
         simulated: folder of the run in simulation.
     """
-    records = [read_rounds(place) for place in (deployed, simulated)]
-    if len(records[0]) != len(records[1]):
-        yield f"deployed has {len(records[0])} rounds, and simulated {len(records[1])}"
-    for lines in zip(*records, strict=False):
-        ours, theirs = ({key: line.get(key) for key in COMPARED} | _accuracies(line) for line in lines)
-        if not same(ours, theirs):
-            yield f"round {lines[0]['round']}: {difference(ours, theirs)} in simulation"
+    records, theirs = ([_compared(line) for line in read_rounds(place)] for place in (deployed, simulated))
+    if not same(records, theirs):
+        yield f"rounds: {difference(records, theirs)} in simulation"
     newest = [checkpoint.file_of(place) for place in (deployed, simulated)]
     rounds = [int(path.parent.name) for path in newest]
     if rounds[0] != rounds[1]:
@@ -282,8 +257,9 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
         yield f"after round {rounds[0] - 1}: state: {difference(ours, theirs)}"
 
 
-def _accuracies(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"accuracy of {view}": scores["accuracy"] for view, scores in line.get("scores", {}).items()}
+def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
+    scores = {view: scores["accuracy"] for view, scores in line.get("scores", {}).items()}
+    return {key: line.get(key) for key in COMPARED} | {"accuracy": scores}
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
@@ -349,7 +325,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     else:
         host = host_of(run.experiment, run.method, run.seed, store)
     wire = replace(host.wire, server=recorded)
-    check_free(place, "--out")
+    check_new(place, " with --out")
     folder.create(settings, place)
     fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
     judged = views(host.population) if data or recorded is None else []
@@ -360,26 +336,17 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
     equal = sha256(run.folder / state) == sha256(copy.folder / state)
     noise = tuple(recorded.noise) if recorded is not None and data else ()
-    return Replayed(played, equal, _first_difference(run.folder, copy.folder, played), place, noise)
-
-
-def _first_difference(deployed: Path, simulated: Path, played: int) -> int | None:
-    """Return the first round whose records differ in keys that both have."""
-    for one, other in zip(read_rounds(deployed)[:played], read_rounds(simulated), strict=False):
-        if any(one[key] != other[key] for key in ("answered", "trained", "facts") if key in one and key in other):
-            return int(one["round"])
-    return None
-
-
-def _end_with_parent() -> None:
-    """End as soon as the rehearsal is gone, which closes the input."""
-    while os.read(0, 1000):
-        continue
-    os._exit(1)
+    pairs = zip(read_rounds(run.folder)[:played], read_rounds(copy.folder), strict=False)
+    keys = ("answered", "trained", "facts")
+    other = (
+        ours for ours, theirs in pairs if any(ours[key] != theirs.get(key, ours[key]) for key in keys if key in ours)
+    )
+    differs = next((line["round"] for line in other), None)
+    return Replayed(played, equal, differs, place, noise)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     try:
         sys.exit(serve(Site.read(Path(sys.argv[1])), log=Log(), rehearsed=True))
     except FedtideError as mistake:

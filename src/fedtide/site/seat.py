@@ -4,16 +4,13 @@ A node's folder holds NAME.key, which is secret and never travels, and NAME.pub,
 of the ticket, the place of the policy, the memory of its clients, and the model that they were evaluated with.
 """
 
-from __future__ import annotations
-
-import asyncio
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,16 +19,17 @@ from fedtide.core.base import PARTS, Algorithm
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.transforms import shape_after
 from fedtide.remote.grpc import stream_protocol as protocol
-from fedtide.remote.grpc.line import look_at
+from fedtide.remote.node import Node
+from fedtide.remote.policy import SCORE, Policy
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, describe_budget, ledger_for
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row
 from fedtide.site.machine import Health, Log, check_own
-from fedtide.site.node_process import LET_IN, LineSettings, node_command, write_settings
-from fedtide.site.policy import SCORE, Policy, describe_terms
+from fedtide.site.node_process import LineSettings, node_command, write_settings
+from fedtide.site.owner import describe_terms, read_policy
 from fedtide.site.site import installed_versions
 from fedtide.site.tickets import Ticket
-from fedtide.wire.masks import library
+from fedtide.wire.keys import library
 from fedtide.wire.pipeline import FLOATING
 
 NO_RULES = Path("none")
@@ -69,12 +67,12 @@ class Seat:
     rules: Path | None = None
 
     @staticmethod
-    def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
+    def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> "Seat":
         """Read a ticket from its file, and all that `of` checks."""
         return Seat.of(Ticket.read(ticket), data, policy, home)
 
     @staticmethod
-    def of(ticket: Ticket, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
+    def of(ticket: Ticket, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> "Seat":
         """Read and check all of a seat; nothing is written.
 
         Args:
@@ -91,8 +89,7 @@ class Seat:
         check_versions(ticket)
         study = ticket.experiment
         rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
-        rules = Policy() if policy is None else Policy.read(policy)
-        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy)
+        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, read_policy(policy), policy)
         seat.check_home()
         return seat
 
@@ -149,6 +146,14 @@ class Seat:
             return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
         except RuntimeError as error:  # torch, for a network that is too large
             raise FedtideError(f"study: its model cannot be made here ({str(error).splitlines()[0]})") from None
+
+    def node(self, **more: Any) -> Node:
+        """Return the node of the seat, with further settings."""
+        ticket, memory = self.ticket, self.home / "memory" / self.ticket.digest
+        clients, threads = frozenset(ticket.clients), ticket.experiment.fleet.threads
+        return Node(
+            self.algorithm, ticket.seed, self.rows, memory, ticket.digest, threads=threads, clients=clients, **more
+        )
 
     @property
     def settings(self) -> dict[str, object]:
@@ -260,7 +265,7 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
         health: a port of this machine at which programs can ask how the node is; None opens none.
 
     Raises:
-        FedtideError: the server is not the one of the ticket, or the port is taken.
+        FedtideError: the port is taken.
     """
     protocol.library()
     if health is not None:
@@ -268,13 +273,6 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
     home = seat.home.absolute()
     (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
     line = replace(seat.line, json=log.lines)
-    try:
-        greeting = asyncio.run(look_at(line.server))
-    except FedtideError as error:
-        if not (home / "run" / LET_IN).exists():
-            raise
-        greeting = f"{error}; the node goes on trying"
-    log.say("server", greeting)
     command = node_command(write_settings(home, {**seat.settings, "health": health}, line))
     work = seat.home / "run" / "worker.log"
     log.say("node", f"{seat.ticket.node} runs until the study is over, or Ctrl-C; the log of its work is {work}")

@@ -1,13 +1,11 @@
 """A server of real clients: it plays a site's study, saves after every round, and goes on after a stop or a crash."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
-from fedtide.fields.types import seconds_of, zone_of
+from fedtide.fields.types import seconds_of
 from fedtide.fleets.local_engine import Host
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.fleet import RemoteFleet
@@ -37,16 +35,16 @@ from fedtide.site.accounts import forget, open_safe, private_wire
 from fedtide.site.client_rows import host_without_rows
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
-from fedtide.site.status import Connected, Status, describe_way_in
-from fedtide.wire.answer_schema import Schemas, made_up
+from fedtide.site.status import Status, describe_way_in
+from fedtide.wire.keys import library
 from fedtide.wire.ledger import LEDGER
-from fedtide.wire.masks import Bundle, library, verified
-from fedtide.wire.pipeline import FLOATING, Wire
-from fedtide.wire.release import simulated_noise
+from fedtide.wire.masks import Bundle, verified
+from fedtide.wire.noise import simulated_noise
+from fedtide.wire.pipeline import Wire
 
 WAITED = 20
 """Maximum number of nodes for which the server says how they can come in; a table has the others."""
-WRITE = 3.0
+WRITE = 1.0
 """Seconds between two writings of the status file."""
 LOOK = 1.0
 """Seconds between two looks at the keys of the roster."""
@@ -56,10 +54,6 @@ SETTLE = 20.0
 """Seconds that a server, when it is started, gives admitted nodes to come in, beyond the fewest."""
 AGAIN = 300.0
 """Seconds after which the server says again for which nodes it waits."""
-QUIET = 3.0
-"""Seconds that nodes have to come back to a restarted server before it says for which nodes it waits."""
-AWAY = Connected(online=False)
-"""Connection of a node that was never seen."""
 
 
 @dataclass
@@ -82,45 +76,37 @@ class RosterFile:
 
     def read(self) -> Roster:
         """Return the roster; the one before if it cannot be read, or lacks nodes that it had."""
+        path = self.root / "roster.toml"
         with self._lock:
-            mistake = ""
             try:
-                mistake = self._read()
+                status = path.stat()
+                stamp = status.st_mtime_ns, status.st_size, status.st_ino
+                if stamp == self._stamp:
+                    return self.roster
+                roster = read_roster(self.root)
+                clients = {node.name: node.clients for node in roster.node}
+                if lacking := [node.name for node in self.roster.node if clients.get(node.name) != node.clients]:
+                    but = "or its clients were changed; to lock a node out, remove its line 'key'"
+                    raise FedtideError(f"{path}: node '{lacking[0]}' was removed, {but}")
+                self.roster, self._stamp, self.mistake = roster, stamp, ""
             except (FedtideError, OSError) as error:
-                mistake = str(error)
-            if mistake and mistake != self.mistake:
-                self.log.say("roster", f"{mistake}; the roster is kept as it was")
-            self.mistake = mistake
+                if str(error) != self.mistake:
+                    self.log.say("roster", f"{error}; the roster is kept as it was")
+                self._stamp, self.mistake = None, str(error)
             return self.roster
-
-    def _read(self) -> str:
-        status = (self.root / "roster.toml").stat()
-        stamp = status.st_mtime_ns, status.st_size, status.st_ino
-        if stamp == self._stamp:
-            return self.mistake
-        self._stamp = stamp
-        roster = read_roster(self.root)
-        clients = {node.name: node.clients for node in roster.node}
-        lacking = [node.name for node in self.roster.node if clients.get(node.name) != node.clients]
-        if lacking:
-            but = "to lock a node out, remove its line 'key'"
-            return f"{self.root / 'roster.toml'}: node '{lacking[0]}' was removed, or its clients were changed; {but}"
-        self.roster = roster
-        return ""
 
 
 @dataclass
 class Watch:
-    """Reports of a server: a line for each event, a status file, and an answer for its health address.
+    """Tells people and programs how a server is: a log and a status file.
 
     Args:
-        site: the site that is served.
-        log: takes the lines.
+        site: the site.
+        log: takes events.
         carrier: tells which nodes are connected.
         latest: the roster, whose mistakes are reported; None reports none.
-        phase: the server's activity, in words.
         round: number of rounds that are over.
-        next: beginning of the next round, if a clock decides.
+        phase: the server's activity, in words.
         missing: number of clients that have to come before a round begins.
     """
 
@@ -128,60 +114,43 @@ class Watch:
     log: Log
     carrier: GrpcCarrier
     latest: RosterFile | None = None
-    phase: str = "starting"
     round: int = 0
-    next: datetime | None = None
+    phase: str = "starting"
     missing: int = 0
-    _nodes: dict[str, Connected] = field(default_factory=dict)
+    _present: frozenset[str] = frozenset()
     _waiting: tuple[str, ...] = ()
     _said: float = 0.0
-    _quiet: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _disk: str = ""
 
     def look(self) -> Status:
         """Return the status, and say which nodes came and went."""
         with self._lock:
-            now, present = datetime.now(UTC), self.carrier.present()
-            nodes = {node.name: self._nodes.get(node.name, AWAY) for node in self.site.roster.node}
-            for name, before in nodes.items():
-                online = name in present
-                if before.online != online:
-                    nodes[name] = self._nodes[name] = Connected(online=online, since=now)
-                    self.log.say("node", f"{name} {'is connected' if online else 'is gone'}", node=name, online=online)
+            before, self._present = self._present, self.carrier.present()
+            for name in sorted(before ^ self._present):
+                online = name in self._present
+                self.log.say("node", f"{name} {'is connected' if online else 'is gone'}", node=name, online=online)
+            waiting = f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
             return Status(
-                at=now,
+                at=datetime.now(UTC),
                 round=self.round,
                 rounds=self.site.experiment.rounds,
-                phase=self._describe_phase(now),
-                nodes=nodes,
-                waiting=self._describe_waiting(nodes, now) if self.missing else (),
-                problem=self._disk or ("" if self.latest is None else self.latest.mistake[:1000]),
+                phase=waiting if self.missing else self.phase,
+                present=tuple(sorted(self._present)),
+                waiting=self._describe_waiting() if self.missing else (),
+                problem="" if self.latest is None else self.latest.mistake[:1000],
             )
 
-    def _describe_phase(self, now: datetime) -> str:
-        if self.missing:
-            return f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
-        if self.phase == "playing" and self.next is not None and now < self.next:
-            return f"waiting for {self.next:%H:%M:%S} ({self.site.deploy.zone}), when the next round begins"
-        return self.phase
-
-    def _describe_waiting(self, nodes: Mapping[str, Connected], now: datetime) -> tuple[str, ...]:
+    def _describe_waiting(self) -> tuple[str, ...]:
         """Say for each node that is not there how it can come in."""
         keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
-        away = [node for node in self.site.roster.node if not nodes[node.name].online]
-        return tuple(
-            describe_way_in(self.site.root, node, nodes[node.name], keys.get(node.name), now) for node in away[:WAITED]
-        )
+        away = [node for node in self.site.roster.node if node.name not in self._present]
+        return tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED])
 
     def wait_for(self, missing: int, number: int) -> None:
         """Note how many clients a round waits for; say which nodes, when these change and every few minutes."""
         self.missing = missing
         status = self.look()
-        waiting = tuple(line.partition(":")[0] for line in status.waiting)
-        now = time.monotonic()
-        if missing and now < self._quiet:
-            return
+        waiting, now = tuple(line.partition(":")[0] for line in status.waiting), time.monotonic()
         if missing and (waiting != self._waiting or now - self._said > AGAIN):
             for line in (f"{status.phase} before round {max(number, 0) + 1} begins", *status.waiting):
                 self.log.say("waiting", line)
@@ -189,49 +158,28 @@ class Watch:
         self._waiting = waiting
 
     def write(self) -> None:
-        """Write the status file; if it cannot be written, say so once and go on."""
-        mistake = ""
+        """Write the status file.
+
+        Raises:
+            FedtideError: it cannot be written.
+        """
         try:
             self.look().write(self.site.status)
         except OSError as error:
-            reason = error.strerror or error
-            mistake = f"{self.site.status} cannot be written ({reason}). Then the rounds cannot be saved either"
-        if mistake and mistake != self._disk:
-            self.log.say("disk", mistake)
-        self._disk = mistake
-
-    def remember(self) -> None:
-        """Take over the rounds of the server before this one, and the times at which nodes were last seen."""
-        self.round = len(read_rounds(self.site.record))
-        try:
-            before = Status.read(self.site.status)
-        except FedtideError:  # it is written anew
-            return
-        if before is None:
-            return
-        self._quiet = time.monotonic() + QUIET
-        for name, node in before.nodes.items():
-            if (seen := before.at if node.online else node.since) is not None:
-                since = seen if seen.tzinfo else seen.replace(tzinfo=UTC)
-                self._nodes[name] = Connected(online=False, since=since)
-
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Write the status every few seconds meanwhile."""
-        self.write()
-        with _repeat(self.write, WRITE, self.log):
-            yield
-        self.write()
+            but = "then the rounds cannot be saved either"
+            raise FedtideError(f"{self.site.status}: cannot be written ({error.strerror or error}): {but}") from None
 
 
 @contextmanager
-def _repeat(work: Callable[[], None], seconds: float, log: Log) -> Iterator[None]:
-    """Do some work every few seconds meanwhile; an error in it is said, and does not end it."""
+def repeat(work: Callable[[], None], seconds: float, log: Log) -> Iterator[None]:
+    """Do some work now, every few seconds meanwhile, and at the end; a later error in it is said, and ends nothing."""
+    work()
     over = threading.Event()
 
     def run() -> None:
-        last = ""
-        while not over.wait(seconds):
+        last, ended = "", False
+        while not ended:
+            ended = over.wait(seconds)
             try:
                 work()
             except Exception as error:
@@ -267,24 +215,22 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     """
     library()
     _renew(site, log)
-    host, port = bind_address(site.address)
+    host, port = bind_address(site.deploy.address)
     with ExitStack() as stack:
         carrier = stack.enter_context(
             GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=len(site.roster.node))
         )
         latest = RosterFile(site.root, site.roster, log)
-        watch = Watch(site, log, carrier, latest)
-        _admit_keys(carrier, latest)
-        stack.enter_context(_repeat(partial(_admit_keys, carrier, latest), LOOK, log))
-        stack.enter_context(_repeat(partial(_renew, site, log), DAY, log))
+        watch = Watch(site, log, carrier, latest, len(read_rounds(site.record)))
+        stack.enter_context(repeat(partial(_admit_keys, carrier, latest), LOOK, log))
+        stack.enter_context(repeat(partial(_renew, site, log), DAY, log))
         if not site.run.exists():
             folder.create(site.experiment, site.run)
         if health is not None:
             answers = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
             log.say("health", f"health: {answers.address}")
-        watch.remember()
-        stack.enter_context(watch.looking())
-        log.say("served", f"nodes are let in at {site.address}", address=site.address)
+        stack.enter_context(repeat(watch.write, WRITE, log))
+        log.say("served", f"nodes are let in at {site.deploy.address}", address=site.deploy.address)
         watch.phase, over = "playing", False
         settle = time.monotonic() + SETTLE
 
@@ -307,8 +253,6 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             try:
                 for progress in play_rounds(site, fleet, judge, log, latest):
                     watch.round, over = progress.round, progress.round == progress.rounds
-                    watch.next = next_round(fleet)
-                    watch.write()
             except _Grown:
                 continue
             over = over or latest.read().clients == site.roster.clients
@@ -330,7 +274,7 @@ def _admit_keys(carrier: GrpcCarrier, latest: RosterFile) -> None:
 
 def _renew(site: Site, log: Log) -> None:
     """Renew the server's certificate if it ends soon; say what was done, or what is in the way."""
-    if line := certificates.renew_if_due(site.authority, site.address):
+    if line := certificates.renew_if_due(site.authority, site.deploy.address):
         log.say("certificate", line)
 
 
@@ -353,38 +297,28 @@ def judge_of(
         who, clock = Present(site.seed), WallClock(site.about.made.timestamp(), site.deploy.zone, every)
         wire = private_wire(site, host)
     fleet = fleet_of(site, carrier, host, who, clock, wire, waits)
-    algorithm = survive_failures(host.algorithm, fleet, partial(_say_failure, log, method.name))
+    algorithm = survive_failures(host.algorithm, fleet, log)
     judged = views(host.population, experiment.eval_clients, site.seed, experiment.eval_splits)
     return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
 def fleet_of(
-    site: Site,
-    carrier: Carrier,
-    host: Host,
-    who: Who,
-    clock: RealClock,
-    wire: Wire = FLOATING,
-    waits: Callable[[int], bool] = lambda present: False,
+    site: Site, carrier: Carrier, host: Host, who: Who, clock: RealClock, wire: Wire, waits: Callable[[int], bool]
 ) -> RemoteFleet:
     """Return the nodes of a site as a fleet."""
-    deploy, traits = site.deploy, host.algorithm.traits
-    schemas = Schemas(host.algorithm.works, made_up(*host.population.few()))
+    deploy = site.deploy
     return RemoteFleet(
         carrier,
         {node.name: node.clients for node in site.roster.node},
         who,
         clock,
         run=site.digest,
-        reveals=traits.reveals,
+        traits=host.algorithm.traits,
         patience=seconds_of(deploy.deadline),
         fewest=deploy.fewest,
-        first=traits.first,
-        deadline=traits.deadline,
-        schemas=schemas,
         heaviest=deploy.heaviest,
         signed=partial(_is_signed, site),
-        vectors=Vectors(wire, schemas),
+        vectors=Vectors.of(wire, host.algorithm, host.population.few()),
         waits=waits,
     )
 
@@ -399,16 +333,8 @@ def _is_signed(site: Site, name: str, key: Bundle) -> bool:
     return registered in (None, key.identity) and verified(site.digest, name, key)
 
 
-def survive_failures(
-    algorithm: Algorithm, fleet: RemoteFleet, fail: Callable[[str, int, Exception], None]
-) -> Algorithm:
-    """Return an algorithm whose state stays as it was if answers of clients end a round.
-
-    Args:
-        algorithm: the algorithm of a simulation.
-        fleet: its clients.
-        fail: takes the last question, the round and the error.
-    """
+def survive_failures(algorithm: Algorithm, fleet: RemoteFleet, log: Log) -> Algorithm:
+    """Return an algorithm whose state stays as it was if answers of clients end a round; the log is told."""
 
     def round(state: Any, asked: Simulation, rng: Rng) -> tuple[Any, Facts]:
         try:
@@ -418,24 +344,12 @@ def survive_failures(
         except Exception as error:
             if not any(len(query.answered) for query in fleet.queries):
                 raise  # no answer is to blame
-            fail(fleet.queries[-1].ask.question, fleet.moment.round, error)
+            question, number = fleet.queries[-1].ask.question, fleet.moment.round
+            text = f"round {number} is not counted: answers to '{question}' end in {type(error).__name__}"
+            log.say("failed", f"{text}: {one_line(error)}", question=question, round=number)
             return state, {}
 
     return replace(algorithm, round=round)
-
-
-def _say_failure(log: Log, method: str, question: str, number: int, error: Exception) -> None:
-    text = f"{method}: round {number} is not counted: answers to '{question}' end in {type(error).__name__}"
-    log.say("failed", f"{text}: {one_line(error)}", method=method, question=question, round=number)
-
-
-def next_round(fleet: RemoteFleet) -> datetime | None:
-    """Return the beginning of the next round; None if it begins at once."""
-    clock = fleet.clock
-    if not isinstance(clock, WallClock) or clock.every is None:
-        return None
-    left = fleet.moment.seconds + fleet.elapsed() - clock.seconds()
-    return datetime.now(zone_of(clock.zone)) + timedelta(seconds=left)
 
 
 def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: RosterFile) -> Iterator[Progress]:

@@ -12,13 +12,11 @@
 `fedtide deploy` makes all but the last three at once, and never writes over anything.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,7 +64,7 @@ class Roster(Strict):
     node: Annotated[tuple[Member, ...], Field(min_length=1, max_length=100_000)]
 
     @staticmethod
-    def of(names: str, where: str = "--nodes", first: int = 0) -> Roster:
+    def of(names: str, where: str = "--nodes", first: int = 0) -> "Roster":
         """Return new nodes from "berlin,lyon:2,oslo": names, with the number of clients; `first` is the first id.
 
         >>> [(node.name, node.clients) for node in Roster.of("berlin,lyon:2,oslo").node]
@@ -82,7 +80,7 @@ class Roster(Strict):
         return Roster.checked({"node": nodes}, where, first)
 
     @staticmethod
-    def checked(values: Any, where: str, first: int = 0) -> Roster:
+    def checked(values: Any, where: str, first: int = 0) -> "Roster":
         """Return a roster from nested values; `where` begins the error, and `first` is the first id."""
         roster = checked(Roster, values, where)
         names = [node.name for node in roster.node]
@@ -120,7 +118,7 @@ class Site:
     roster: Roster
 
     @staticmethod
-    def read(root: Path, imports: bool = True) -> Site:
+    def read(root: Path, imports: bool = True) -> "Site":
         """Read the folder of a site.
 
         Args:
@@ -135,19 +133,14 @@ class Site:
             raise refused(f"{root / 'site.toml'}: scheme", values.get("scheme"), str(SCHEME), "another version made it")
         about = checked(AboutSite, values, str(root / "site.toml"))
         experiment = read(root / "study.toml", timed=False, imports=imports)
-        site = Site(root, experiment, about, read_roster(root))
-        site.check()
-        return site
-
-    def check(self) -> None:
-        """Raise if the study is not the one that the tickets were made for."""
-        path = self.root / "study.toml"
-        if len(self.experiment.method) != 1 or len(self.experiment.seeds) != 1 or self.experiment.sweep:
+        site, path = Site(root, experiment, about, read_roster(root)), root / "study.toml"
+        if len(experiment.method) != 1 or len(experiment.seeds) != 1 or experiment.sweep:
             raise FedtideError(f"{path}: was changed: a site has one method, one seed and no sweep")
-        if digest_of(self.experiment, self.method, self.seed) != self.digest:
+        if digest_of(experiment, site.method, site.seed) != about.digest:
             but = "only [deploy] may change; for another study make another site with: fedtide deploy"
-            raise FedtideError(f"{path}: was changed, and nodes have tickets of what it was ({self.digest}); {but}")
-        check_fewest(self.deploy, self.roster.clients, str(path))
+            raise FedtideError(f"{path}: was changed, and nodes have tickets of what it was ({about.digest}); {but}")
+        check_fewest(site.deploy, site.roster.clients, str(path))
+        return site
 
     def write(self) -> None:
         """Write the three files that make a folder a site."""
@@ -176,11 +169,6 @@ class Site:
         return self.experiment.deploy or Deploy()
 
     @property
-    def address(self) -> str:
-        """HOST:PORT at which nodes reach the server."""
-        return self.deploy.address
-
-    @property
     def authority(self) -> Path:
         """The folder of keys and certificates."""
         return self.root / "authority"
@@ -207,7 +195,7 @@ class Site:
 
     def ticket(self, node: Member) -> Ticket:
         """Return the ticket of a node."""
-        return self.ticket_of(node, self.address, (self.authority / "ca.crt").read_text(encoding="ascii"))
+        return self.ticket_of(node, self.deploy.address, (self.authority / "ca.crt").read_text(encoding="ascii"))
 
     def ticket_of(self, node: Member, address: str, authority: str) -> Ticket:
         """Return the ticket of a node for a server at an address, with the certificate of its authority."""
@@ -254,10 +242,8 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that compute and carry answers."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

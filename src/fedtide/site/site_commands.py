@@ -1,7 +1,5 @@
 """The commands of real clients, which import what they need when they run: `fedtide --help` does not wait for it."""
 
-from __future__ import annotations
-
 import signal
 from datetime import UTC, datetime
 from functools import partial
@@ -60,7 +58,7 @@ def deploy(
         raise FedtideError(f"{option}: no value given; fedtide deploy --help says what it is")
     settings = read(file, scale=scale, sets=set_)
     site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
-    _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.address})")
+    _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.deploy.address})")
     for node in site.roster.node:
         _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {site.ticket(node).seal})")
     commands = f"fedtide admit {out} NODE NODE.pub; fedtide serve {out}"

@@ -1,20 +1,19 @@
 """Status of a site: the connected nodes, and what each node was asked, sent and showed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from fedtide.config.settings import bind_address
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
-from fedtide.fields.types import Flag, Strict, Text, Whole, checked
-from fedtide.remote.asks import NodeRecord, nodes_of, read_asks
+from fedtide.core.record import ASKS, read_rounds
+from fedtide.fields.types import Strict, Text, Whole, checked
+from fedtide.remote.asks import NodeRecord, nodes_of
 from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_spent
@@ -30,18 +29,6 @@ HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "r
 Line = Annotated[Text, Field(max_length=1000)]
 
 
-class Connected(Strict):
-    """Connection of a node.
-
-    Args:
-        online: whether it is connected now.
-        since: time of the last change; None if it was never connected.
-    """
-
-    online: Flag
-    since: datetime | None = None
-
-
 class Status(Strict):
     """Status of a served site, as its server writes it every few seconds.
 
@@ -50,16 +37,16 @@ class Status(Strict):
         round: the current round, from 0.
         rounds: number of rounds in all.
         phase: the server's activity, in words.
-        nodes: connections by name.
+        present: names of the nodes that are connected.
         problem: something for a person to look at; "" if all is well.
         waiting: the nodes that the server waits for, with the way in for each.
     """
 
-    at: datetime
+    at: AwareDatetime
     round: Whole
     rounds: Whole
     phase: Line
-    nodes: dict[str, Connected]
+    present: tuple[Line, ...]
     problem: Line = ""
     waiting: Annotated[tuple[Line, ...], Field(max_length=1000)] = ()
 
@@ -68,7 +55,7 @@ class Status(Strict):
         write_text(path, json.dumps(self.model_dump(mode="json")))
 
     @staticmethod
-    def read(path: Path) -> Status | None:
+    def read(path: Path) -> "Status | None":
         """Read the status that a server wrote; None if no server ever ran.
 
         Raises:
@@ -84,18 +71,16 @@ class Status(Strict):
 
     def age(self, now: datetime) -> float:
         """Return the seconds since this was written."""
-        return (now - (self.at if self.at.tzinfo else self.at.replace(tzinfo=UTC))).total_seconds()
+        return (now - self.at).total_seconds()
 
 
-def describe_way_in(root: Path, node: Member, before: Connected | None, key: str | None, now: datetime) -> str:
+def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
     """Say why a node that is waited for is not there, and how it can come in.
 
     Args:
         root: the site.
         node: the node of the roster.
-        before: its last connection; None if it was never seen.
         key: fingerprint of the key with which it knocked and was not let in; None if it did not knock.
-        now: the time.
     """
     if node.key is None:
         knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
@@ -103,9 +88,7 @@ def describe_way_in(root: Path, node: Member, before: Connected | None, key: str
     if key is not None:
         mend = f"if its own key is lost, remove its line 'key' from {root / 'roster.toml'} and admit the new one"
         return f"{node.name}: it comes with another key than the admitted one, {key}: {mend}"
-    if before is None or before.since is None:
-        return f"{node.name}: never seen: fedtide join {node.name}.ticket --data ROWS, where its rows are"
-    return f"{node.name}: last seen {_ago((now - before.since).total_seconds())}: look at fedtide join there"
+    return f"{node.name}: not connected: fedtide join {node.name}.ticket --data ROWS, where its rows are"
 
 
 def describe_plan(site: Site, now: datetime) -> Iterator[str]:
@@ -114,29 +97,22 @@ def describe_plan(site: Site, now: datetime) -> Iterator[str]:
     certificates.check_authority(read_bytes(ca), str(ca), now)
     yield from describe_site(site)
     deploy, rounds = site.deploy, site.experiment.rounds
-    played = len(read_asks(site.record))
-    if played >= rounds:
+    left = rounds - len(read_rounds(site.record, ASKS))
+    if left <= 0:
         yield f"rounds: all {rounds} are played; see them with: fedtide report {site.run}"
         return
-    yield f"rounds: {rounds - played} of {rounds} are left"
-    yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.address))
+    yield f"rounds: {left} of {rounds} are left"
+    yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.deploy.address))
     begin = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
-    clients = f"{deploy.fewest} {'client is' if deploy.fewest == 1 else 'clients are'}"
-    yield f"begins a round: {begin}, once {clients} there"
-    few = "" if deploy.fewest == 1 else f"; fewer than {deploy.fewest} count for nothing"
-    yield f"waits for answers: {deploy.deadline} from when the question went out{few}"
-    status = Status.read(site.status)
-    for node in site.roster.node:
-        before = None if status is None else status.nodes.get(node.name)
-        if status is not None and before is not None and before.online:
-            before = Connected(online=False, since=status.at)
-        yield f"node {describe_way_in(site.root, node, before, None, now)}"
+    yield f"begins a round: {begin}, once clients are there: {deploy.fewest}"
+    yield f"waits for answers: {deploy.deadline} from when the question went out"
+    yield from (f"node {describe_way_in(site.root, node)}" for node in site.roster.node)
 
 
 def describe_site(site: Site) -> Iterator[str]:
     """Describe a site in lines."""
     title = site.experiment.title or "a study"
-    yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.address}"
+    yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.deploy.address}"
     wire = site.experiment.wire
     if wire is not None and wire.secure:
         yield f"sums: masked, opened for {wire.fewest} clients or more"
@@ -155,9 +131,9 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
         return
     age = status.age(now)
     if age > STALE:
-        yield f"server: not running; last seen {_ago(age)}, {status.phase}; go on with: fedtide serve {site.root}"
+        yield f"server: not running since {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {site.root}"
     else:
-        yield f"server: round {status.round} of {status.rounds}, {status.phase} ({_ago(age)})"
+        yield f"server: round {status.round} of {status.rounds}, {status.phase}"
     if status.problem:
         yield f"problem: {status.problem}"
     if age <= STALE:
@@ -167,16 +143,15 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
 def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     """Return a row for each node of the roster, in the order of `HEADER`."""
     status = Status.read(site.status)
-    alive = status is not None and status.age(now) <= STALE
-    records = {record.name: record for record in nodes_of(read_asks(site.record))}
+    present = None if status is None or status.age(now) > STALE else status.present
+    records = {record.name: record for record in nodes_of(read_rounds(site.record, ASKS))}
     for node in site.roster.node:
         record = records.get(node.name, NodeRecord(node.name))
-        connected = status.nodes.get(node.name) if status is not None and alive else None
         yield (
             node.name,
-            _ids(node.clients),
+            ", ".join(map(str, node.clients)),
             "not admitted" if node.key is None else certificates.fingerprint(node.key)[:19],
-            _describe_connection(connected, now) if alive else "-",
+            "-" if present is None else "yes" if node.name in present else "no",
             str(record.asked),
             *(str(record.words[word]) for word in ("answered", "late", "refused")),
             ", ".join(sorted(record.shown)) or "nothing",
@@ -187,28 +162,6 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
 
 def list_reasons(site: Site) -> Iterator[str]:
     """Say why answers were refused or lost, the most frequent reason of each node first."""
-    for record in nodes_of(read_asks(site.record)):
+    for record in nodes_of(read_rounds(site.record, ASKS)):
         for reason, count in record.reasons.most_common(3):
             yield f"{record.name}: {reason} ({count} times)"
-
-
-def _ids(clients: tuple[int, ...]) -> str:
-    whole = list(clients) == list(range(clients[0], clients[-1] + 1))
-    return f"{clients[0]}-{clients[-1]}" if whole and len(clients) > 1 else ", ".join(map(str, clients))
-
-
-def _describe_connection(connected: Connected | None, now: datetime) -> str:
-    if connected is None or (connected.since is None and not connected.online):
-        return "never"
-    word = "yes" if connected.online else "no"
-    if connected.since is None:
-        return word
-    return f"{word}, since {_ago((now - connected.since).total_seconds()).removesuffix(' ago')}"
-
-
-def _ago(age: float) -> str:
-    for length, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if age >= 2 * length:
-            return f"{age / length:.0f} {word} ago"
-    seconds = f"{max(age, 0):.0f}"
-    return f"{seconds} {'second' if seconds == '1' else 'seconds'} ago"

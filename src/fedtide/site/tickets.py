@@ -5,19 +5,16 @@ prove nothing. The seal finds damage. `fedtide deploy` and `fedtide join` print 
 another way than the ticket came.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
@@ -25,7 +22,7 @@ from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.data.sources import CSV, NPZ
 from fedtide.fields.shapes import explained, fields_of, ranges
-from fedtide.fields.types import Count, IsFile, Strict, Text, Whole
+from fedtide.fields.types import Count, Different, Distinct, IsFile, Strict, Text, Whole, spelled
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority, utc
 from fedtide.site.machine import read_toml, write_new
@@ -45,29 +42,14 @@ KEPT = ("init_from", "shift")
 """Keys of a method that a ticket has not: the server sends weights, and time goes by itself."""
 
 
-def _spelled(pattern: str, allowed: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"found {shown(value)}, allowed: {allowed}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError("found a value twice, allowed: each once")
-    return values
-
-
-NAME = _spelled("[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", "1 to 40 of a-z, 0-9 and -, with - in the middle alone")
-VERSION = _spelled("[0-9][0-9A-Za-z.+-]{0,39}", "a version such as 2.13.0, of 1 to 40 characters")
+NAME = spelled("[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", "1 to 40 of a-z, 0-9 and -, with - in the middle alone")
+VERSION = spelled("[0-9][0-9A-Za-z.+-]{0,39}", "a version such as 2.13.0, of 1 to 40 characters")
 """The version of a package: people paste it into a command, so it can be nothing else."""
 NodeName = Annotated[str, NAME]
-Digest = Annotated[str, _spelled("[0-9a-f]{16}", "16 of 0-9 and a-f")]
+Digest = Annotated[str, spelled("[0-9a-f]{16}", "16 of 0-9 and a-f")]
 Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
-Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Field(min_length=1), AfterValidator(_distinct)]
-Names = Annotated[tuple[Text, ...], Field(max_length=100_000), AfterValidator(_distinct)]
+Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Distinct]
+Names = Annotated[tuple[Text, ...], Field(max_length=100_000), Different]
 READ = {"csv": ("label", "cuts", "time", "missing"), "npz": ("names",)}
 """Settings of a source by which a file is read."""
 
@@ -92,7 +74,7 @@ class RowsAbout(Strict):
     source: dict[str, Any]
 
     @model_validator(mode="after")
-    def _fits(self) -> RowsAbout:
+    def _fits(self) -> "RowsAbout":
         if math.prod(self.shape) > 100_000_000:
             raise ValueError(f"found {shown(self.shape)} as the shape of a row, allowed: 100,000,000 numbers at most")
         if self.labels and len(self.labels) != self.classes:
@@ -185,7 +167,7 @@ class Ticket(AboutSite):
         write_new(path, self.to_toml().encode())
 
     @staticmethod
-    def read(path: Path) -> Ticket:
+    def read(path: Path) -> "Ticket":
         """Read a ticket that a stranger may have written.
 
         Raises:
@@ -198,7 +180,7 @@ class Ticket(AboutSite):
                 raise FedtideError("nested too deeply") from None
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Ticket:
+    def from_dict(values: Mapping[str, Any]) -> "Ticket":
         """Check the values of a ticket; see `read`."""
         values = dict(values)
         seal = values.pop("seal", None)

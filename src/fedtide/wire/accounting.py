@@ -36,8 +36,6 @@ Choices:
     - A round that releases nothing keeps its place: `t` is the number of the round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -264,17 +262,3 @@ def moved(places: Sequence[int], bands: int, rounds: int) -> float:
     """Return the squared norm by which a client that took part in these rounds moves C x, of `rounds` rounds so far."""
     norms = np.cumsum(coefficients(bands) ** 2)
     return float(sum(norms[min(bands, rounds - place) - 1] for place in places))
-
-
-def error(bands: int, rounds: int, times: int, distance: int) -> float:
-    """Return the root mean square error of the model over rounds, for noise of deviation 1 in place of `sensitivity`.
-
-    It is `sensitivity * |A C^-1| / sqrt(T)` (Frobenius), at equal privacy for all numbers of bands.
-
-    >>> round(error(1, 256, 8, 32), 1), round(error(32, 256, 8, 32), 1)
-    (32.1, 9.0)
-    """
-    # The first column of A C^-1; those that follow are the same, further down.
-    column = np.cumsum(inverse(bands, rounds))
-    norm = math.sqrt(float((np.arange(rounds, 0, -1) * column**2).sum()))
-    return sensitivity(bands, rounds, times, distance) * norm / math.sqrt(rounds)

@@ -4,8 +4,6 @@ A client that is not trusted may send anything. The server cannot know the numbe
 work itself on made-up rows, and allows answers of the same form.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +115,7 @@ class Schemas:
             answer = self._answer(question, received, rows, moment, fresh=fresh)
             if answer is not None:
                 total = {"total": answer.total, "rows": {name: answer.rows[name] for name in reveal}}
-                expected = _both(expected, _one_part(detached(total)))
+                expected = _both(expected, _with_parts(detached(total), 1))
                 places.append(frozenset(_places(answer.total, "total")))
         if expected is None:
             raise FedtideError(f"'{question}': made-up rows bring no answer, which would tell what one must look like")
@@ -154,11 +152,11 @@ def look(tree: Tree) -> Any:
     return float if isinstance(tree, float) else (type(tree), tree)
 
 
-def _one_part(tree: Tree) -> Tree:
-    """Keep one part of every `Slotted`: they are all alike."""
+def _with_parts(tree: Tree, most: int) -> Tree:
+    """Give every `Slotted` so many copies of its first part, at most all: they are all alike."""
     if isinstance(tree, Slotted):
-        return Slotted({0: next(iter(tree.parts.values()))}, tree.slots)
-    return rebuild(tree, [_one_part(child) for _, child in children(tree)]) if is_node(tree) else tree
+        return Slotted(dict.fromkeys(range(min(most, tree.slots)), next(iter(tree.parts.values()))), tree.slots)
+    return rebuild(tree, [_with_parts(child, most) for _, child in children(tree)]) if is_node(tree) else tree
 
 
 def _both(one: Tree, other: Tree) -> Tree:
@@ -176,16 +174,9 @@ def _places(tree: Tree, at: str) -> Iterator[str]:
             yield from _places(child, _below(at, key))
 
 
-def _all_parts(tree: Tree) -> Tree:
-    """Give every `Slotted` all its parts."""
-    if isinstance(tree, Slotted):
-        return Slotted(dict.fromkeys(range(tree.slots), tree.parts[0]), tree.slots)
-    return rebuild(tree, [_all_parts(child) for _, child in children(tree)]) if is_node(tree) else tree
-
-
 def _most_bytes(expected: Tree) -> int:
     """Count the bytes of an answer as a message, with all slots and the longest numbers."""
-    whole = _all_parts(expected)
+    whole = _with_parts(expected, LARGEST)
     return sum(memoryview(piece).nbytes for piece in pieces(whole)) + LEAF * (len(leaves(whole)) + 10)
 
 

@@ -28,8 +28,6 @@ Choices:
       its largest possible value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -11,8 +11,6 @@ The folder of the safe is private. Its content is on the disk before the ledger 
 checkpoint counts on a round its released sums go to the record, because the budget covers them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -20,27 +18,29 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.atomic import flush, naming, replacing, sha256
+from fedtide.core.atomic import append, flush, naming, replacing, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
-from fedtide.fields.types import checked
+from fedtide.core.record import read_rounds
+from fedtide.fields.types import Strict, checked
 from fedtide.wire.accounting import Plan, coefficients
 
 LEDGER = "ledger.jsonl"
 
+Place = tuple[int, int, int | None]
+"""Round, number of the question in it, slot."""
 
-class Line(BaseModel):
+
+class Line(Strict):
     """A release.
 
     Args:
@@ -56,7 +56,6 @@ class Line(BaseModel):
         within: of leaves whose bound adapts, the noised share of clients that were within it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     round: int
     ask: int
     question: str
@@ -64,12 +63,12 @@ class Line(BaseModel):
     z: float
     bounds: dict[str, float]
     clients: tuple[int, ...]
-    epsilon: float
+    epsilon: float = 0.0
     sha256: str
-    within: dict[str, float] = {}
+    within: dict[str, float] = Field(default_factory=dict)
 
     @property
-    def place(self) -> tuple[int, int, int | None]:
+    def place(self) -> Place:
         """The key of a release."""
         return self.round, self.ask, self.slot
 
@@ -92,11 +91,11 @@ class Ledger:
         self, plan: Plan, z: float, delta: float, path: Path | None = None, lines: Iterable[Line] = ()
     ) -> None:
         self.plan, self.z, self.delta, self.path = plan, z, delta, path
-        self._offered: dict[int, set[int]] = {}
-        self._count_all([*lines, *([] if path is None else read(path, mend=True))])
+        self._offered: defaultdict[int, set[int]] = defaultdict(set)
+        self._count_all([*lines, *([] if path is None else read(path))])
 
     def _count_all(self, lines: Iterable[Line]) -> None:
-        self._lines: dict[tuple[int, int, int | None], Line] = {}
+        self._lines: dict[Place, Line] = {}
         self._rounds: defaultdict[int, set[int]] = defaultdict(set)
         self._releases: Counter[int] = Counter()
         for line in lines:
@@ -123,18 +122,13 @@ class Ledger:
 
     def offer(self, number: int, clients: Iterable[int]) -> bool:
         """Count that clients are asked to open a sum of a round, as their nodes do, and tell if that is new."""
-        new = [client for client in clients if number not in self._offered.get(client, ())]
+        new = [client for client in clients if number not in self._offered[client]]
         for client in new:
-            self._offered.setdefault(client, set()).add(number)
+            self._offered[client].add(number)
         return bool(new)
 
-    def eligible(self, clients: Tensor, number: int) -> Tensor:
-        """Tell which clients (n,) may be in a round, after those before it: bool (n,)."""
-        if self.plan.sampling is not None:
-            return torch.ones(len(clients), dtype=torch.bool)
-        return torch.tensor([self._may(client, number) for client in clients.tolist()], dtype=torch.bool)
-
-    def _may(self, client: int, number: int) -> bool:
+    def may_be_in(self, client: int, number: int) -> bool:
+        """Tell whether a client may be in a round, after those before it."""
         before = [
             rounds for rounds in {*self._rounds.get(client, ()), *self._offered.get(client, ())} if rounds < number
         ]
@@ -162,6 +156,21 @@ class Ledger:
         releases = (most if client is None else self._releases[client]) + more
         return self.plan.spent(releases * norm, self.z, self.delta)
 
+    def objection(self, line: Line) -> str | None:
+        """Return the reason why a line cannot be added; None if it can, or is there."""
+        earlier, draws = self._lines.get(line.place), self.plan.sampling
+        if earlier is not None:
+            return None if earlier.sha256 == line.sha256 else "was released before with another sum"
+        late = [client for client in line.clients if not self._keeps(client, line.round)]
+        if draws is None and late:
+            return f"has client {late[0]}, who may not be in it"
+        others = [other for other in self.of(line.round) if other.question == line.question]
+        if any(set(other.clients) & set(line.clients) for other in others):
+            return "asks a client twice"
+        if draws is not None and (others or len(line.clients) > draws.drawn):
+            return "is not one draw from all clients"
+        return None
+
     def add(self, line: Line) -> None:
         """Write a line to the disk, before what it stands for is released; a line that is there is not written again.
 
@@ -169,40 +178,28 @@ class Ledger:
             FedtideError: it is not in the budget.
             OSError: it cannot be written; the ledger is as it was.
         """
-        earlier = self._lines.get(line.place)
-        if earlier is not None:
-            if earlier.sha256 != line.sha256:
-                raise self._refused(line, "was released before with another sum")
+        if why := self.objection(line):
+            where = f"{self.path or 'wire.privacy'}: '{line.question}' of round {line.round}"
+            raise FedtideError(f"{where} {why}; allowed: what the budget has")
+        if line.place in self._lines:
             return
-        late = [client for client in line.clients if not self._keeps(client, line.round)]
-        if self.plan.sampling is None and late:
-            raise self._refused(line, f"has client {late[0]}, who may not be in it")
-        others = [other for other in self.of(line.round) if other.question == line.question]
-        if any(set(other.clients) & set(line.clients) for other in others):
-            raise self._refused(line, "asks a client twice")
-        draws = self.plan.sampling
-        if draws is not None and (others or len(line.clients) > draws.drawn):
-            raise self._refused(line, "is not one draw from all clients")
         before = self.lines
         self._count(line)
         line = line.model_copy(update={"epsilon": self.epsilon()})
         self._lines[line.place] = line
-        if self.path is None:
-            return
         try:
-            append(self.path, line.model_dump_json())
+            if self.path is not None:
+                append(self.path, line.model_dump_json())
         except OSError:
             self._count_all(before)
             raise
 
-    def _refused(self, line: Line, why: str) -> FedtideError:
-        where = f"'{line.question}' of round {line.round}"
-        return FedtideError(f"{self.path or 'wire.privacy'}: {where} {why}; allowed: what the budget has")
-
 
 def eligible(ledger: Ledger | None, clients: Tensor, number: int) -> Tensor:
     """Tell which clients (n,) have enough left of their privacy for a round; all if there is no ledger."""
-    return torch.ones(len(clients), dtype=torch.bool) if ledger is None else ledger.eligible(clients, number)
+    if ledger is None or ledger.plan.sampling is not None:
+        return torch.ones(len(clients), dtype=torch.bool)
+    return torch.tensor([ledger.may_be_in(client, number) for client in clients.tolist()], dtype=torch.bool)
 
 
 def arrivals(
@@ -226,58 +223,14 @@ def arrivals(
     return clients[allowed], size
 
 
-def append(path: Path, line: str, mode: int = 0o666) -> None:
-    """Write a line at the end of a file, and return when it is on the disk. After an error the file is as before.
-
-    Args:
-        path: the file, which is made if there is none.
-        line: without its end.
-        mode: who may read a file that is made.
-    """
-    size = path.stat().st_size if path.exists() else None
-    try:
-        with naming(path), open(path, "a", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if size is None:
-            flush(path.parent)
-    except OSError:
-        with suppress(OSError):
-            os.truncate(path, size or 0)
-        raise
-
-
-def whole_lines(path: Path, mend: bool = True) -> list[str]:
-    """Return the whole lines of a file, none if there is no file.
-
-    Args:
-        path: the file.
-        mend: whether the rest after a kill is cut off; only the process that writes the file may do so.
-    """
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    size = content.rfind(b"\n") + 1
-    if mend and size < len(content):
-        os.truncate(path, size)
-    return content[:size].decode("utf-8", errors="replace").split("\n")[:-1]
-
-
-def read(path: Path, mend: bool = False) -> list[Line]:
-    """Return the whole lines of a ledger, see `whole_lines`.
+def read(path: Path) -> list[Line]:
+    """Return the whole lines of a ledger, none if there is no file.
 
     Raises:
         FedtideError: a line is not what this program writes.
     """
-    lines = []
-    for number, text in enumerate(whole_lines(path, mend), start=1):
-        try:
-            values = json.loads(text)
-        except ValueError:
-            raise FedtideError(f"{path}: line {number}: damaged") from None
-        lines.append(checked(Line, values, f"{path}: line {number}"))
-    return lines
+    lines = enumerate(read_rounds(path.parent, path.name), start=1)
+    return [checked(Line, values, f"{path}: line {number}") for number, values in lines]
 
 
 OWN = re.compile(r"(\d+)\.\d+\.(?:asked|all|\d+)")
@@ -309,24 +262,24 @@ class Safe:
 
     def keep(self, line: Line, released: Tensor) -> None:
         """Keep a noised sum (size,), float64, before its line is written."""
-        self._write(self._sum(line), released.numpy().tobytes())
+        self._write(_sum(line), released.numpy().tobytes())
 
     def read_sum(self, line: Line) -> Tensor | None:
         """Return the noised sum of a line; None if it is gone or damaged."""
         for folder in [self.folder, *([] if self.record is None else [self.record])]:
-            path = folder / self._sum(line).name
+            path = folder / _sum(line)
             if path.is_file() and sha256(path) == line.sha256:
                 return torch.from_numpy(np.fromfile(path, np.float64))
         return None
 
     def note(self, version: Version, asked: dict[str, Any]) -> None:
         """Keep, in plain JSON, what else a question that is asked once more needs to know."""
-        self._write(self._asked(version), json.dumps(asked).encode())
+        self._write(_asked(version), json.dumps(asked).encode())
 
     def noted(self, version: Version) -> dict[str, Any] | None:
         """Return the notes of a question; None if they are gone."""
         try:
-            notes = json.loads(self._asked(version).read_bytes())
+            notes = json.loads((self.folder / _asked(version)).read_bytes())
         except (OSError, ValueError):
             return None
         return notes if isinstance(notes, dict) else None
@@ -338,11 +291,11 @@ class Safe:
 
     def offered(self) -> list[tuple[int, list[int]]]:
         """Return the rounds in which clients were asked to open a sum, with these."""
-        path = self.folder / OFFERED
         try:
-            return [(int(number), list(clients)) for number, clients in map(json.loads, whole_lines(path))]
+            lines: list[Any] = read_rounds(self.folder, OFFERED)
+            return [(int(number), list(clients)) for number, clients in lines]
         except (ValueError, TypeError):
-            raise FedtideError(f"{path}: damaged") from None
+            raise FedtideError(f"{self.folder / OFFERED}: damaged") from None
 
     def settle(self, before: int, lines: Iterable[Line]) -> None:
         """Hand the sums of the rounds before one, which a checkpoint holds by now, over to the record.
@@ -351,7 +304,7 @@ class Safe:
             before: the round.
             lines: of the ledger; a sum without one was seen by nobody, and goes.
         """
-        released = {self._sum(line).name: line.sha256 for line in lines}
+        released = {_sum(line): line.sha256 for line in lines}
         for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             match = OWN.fullmatch(path.name)
             if match is None or int(match[1]) >= before:
@@ -364,7 +317,7 @@ class Safe:
 
     def count(self, lines: int) -> None:
         """Keep how many lines the ledger has, once they are on the disk."""
-        self._write(self.folder / LINES, str(lines).encode())
+        self._write(LINES, str(lines).encode())
 
     def check(self, ledger: Ledger) -> None:
         """Raise if a ledger has fewer lines than it had: what it does not know was released all the same.
@@ -378,20 +331,15 @@ class Safe:
             but = "an older ledger was put back, and what it lacks would be released a second time"
             raise refused(f"{ledger.path}: lines", len(ledger.lines), f"{fewest} or more, or a new site", but)
 
-    def _sum(self, line: Line) -> Path:
-        return self.folder / f"{line.round}.{line.ask}.{'all' if line.slot is None else line.slot}"
-
-    def _asked(self, version: Version) -> Path:
-        return self.folder / f"{version[0]}.{version[1]}.asked"
-
     def _make(self) -> None:
         """Make the folder, on the disk."""
         if not self.folder.is_dir():
             self.folder.mkdir(mode=0o700, parents=True)
             flush(self.folder.parent)
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         self._make()
+        path = self.folder / name
         with replacing(path) as temporary, naming(path):
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(handle, "wb") as file:
@@ -399,3 +347,13 @@ class Safe:
                 file.flush()
                 os.fsync(file.fileno())
         flush(self.folder)
+
+
+def _sum(line: Line) -> str:
+    """Name the file of a released sum."""
+    return f"{line.round}.{line.ask}.{'all' if line.slot is None else line.slot}"
+
+
+def _asked(version: Version) -> str:
+    """Name the file of the notes of a question."""
+    return f"{version[0]}.{version[1]}.asked"

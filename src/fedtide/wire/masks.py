@@ -20,16 +20,12 @@ Secrets are only in the memory of their node. Primitives are those of `cryptogra
 (RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-import os
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError, refused
+from fedtide.wire.keys import key_stream, library, sign, spell_public, verify_signature
 
 SEED = 32
 """Bytes of every secret."""
@@ -54,38 +52,19 @@ KEPT = 8
 """Tries whose secrets a node keeps; it forgets the oldest."""
 
 
-@lru_cache(maxsize=1)
-def library() -> Any:
-    """Return the package `cryptography`; raise with the name of the extra if it is missing."""
-    try:
-        import cryptography
-        import cryptography.exceptions
-        import cryptography.hazmat.primitives.asymmetric.ec
-        import cryptography.hazmat.primitives.asymmetric.x25519
-        import cryptography.hazmat.primitives.ciphers
-        import cryptography.hazmat.primitives.hashes
-        import cryptography.hazmat.primitives.kdf.hkdf
-        import cryptography.hazmat.primitives.serialization
-        import cryptography.x509
-    except ImportError:
-        what = "real clients and masked sums need: pip install 'fedtide[deploy]'"
-        raise FedtideError(f"cryptography: not installed; {what}") from None
-    return cryptography
-
-
 @dataclass(frozen=True)
 class Bundle:
     """The public half of a node's key for masks, and who says so.
 
     Args:
-        public: X25519 key, 32 bytes.
+        public: X25519 key, 64 hexadecimal digits.
         identity: the node's registered key, "ecdsa-sha2-nistp384 BASE64"; "" for nodes of one process.
-        signature: by that key, of the run, the node and `public`.
+        signature: by that key, of the run, the node and `public`, in hexadecimal digits.
     """
 
-    public: bytes
+    public: str
     identity: str = ""
-    signature: bytes = b""
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,12 +118,8 @@ class Shown:
 
 
 def add_stream(total: Numbers, seed: bytes, *, add: bool = True) -> None:
-    """Add the stream of a seed to numbers modulo 2^64, in place, or take it off.
-
-    The stream is ChaCha20 from block 0 with a nonce of 0; a seed makes one stream and is used for nothing else.
-    """
-    ciphers = library().hazmat.primitives.ciphers
-    cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    """Add the stream of a seed, which is used for nothing else, to numbers modulo 2^64, in place, or take it off."""
+    cipher = key_stream(seed)
     piece = np.empty(PIECE, "<u8")
     for start in range(0, len(total), PIECE):
         part = total[start : start + PIECE]
@@ -162,10 +137,6 @@ def derived(secret: bytes, info: bytes) -> bytes:
 def _plain(*parts: object) -> bytes:
     """Spell out values so that different ones have different bytes."""
     return json.dumps(parts, separators=(",", ":")).encode()
-
-
-def _digest(alive: Sequence[int]) -> str:
-    return hashlib.sha256(_plain(*sorted(alive))).hexdigest()
 
 
 def _xor(*parts: bytes) -> bytes:
@@ -200,25 +171,21 @@ class Masker:
         trusts: Callable[[str, str], str | None] = lambda node, key: None,
         lists: Path | None = None,
     ) -> None:
-        primitives = library().hazmat.primitives
-        self._key = primitives.asymmetric.x25519.X25519PrivateKey.generate()
+        self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
         self.run, self.node, self._trusts, self._signed = run, node, trusts, identity is not None
-        public = self._key.public_key().public_bytes_raw()
-        self.bundle = Bundle(public)
+        self.bundle = Bundle(self._key.public_key().public_bytes_raw().hex())
         if identity is not None:
-            hashes, ec, forms = primitives.hashes, primitives.asymmetric.ec, primitives.serialization
-            signature = identity.sign(_signed_bytes(run, node, public), ec.ECDSA(hashes.SHA384()))
-            line = identity.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
-            self.bundle = Bundle(public, line.decode(), signature)
+            signature = sign(identity, _signed_bytes(run, node, self.bundle.public))
+            self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
         self._used: set[tuple[Context, int]] = set()
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
         self._lists = lists
         self._shown: dict[str, str] = {}
-        for line in [] if lists is None or not lists.is_file() else lists.read_text(encoding="ascii").splitlines():
+        for line in lists.read_text(encoding="ascii").splitlines() if lists is not None and lists.is_file() else ():
             question, _, digest = line.rpartition(" ")
             if len(digest) == 64:  # else a kill left half of it, before anything was shown
                 self._shown.setdefault(question, digest)
-        self._shared: dict[bytes, bytes] = {}
+        self._shared: dict[str, bytes] = {}
 
     def check(self, bundles: Mapping[str, Bundle]) -> None:
         """Raise unless keys are those of the nodes that are named, this one's among them.
@@ -237,7 +204,7 @@ class Masker:
                 raise FedtideError(f"node '{node}': {why}")
 
     def masked(
-        self, context: Context, client: int, vector: Tensor, peers: Mapping[int, bytes], about: Question = Question()
+        self, context: Context, client: int, vector: Tensor, peers: Mapping[int, str], about: Question = Question()
     ) -> Tensor:
         """Return a client's vector under its masks, int64.
 
@@ -252,20 +219,22 @@ class Masker:
             FedtideError: it was masked for this try before, with other numbers or among others.
         """
         total = vector.numpy().view(np.uint64).copy()
-        among = _plain(about.asked, about.key, [[k, peers[k].hex()] for k in sorted(peers)])
+        among = _plain(about.asked, about.key, [[k, peers[k]] for k in sorted(peers)])
         same = hashlib.sha256(total.tobytes() + among).digest()
         entry = self._open.get((context, client))
+        if (context, client) in self._used and (entry is None or entry.same != same):
+            raise FedtideError("a sum is masked once in a try")
         if entry is None:
-            if (context, client) in self._used:
-                raise FedtideError("a sum is masked once in a try")
-            links = {j: self._link(context, about, client, j, key) for j, key in peers.items() if j != client}
+            links = {
+                j: derived(self._secret(key), context.info("mask", about.key, *sorted((client, j))))
+                for j, key in peers.items()
+                if j != client
+            }
             entry = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about)
             self._used.add((context, client))
             self._open[context, client] = entry
             while len({(context_of_sum.version, context_of_sum.attempt) for context_of_sum, _ in self._open}) > KEPT:
                 self._open.popitem(last=False)
-        elif entry.same != same:
-            raise FedtideError("a sum is masked once in a try")
         add_stream(total, entry.seed)
         for j, seed in entry.links.items():
             link(total, client, j, seed)
@@ -286,7 +255,7 @@ class Masker:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
         if not hidden({peer: entry.peers[peer] for peer in named}, fewest):
             raise FedtideError(ALONE)
-        others, digest = sorted(named - {client}), _digest(alive)
+        others, digest = sorted(named - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
         self._name(_plain(self.run, entry.about.asked, client).decode(), digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
@@ -305,19 +274,13 @@ class Masker:
         if self._shown.setdefault(question, digest) != digest:
             raise FedtideError("a question is opened for one list of clients")
         if self._lists is not None:
-            with open(self._lists, "a", encoding="ascii") as file:
-                file.write(f"\n{question} {digest}")  # after what a kill may have left half
-                file.flush()
-                os.fsync(file.fileno())
+            append(self._lists, f"{question} {digest}")
 
-    def _link(self, context: Context, about: Question, client: int, other: int, key: bytes) -> bytes:
-        return derived(self._secret(key), context.info("mask", about.key, *sorted((client, other))))
-
-    def _secret(self, key: bytes) -> bytes:
+    def _secret(self, key: str) -> bytes:
         if key not in self._shared:
             x25519 = library().hazmat.primitives.asymmetric.x25519
             try:
-                self._shared[key] = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(key))
+                self._shared[key] = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
             except ValueError:
                 raise FedtideError("a key for masks is none") from None
         return self._shared[key]
@@ -347,18 +310,15 @@ STALE = "its key for masks is another than the server knows"
 """Reason of a node that was started again, and has no secrets of earlier sums."""
 
 
-@dataclass
+@dataclass(repr=False)  # its secrets stand in no traceback
 class _Sum:
     """A sum that is masked: a digest of what went in, and its secrets."""
 
     same: bytes
     seed: bytes
     links: dict[int, bytes]
-    peers: dict[int, bytes]
+    peers: dict[int, str]
     about: Question
-
-    def __repr__(self) -> str:
-        return "_Sum()"  # its secrets stand in no traceback
 
 
 def unmasked(masked: Mapping[int, Tensor], shown: Mapping[int, Shown]) -> Tensor:
@@ -378,20 +338,10 @@ def unmasked(masked: Mapping[int, Tensor], shown: Mapping[int, Shown]) -> Tensor
     return torch.from_numpy(total.view(np.int64))
 
 
-def _signed_bytes(run: str, node: str, public: bytes) -> bytes:
-    return _plain("fedtide", "key for masks", run, node, public.hex())
+def _signed_bytes(run: str, node: str, public: str) -> bytes:
+    return _plain("fedtide", "key for masks", run, node, public)
 
 
 def verified(run: str, node: str, bundle: Bundle) -> bool:
     """Tell whether a node's registered key signed its key for masks."""
-    crypto = library()
-    primitives = crypto.hazmat.primitives
-    ec, hashes = primitives.asymmetric.ec, primitives.hashes
-    try:
-        key = primitives.serialization.load_ssh_public_key(bundle.identity.encode())
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-            return False
-        key.verify(bundle.signature, _signed_bytes(run, node, bundle.public), ec.ECDSA(hashes.SHA384()))
-    except (ValueError, TypeError, crypto.exceptions.InvalidSignature, crypto.exceptions.UnsupportedAlgorithm):
-        return False
-    return True
+    return verify_signature(bundle.identity, bundle.signature, _signed_bytes(run, node, bundle.public))

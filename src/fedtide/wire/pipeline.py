@@ -7,8 +7,6 @@ Simulation and deployment take the same steps. All are pure functions of vectors
 `Wire.receive` alone calls: it writes the ledger.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -103,9 +101,11 @@ class Wire:
         """The releases that no checkpoint holds yet; None if they are not kept."""
         return None if self.server is None else self.server.safe
 
-    def within(self, bounds: Mapping[str, float]) -> Wire:
+    def within(self, bounds: Mapping[str, float]) -> "Wire":
         """Return a client's wire whose bounds are no larger than the owner's bounds."""
-        return self if self.clip is None else replace(self, clip=replace(self.clip, owner_bounds=bounds))
+        if self.clip is None or not bounds:
+            return self
+        return replace(self, clip=replace(self.clip, owner_bounds=bounds))
 
     def add_bounds(self, form: Form, number: int) -> Form:
         """Return the form of a sum of a round as the server asks for it."""
@@ -153,7 +153,7 @@ class Wire:
         if self.server is not None:
             vector = self.server.release(vector, opening)
         elif self.clip is not None:
-            raise RuntimeError("a private sum is read only with the noise of the server (fedtide.wire.release)")
+            raise RuntimeError("a private sum is read only with the noise of the server (fedtide.wire.noise)")
         return as_total(opening.form, vector, like, optional)
 
 

@@ -5,8 +5,6 @@ not send, so the client's slot cannot be seen. Numbers are whole ones modulo 2^6
 They are added exactly in any order, so masked and plain sums have the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

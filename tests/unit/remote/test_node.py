@@ -16,18 +16,18 @@ from fedtide.core.trees import same
 from fedtide.fleets.ask import Ask
 from fedtide.remote import node_memory
 from fedtide.remote.asks import ANSWERED
-from fedtide.remote.node import NoRules
 from fedtide.remote.node_answers import Received, keep_wanted
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.offline import NearCarrier, memory_at, near_fleet
-from fedtide.site.policy import MODELS, Owner
+from fedtide.remote.policy import Policy
+from fedtide.site.owner import MODELS, Owner
 from helpers.carriers import host, told
 
 EVERYONE = {"cohort": {"kind": "everyone"}}
 ALWAYS = {"who": {"kind": "always"}}
 
 
-def fleet_of(name, home, options=None, nodes=2, rules=None, **own):
+def fleet_of(name, home, options=None, nodes=2, **own):
     """A fleet, and a list of what works are done."""
     made, done = host(name, EVERYONE | (options or {}), shift=ALWAYS), []
 
@@ -38,8 +38,7 @@ def fleet_of(name, home, options=None, nodes=2, rules=None, **own):
     changed = replace(made, algorithm=replace(made.algorithm, works=works))
 
     def carry(at):
-        change = own | ({} if rules is None else {"rules": rules})
-        return NearCarrier({key: replace(node, **change) for key, node in at.items()})
+        return NearCarrier({key: replace(node, **own) for key, node in at.items()})
 
     return changed, near_fleet(changed, nodes, home, carry), done
 
@@ -125,27 +124,19 @@ def test_few_rows_are_not_judged(tmp_path):
     weights = made.algorithm.init(None, Rng(0)).weights
     whole = fleet.score(weights, fleet.clients)
 
-    class Careful(NoRules):
-        rows_at_least = int(whole.rows[5]) + 1
-
+    careful = Policy(rows_at_least=int(whole.rows[5]) + 1)
     node = fleet.carrier.nodes["node-1"]
-    fleet.carrier.nodes["node-1"] = replace(node, rules=Careful())
+    fleet.carrier.nodes["node-1"] = replace(node, policy=lambda: careful)
     some = fleet.score(weights, fleet.clients)
-    kept = (fleet.clients < 4) | (whole.rows >= Careful.rows_at_least)
+    kept = (fleet.clients < 4) | (whole.rows >= careful.rows_at_least)
     assert not kept[5]
     assert same(some.rows, whole.rows * kept)
     assert same(some.correct, whole.correct * kept)
 
 
-class Three(NoRules):
-    """An owner who wants three clients in a sum."""
-
-    fewest = 3
-
-
 def test_a_sum_of_fewer_than_an_owner_wants_is_not_counted(tmp_path):
     """Of four clients in two slots, with three and one, the one is left out, in words."""
-    made, fleet, _ = fleet_of("fedavg", tmp_path, rules=Three())
+    made, fleet, _ = fleet_of("fedavg", tmp_path, policy=lambda: Policy(fewest=3))
     fleet.begin(Moment(0, 6))
     weights = made.algorithm.init(None, Rng(0)).weights
     slot = torch.tensor([0, 0, 0, 1])
@@ -213,7 +204,7 @@ def test_rules_may_be_edited_while_a_node_runs(tmp_path):
     assert owner.refuses(header(), "a") is None
     file.write_text('questions = ["train"]\nfewest = 5\nrows_at_least = 7\n')
     assert owner.refuses(header(), "a") == "its owner does not allow the question 'score'; allowed: train"
-    assert (owner.fewest, owner.rows_at_least) == (5, 7)
+    assert (owner.policy().fewest, owner.policy().rows_at_least) == (5, 7)
     file.write_text("fewest = ")
     assert owner.refuses(header(), "a") == "its owner's rules cannot be read now"
     assert "policy.toml" in said[0]
@@ -235,14 +226,13 @@ def test_files_that_no_checkpoint_counts_are_bounded(tmp_path):
     assert memory.read(0, (99, 0)) == {"round": 1}
 
 
-@pytest.mark.parametrize("held", [{"row": {}}, {"format": 2, "row": {}}])
-def test_memory_of_another_version_is_said(held, tmp_path):
+def test_damaged_memory_is_said(tmp_path):
     memory = NodeMemory(tmp_path, {0: (3, 0)})
     (tmp_path / "0").mkdir()
-    memory.file(0, (3, 0)).write_bytes(codec.to_bytes(held))
-    with pytest.raises(MemoryLost) as caught:
-        memory.read(0, (4, 0))
-    assert str(caught.value) == "its memory of round 3 is of another version of fedtide; install the one that wrote it"
+    for held in (b"", b"nonsense", codec.to_bytes({"rows": {}})):
+        memory.file(0, (3, 0)).write_bytes(held)
+        with pytest.raises(MemoryLost, match=r"^its memory of round 3 is damaged at the node; restore its folder$"):
+            memory.read(0, (4, 0))
 
 
 # -- use --------------------------------------------------------------------------------------------------------------
@@ -266,7 +256,10 @@ def test_a_node_predicts_as_it_was_judged(name, tmp_path):
             rows, _ = made.population.pool(torch.tensor([client]), fleet.moment, "test")
             if not len(rows):
                 continue
-            hits += int((node.predict(judged, client, rows.x).told.argmax(1) == rows.y).sum())
+            received, memory = node.last_evaluation(judged, client)
+            together = torch.zeros(len(rows), dtype=torch.int64)
+            predicted = node.algorithm.predict(received, [memory], rows.x, together)
+            hits += int((predicted.told.argmax(1) == rows.y).sum())
     assert hits == int(scores.correct.sum())
 
 
@@ -283,6 +276,6 @@ def test_what_made_up_clients_keep_is_there_after_a_restart(tmp_path):
     _, restarted, _ = fleet_of("flexcfl drifts", tmp_path / "other")
     restarted.memory.restore(tmp_path / "memory", (2, 0))
     rest = first_rounds(again, restarted, 4, Start(first[-1].state, 2, first[-1].seconds))
-    assert restarted.schemas.memory is not None
+    assert restarted.vectors.schemas.memory is not None
     assert same(whole[-1].state, rest[-1].state)
     assert same(memory_at(fleet, 0), memory_at(restarted, 0))

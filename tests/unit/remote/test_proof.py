@@ -11,7 +11,8 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedtide.remote.grpc.stream_protocol import claim_bytes, public_line, sign, verify_signature
+from fedtide.remote.grpc.stream_protocol import claim_bytes
+from fedtide.wire.keys import sign, spell_public, verify_signature
 
 SAID = {"run": "r", "authority": b"-----BEGIN\nAAAA\n", "name": "oslo", "asked": "a" * 64, "nonce": "b" * 64}
 
@@ -27,7 +28,7 @@ def line_of(private):
 
 def test_a_signature_holds_for_what_was_signed(key):
     said = claim_bytes(**SAID)
-    assert verify_signature(public_line(key), sign(key, said), said)
+    assert verify_signature(spell_public(key.public_key()), sign(key, said), said)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_a_signature_holds_for_what_was_signed(key):
 )  # fmt: skip
 def test_a_signature_holds_for_nothing_else(key, what, other):
     signature = sign(key, claim_bytes(**SAID))
-    assert not verify_signature(public_line(key), signature, claim_bytes(**SAID | {what: other}))
+    assert not verify_signature(spell_public(key.public_key()), signature, claim_bytes(**SAID | {what: other}))
 
 
 def test_a_certificate_that_was_wrapped_otherwise_is_the_same(key):
@@ -81,7 +82,7 @@ def test_a_line_that_is_no_key_holds_for_nothing(key, line):
 
 
 def test_a_point_that_is_not_on_the_curve_holds_for_nothing(key):
-    kind, code = public_line(key).split(" ")
+    kind, code = spell_public(key.public_key()).split(" ")
     blob = base64.b64decode(code)
     wrong = blob[:-97] + b"\x04" + bytes(96)
     said = claim_bytes(**SAID)

@@ -19,7 +19,6 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.node import NoRules
 from fedtide.remote.offline import NearCarrier, memory_at, near_fleet, replayed
 from fedtide.remote.schedule import Present, RoundClock, WallClock
 from fedtide.runs.build import host_of
@@ -172,11 +171,10 @@ def test_an_answer_that_cannot_be_summed_is_refused_in_words_and_the_others_coun
 def test_a_node_may_refuse(tmp_path):
     made = host("fielding")
 
-    class Hides(NoRules):
-        def refuses(self, header, model):
-            return "its owner reveals nothing" if header.get("reveal") else None
+    def refuses(header, model):
+        return "its owner reveals nothing" if header.get("reveal") else None
 
-    fleet = near_fleet(made, 4, tmp_path, with_node(rules=Hides()))
+    fleet = near_fleet(made, 4, tmp_path, with_node(refuses=refuses))
     rounds(made, fleet, until=1)
     (line, *_) = told(fleet)
     (ask, *_) = line["asks"]

@@ -16,8 +16,8 @@ pytest.importorskip("grpc")
 from fedtide.core.trees import same
 from fedtide.laws.case import Case, played
 from fedtide.remote.grpc import door, line
-from fedtide.remote.grpc import grpc_carrier as server
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
+from fedtide.remote.node_memory import NodeMemory
 from fedtide.remote.offline import near_fleet
 from helpers.between import Between, at_random
 from helpers.callers import Near, elsewhere
@@ -38,7 +38,6 @@ def federation(tmp_path_factory):
 def _short(monkeypatch):
     monkeypatch.setattr(line, "SHORTEST", 0.02)
     monkeypatch.setattr(line, "LONGEST", 0.1)
-    monkeypatch.setattr(server, "ALIVE", 0.1)
 
 
 @pytest.fixture(params=METHODS)
@@ -86,7 +85,8 @@ def compared(federation, case, home, way=None):
             assert same([ours.state, dict(ours.facts)], [theirs.state, dict(theirs.facts)])
         for client in fleet.clients.tolist():
             (name,) = (name for name, clients in fleet.roster.items() if client in clients)
-            kept = federation.carrier.nodes[name].memory_of(client, fleet.counted(client))
+            memory = NodeMemory(federation.carrier.nodes[name].folder, {client: fleet.counted(client)})
+            kept = memory.read(client, (0, 0))
             assert same(here.host.memory.read(client, (99, 0)), kept)
     until(lambda: not federation.carrier.present(), 20.0)
     return [header for each in answers.values() for header in each.asked], nodes

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedtide.core.errors import FedtideError
-from fedtide.core.record import ASKS
-from fedtide.remote.asks import nodes_of, read_asks, state_of
+from fedtide.core.record import ASKS, read_rounds
+from fedtide.remote.asks import nodes_of, state_of
 from fedtide.report.clients import are_real, nodes_over_rounds, nodes_table
 
 
@@ -40,9 +39,9 @@ def record(path: Path):
 
 
 def test_a_record_tells_of_each_node(tmp_path):
-    berlin, lyon, oslo = nodes_of(read_asks(folder(tmp_path)))
+    berlin, lyon, oslo = nodes_of(read_rounds(folder(tmp_path), ASKS))
     assert (berlin.asked, berlin.words["answered"], berlin.words["refused"]) == (4, 2, 2)
-    assert (lyon.words["late"], lyon.words["abstained"], lyon.shown, lyon.last) == (2, 1, {"pi"}, 0)
+    assert (lyon.words["late"], lyon.words["abstained"], lyon.shown) == (2, 1, {"pi"})
     assert berlin.reasons == {"refused: a weight of 1e30": 1, "not finite": 1}
     assert (berlin.down, berlin.up, berlin.rounds) == (4000, 2000, 4)
     assert (oslo.asked, oslo.rounds) == (0, 1)
@@ -69,15 +68,6 @@ def test_simulated_clients_have_none(tmp_path):
 @pytest.mark.parametrize("word", ["", "Answered", "nonsense", "refused", "not finite"])
 def test_no_word_counts_as_an_answer_but_that_of_one(word):
     assert state_of(word) == "refused"
-
-
-@pytest.mark.parametrize("line", ["{", '{"round": 0, "asks": 5}', "[]", '{"round": "x"}', "null", '{"asks": [{}]}'])
-def test_damaged_lines_are_named(tmp_path, line):
-    folder(tmp_path)
-    with open(tmp_path / ASKS, "a") as file:
-        file.write(line + "\n")
-    with pytest.raises(FedtideError, match=r"asks\.jsonl: line 5"):
-        read_asks(tmp_path)
 
 
 def test_what_was_asked_before_the_first_round_is_told(tmp_path):

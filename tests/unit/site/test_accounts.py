@@ -21,14 +21,15 @@ from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
 from fedtide.site.accounts import OTHER, SEEDS, Budget, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows
-from fedtide.site.policy import Owner
+from fedtide.site.owner import Owner
 from fedtide.site.seat import RECORD, Seat
 from fedtide.site.site import Site, admit
 from fedtide.site.status import describe_status
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.clip import Adaptive, Clip, adapted
-from fedtide.wire.ledger import LEDGER, Ledger, Line, read
-from fedtide.wire.masks import Masker, library
+from fedtide.wire.keys import library
+from fedtide.wire.ledger import LEDGER, Ledger, Line, eligible, read
+from fedtide.wire.masks import Masker
 from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
 from helpers.near_sites import host_at, nodes_of, played, site_of, words
@@ -186,7 +187,7 @@ def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_name
     started = private_wire(site, host_at(site)).ledger
     again = played(site, nodes, rounds=3)
     for ledger in (fleet.ledger, started, again.ledger):
-        assert ledger.eligible(fleet.clients, 1).tolist() == [False] * 3
+        assert eligible(ledger, fleet.clients, 1).tolist() == [False] * 3
     assert [line.round for line in read(site.record / LEDGER)] == [2]
     assert [[line.round for line in own(tmp_path, name)] for name in (*honest, "oslo")] == [[0, 2], [0, 2], [2]]
 
@@ -303,7 +304,7 @@ def test_an_owners_bounds_are_no_larger(tmp_path):
     node = nodes_of(tmp_path, site, lambda name: "clip = { delta = 0.25, other = 1.0 }\n")["berlin"].node
     form = Form((Leaf("delta", 2), Leaf("loss", 1)), people=3)
     vector = torch.tensor([3.0, 4.0, 1.0, 9.0, 1.0], dtype=torch.float64)
-    for wire, length in ((node.rules.within(node.wire), 0.25), (node.wire.within({}), 1.0)):
+    for wire, length in ((node.wire.within(node.policy().clip), 0.25), (node.wire.within({}), 1.0)):
         sent = wire.clip.apply(vector, form)
         assert (float(sent[:2].norm()), float(sent[3])) == pytest.approx((length, 5.0))
 

@@ -85,29 +85,18 @@ def test_a_worker_is_started_and_kept_between_questions(make):
     assert line.startswith("worker: ended with status -9 after 0 s; see ")
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        ("class E(Exception): pass\nE.__module__ = 'fedtide.core.errors'\nE.__qualname__ = 'FedtideError'\n"
-         "raise E('data.csv: row 3 has 4 columns, allowed: 5')", "data.csv: row 3 has 4 columns, allowed: 5"),
-        ("raise MemoryError", "this machine's memory is too small for the work"),
-        ("raise OSError(28, 'No space left on device')", "no space is left on the disk"),
-        ("raise SystemExit(3)", "ended with status 3 after 0 s; see "),
-    ],
-    ids=["own", "memory", "disk", "other"],
-)  # fmt: skip
-def test_the_cause_of_a_worker_that_dies_at_its_start_is_said_once(make, end, words, monkeypatch):
+def test_a_worker_that_dies_at_its_start_is_said_once(make, monkeypatch):
     starts, begin = [], Worker._start
     monkeypatch.setattr(Worker, "_start", lambda self: (starts.append(1), begin(self))[1])
-    worker = make(end)
+    worker = make("raise SystemExit(3)")
     until(lambda: worker.keep() or len(starts) > 3, 10.0)
     (line,) = worker.said
-    assert line.startswith(f"worker: {words}")
+    assert line.startswith("worker: ended with status 3 after 0 s; see ")
     with pytest.raises(Failed, match=r"^late: its worker did not start in time$"):
         ask(worker, seconds=0.2)
     worker.program.write_text("raise SystemExit(4)")
     until(lambda: worker.keep() or len(worker.said) > 1, 5.0)
-    assert "ended with status 4" in worker.said[1], "words of the worker before are no cause"
+    assert "ended with status 4" in worker.said[1]
     worker.program.write_text(WORK)
     assert ask(worker)[1] == b"tree"
 
@@ -239,12 +228,11 @@ def start(federation, busy=0.0):
 
 
 @pytest.mark.parametrize("busy", [0.0, 1.0], ids=["at rest", "at work"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None], ids=lambda each: str(each))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_node_that_is_ended_ends_well_and_its_worker_with_it(federation, number, busy):
-    """By a signal, or because its input ends."""
     process, worker = start(federation, busy)
     with process:
-        process.stdin.close() if number is None else process.send_signal(number)
+        process.send_signal(number)
         assert process.wait(10.0) == 0
         until(lambda: gone(worker), 5.0)
         until(lambda: "berlin" not in federation.carrier.present(), 10.0)
@@ -260,7 +248,6 @@ def test_a_folder_is_of_one_node_and_of_the_next_when_that_ends(federation):
         time.sleep(0.5)
         first.kill()
         first.wait()
-        first.stdin.close()
     until(lambda: gone(worker), 10.0)
     assert federation.ask("berlin", {}, seconds=30.0).payload == b"tree"
     federation.stop("berlin")

@@ -16,6 +16,7 @@ from fedtide.cli.commands import main
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.totals import Vectors
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.node import Node
 from fedtide.remote.offline import NearCarrier
@@ -28,6 +29,7 @@ from fedtide.site.parity import replay
 from fedtide.site.seat import Seat
 from fedtide.site.site import Site, invite
 from fedtide.wire.ledger import LEDGER
+from fedtide.wire.pipeline import FLOATING
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
 from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
@@ -59,9 +61,11 @@ def play(site: Site, carrier=NearCarrier, stop=lambda: False) -> int:
         nodes[name] = Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)
     roster = {node.name: node.clients for node in site.roster.node}
+    vectors = Vectors.of(FLOATING, algorithm, rows_of(site).population().few())
     fleet = RemoteFleet(
-        carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.traits.reveals, patience=5.0
-    )
+        carrier(nodes), roster, Present(site.seed), run=site.digest, traits=algorithm.traits, patience=5.0,
+        vectors=vectors,
+    )  # fmt: skip
     run = Run(site.experiment, site.method, site.seed, site.record)
     judge = Judge(algorithm, fleet, views(rows_of(site).population()), site.method.decide_per)
     return [step.round for step in run.play(stop, lambda _: judge)][-1]

@@ -35,7 +35,7 @@ def copy(made, tmp_path) -> Site:
 def test_a_site_is_read_as_it_was_made(made):
     site = Site.read(made.root)
     assert site == made
-    assert (site.method.name, site.address) == ("SCAFFOLD", "fl.example.org:8300")
+    assert (site.method.name, site.deploy.address) == ("SCAFFOLD", "fl.example.org:8300")
     assert site.experiment.data.partition.clients == 3
 
 

@@ -152,7 +152,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"node": "-berlin"}, "node: found '-berlin'"),
     ({"node": "Berlin"}, "node: found 'Berlin'"),
     ({"clients": []}, "clients: found"),
-    ({"clients": [0, 0]}, "clients: found a value twice"),
+    ({"clients": [0, 0]}, "clients: found .* twice"),
     ({"clients": [-1]}, "clients"),
     ({"address": "fl.example.org"}, "address: found 'fl.example.org', allowed: HOST:PORT"),
     ({"address": "a b:1"}, "address"),

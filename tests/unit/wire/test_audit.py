@@ -17,9 +17,8 @@ from fedtide.core.base import Slotted, Weighted
 from fedtide.wire.accounting import Plan, coefficients
 from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger
-from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.noise import Release, deviations, groups_of, simulated_noise
 from fedtide.wire.pipeline import Opening, Wire
-from fedtide.wire.release import Release, simulated_noise
 from fedtide.wire.vector import form_of, opened
 
 BOUNDS = {"delta": 0.5, "models": 2.0}

@@ -10,7 +10,7 @@ import pytest
 from scipy.linalg import toeplitz
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.accounting import coefficients, correlated, error, sensitivity
+from fedtide.wire.accounting import coefficients, correlated, inverse, sensitivity
 
 
 def dense(bands, rounds):
@@ -65,6 +65,13 @@ def test_sensitivity_by_enumeration(bands, times, distance):
         for signs in itertools.product([-1.0, 1.0], repeat=len(picked))
     )
     assert sensitivity(bands, rounds, times, distance) == pytest.approx(worst, rel=1e-12)
+
+
+def error(bands, rounds, times, distance):
+    """The root mean square error of the model over rounds, `sensitivity * |A C^-1| / sqrt(T)`, by the first column."""
+    column = np.cumsum(inverse(bands, rounds))
+    norm = math.sqrt((np.arange(rounds, 0, -1) * column**2).sum())
+    return sensitivity(bands, rounds, times, distance) * norm / math.sqrt(rounds)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 4, 7])

@@ -30,9 +30,8 @@ from fedtide.runs.privacy import server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire import ledger as ledger_module
 from fedtide.wire.accounting import Plan
-from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest, read
-from fedtide.wire.noise import SystemNoise, normal
-from fedtide.wire.release import simulated_noise
+from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest, eligible, read
+from fedtide.wire.noise import SystemNoise, normal, simulated_noise
 
 BOUNDS = {
     "fedavg": ("delta", "loss"),
@@ -301,9 +300,9 @@ def test_who_was_asked_to_open_a_sum_is_known_after_a_restart(tmp_path):
     ledger = Ledger(Plan(9, 2, 2), 1.0, 1e-5)
     assert [ledger.offer(*each) for each in [*safe.offered(), (0, [2])]] == [True, True, False]
     for number, there in ((0, [True] * 3), (1, [False, True, False]), (2, [True] * 3), (4, [True, False, True])):
-        assert ledger.eligible(torch.arange(3), number).tolist() == there
+        assert eligible(ledger, torch.arange(3), number).tolist() == there
     ledger.offer(5, [0])
-    assert ledger.eligible(torch.arange(3), 8).tolist() == [False, True, True]
+    assert eligible(ledger, torch.arange(3), 8).tolist() == [False, True, True]
 
 
 def test_normal_numbers():
@@ -334,7 +333,7 @@ def test_draws_are_fresh_and_those_of_bands_the_same_again(tmp_path):
     assert not torch.equal(anew, made[2])
     assert torch.equal(SystemNoise(path)("train", 2, 5), anew), "of two seeds of a draw the later one counts"
     path.write_text("nothing\n")
-    with pytest.raises(FedtideError, match=r"seeds: line 1: damaged"):
+    with pytest.raises(FedtideError, match=r"seeds: line 1 is damaged"):
         SystemNoise(path)
 
 

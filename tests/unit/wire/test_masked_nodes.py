@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,8 @@ from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
 from fedtide.remote.asks import REFUSED
-from fedtide.remote.masked import masked, objection
 from fedtide.remote.messages import KeyHeader, Response, read_question
+from fedtide.remote.node import masked, objection
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
 from fedtide.remote.schedule import Present, RoundClock
@@ -29,7 +29,7 @@ from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
 from fedtide.wire import masks
 from fedtide.wire.masks import Masker
-from fedtide.wire.release import simulated_noise
+from fedtide.wire.noise import simulated_noise
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
 
@@ -240,7 +240,7 @@ def test_a_node_uses_no_key_for_masks_that_the_registered_key_of_its_node_did_no
     peers = {"0": {str(place): name for place, name in enumerate("abc")}}
 
     def why(**changed: Masker) -> str | None:
-        keys = {name: KeyHeader(**KeyHeader.of({**nodes, **changed}[name].bundle)) for name in "abc"}
+        keys = {name: KeyHeader(**asdict({**nodes, **changed}[name].bundle)) for name in "abc"}
         mask = SimpleNamespace(peers=peers, keys=keys)
         return objection(nodes["a"], SimpleNamespace(kind="ask", forms={}, mask=mask, clients=[0], slot=None), 3)
 
@@ -448,7 +448,7 @@ def test_no_secret_lies_in_a_log_a_record_a_checkpoint_or_a_file(tmp_path, monke
         assert each.hex() not in words
         assert repr(each) not in words
     vectors = [
-        codec.from_bytes(sent.payload)[client]["total"].numpy().tobytes()
+        codec.from_bytes(sent[2])[client]["total"].numpy().tobytes()
         for node in nodes.values()
         for (_, client), sent in node._sent.items()
     ]

@@ -31,9 +31,8 @@ from fedtide.runs.runner import Run
 from fedtide.wire.accounting import Sampling
 from fedtide.wire.clip import Clip, check_private
 from fedtide.wire.ledger import read
-from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.noise import deviations, groups_of, simulated_noise
 from fedtide.wire.noise import noised as noise_once
-from fedtide.wire.release import simulated_noise
 
 PRIVATE = {
     "fedavg": ("delta", "loss"),
@@ -87,7 +86,7 @@ def test_noise_is_on_the_sum_once(monkeypatch):
         return total
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedtide.wire.release.noised", unnoised)
+        patched.setattr("fedtide.wire.noise.noised", unnoised)
         quiet = played(private("fedavg"), rounds=1).state.weights.params
     run = played(private("fedavg"), rounds=1)
     (line,), (form,) = run.fleet.ledger.lines, forms
@@ -157,7 +156,7 @@ def test_bounds_that_cannot_adapt():
 
 def test_scaffold_keeps_what_it_sent(monkeypatch):
     """But for noise, the server's variate is the mean of the clients'."""
-    monkeypatch.setattr("fedtide.wire.release.noised", lambda total, *rest: total)
+    monkeypatch.setattr("fedtide.wire.noise.noised", lambda total, *rest: total)
     experiment = private("scaffold", options={"max_control_norm": 0.01}, distance=1)
     run = played(experiment)
     people = run.host.population.registered
@@ -219,7 +218,7 @@ def test_law_finds_a_sum_that_leaves_without_noise(monkeypatch):
             form.tables(released)[spared][:] = form.tables(total)[spared]
             return released
 
-        monkeypatch.setattr("fedtide.wire.release.noised", noised)
+        monkeypatch.setattr("fedtide.wire.noise.noised", noised)
         with pytest.raises(Broken, match=f"^'{spared}' is released without noise$"):
             law_of_private_sums(case)
 

@@ -4,8 +4,6 @@ It passes bytes on to gRPC on the loopback, and knows nothing of what is in them
 server says that a node has shown its key on it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import time
@@ -37,6 +35,11 @@ CHUNK = 2**18
 """Bytes that are passed on at a time."""
 LINGER = 5.0
 """Seconds in which the last bytes of a connection have to be taken."""
+WHY = {
+    errno.EADDRINUSE: "is taken, maybe because this site is served already: end the program that has it",
+    errno.EACCES: "may not be opened by this user: choose a port above 1023",
+}
+"""Reasons why a port cannot be opened."""
 
 
 @dataclass(eq=False)
@@ -87,12 +90,7 @@ class Door:
                 with listening.dup() as same:
                     same.listen(QUEUE)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                why = "is taken, maybe because this site is served already: end the program that has it"
-            elif error.errno == errno.EACCES:
-                why = "may not be opened by this user: choose a port above 1023"
-            else:
-                why = f"cannot be opened ({error.strerror or error})"
+            why = WHY.get(error.errno or 0, f"cannot be opened ({error.strerror or error})")
             raise FedtideError(f"deploy.address: port {port} of {host} {why}") from None
 
     @property

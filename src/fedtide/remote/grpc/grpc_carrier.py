@@ -1,12 +1,10 @@
 """The carrier over gRPC, at the server: nodes come in through the door, show their key, and are asked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,65 +12,46 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote import messages
+from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.door import Door, check_files
-from fedtide.remote.grpc.stream_protocol import (
-    BOTH,
-    HEADER,
-    METHOD,
-    MOST,
-    SCHEME,
-    Broken,
-    Head,
-    Message,
-    claim_bytes,
-    library,
-    make_nonce,
-    next_message,
-    verify_signature,
-)
-from fedtide.remote.messages import Question, Response
+from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.remote.messages import OpenQuestion, Question, Response, from_json
 from fedtide.remote.node_answers import one_line
+from fedtide.wire.keys import verify_signature
 
 INTRODUCTION = 10.0
 """Seconds in which a node has to show its key."""
-ALIVE = 5.0
-"""Seconds in which a node has to move when another one comes with its key."""
 GRACE, LOOK = 2.0, 0.05
-"""Seconds that streams have to end in when the server does, and between two looks at what happens."""
+"""Seconds that streams have to end in when the server does, and between two looks at them."""
 OPTIONS = [
-    *BOTH,
+    *protocol.BOTH,
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 2),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.per_message_decompression", 0),  # a small piece stays small
 ]
 
 
 @dataclass
-class Open:
+class Open(OpenQuestion):
     """A question without an answer.
 
     Attributes:
-        question: what is asked.
         header: of it, as JSON.
-        asked: when.
         sent: whether it has gone out.
         answered: whether the answer has come, and waits to be pulled.
     """
 
-    question: Question
     header: bytes
-    asked: float
     sent: bool = False
     answered: bool = False
 
     @property
-    def left(self) -> float:
-        """Seconds within which an answer counts."""
-        return self.asked + self.question.expires - time.monotonic()
+    def message(self) -> Message:
+        """The question as it is sent now."""
+        question, seconds = self.question, {"seconds": max(self.left, 0.0)}
+        return Message("question", question.id, seconds, self.header, question.payload)
 
 
 @dataclass(eq=False)
@@ -83,23 +62,13 @@ class Stream:
         name: of the node.
         key: its public key.
         out: what is to be sent: messages, names of questions; None ends the stream.
-        moved: when something last went over it.
         ended: whether nothing counts any more that comes over it.
     """
 
     name: str
     key: str
     out: asyncio.Queue[Message | str | None] = field(default_factory=asyncio.Queue)
-    moved: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def alive(self) -> bool:
-        """Tell whether the node still moves."""
-        began = time.monotonic()
-        self.out.put_nowait(Message("ping"))
-        while self.moved < began and time.monotonic() < began + ALIVE:
-            await asyncio.sleep(LOOK)
-        return self.moved >= began
 
 
 class GrpcCarrier:
@@ -121,13 +90,12 @@ class GrpcCarrier:
 
     def __init__(self, host: str, port: int, *, run: str, authority: Path, nodes: int) -> None:
         check_files(nodes)
-        self._grpc = library()
+        self._grpc = protocol.library()
         self._run, self._folder = run, authority
         self._authority = (authority / "ca.crt").read_bytes()
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._expected: frozenset[str] = frozenset()
-        self._lost: set[str] = set()
         self._removed: set[str] = set()
         self._open: dict[str, Open] = {}
         self._arrived: list[tuple[str, Message]] = []
@@ -158,7 +126,9 @@ class GrpcCarrier:
             gone = {name for key, name in self._names.items() if names.get(key) != name}
             self._names, self._expected = names, expected
             self._removed |= gone
-            self._lost |= {waiting.question.id for waiting in self._open.values() if waiting.question.node in gone}
+            for waiting in self._open.values():
+                if waiting.question.node in gone:
+                    self._arrive(waiting, "its key was removed")
             self._knocked = {name: key for name, key in self._knocked.items() if keys.get(name) != key}
         for name in gone:
             self._say(name, None)
@@ -182,14 +152,13 @@ class GrpcCarrier:
     def push(self, questions: Sequence[Question]) -> None:
         """Send questions on their way."""
         for question in questions:
-            waiting = Open(question, json.dumps(question.header).encode(), time.monotonic())
+            waiting = Open(question, json.dumps(question.header).encode())
             with self._lock:
                 self._open[question.id] = waiting
                 if len(waiting.header) > HEADER:
-                    reason = {"error": "was not asked: it stands for too many clients"}
-                    self._arrived.append((question.node, Message("answer", question.id, reason)))
+                    self._arrive(waiting, "was not asked: it stands for too many clients")
                     continue
-            self._say(question.node, waiting)
+            self._say(question.node, question.id)
 
     def drop(self, questions: Sequence[str]) -> None:
         """Wait for answers to some questions no longer."""
@@ -203,10 +172,7 @@ class GrpcCarrier:
         """Return the responses since the last pull."""
         with self._lock:
             arrivals, self._arrived = self._arrived, []
-            lost, self._lost = self._lost, set()
         done = [response for arrival in arrivals if (response := self._response(*arrival)) is not None]
-        removed = [self._open[name] for name in lost if name in self._open]
-        done += [self._close(waiting, error="its key was removed") for waiting in removed]
         for waiting in [question for question in list(self._open.values()) if question.left <= 0]:
             allowed = f"within its {waiting.question.expires:g} s"
             never = f"cannot be reached: was not connected {allowed}"
@@ -217,13 +183,10 @@ class GrpcCarrier:
     def finish(self, seconds: float = 0.0) -> None:
         """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up."""
         self._over = time.monotonic() + seconds
-        self._hang_up(seconds)
+        self.close(seconds)
 
-    def close(self) -> None:
+    def close(self, seconds: float = 0.0) -> None:
         """Hang up."""
-        self._hang_up(0.0)
-
-    def _hang_up(self, seconds: float) -> None:
         if not self._ended.is_set():  # a thread whose join was interrupted is taken for one that has ended
             self._loop.call_soon_threadsafe(self._closing.set)
             self._ended.wait(seconds + 10 * GRACE)
@@ -242,28 +205,26 @@ class GrpcCarrier:
         if (error := message.extra.get("error")) is not None:
             return self._close(waiting, error=one_line(error) or "failed")
         try:
-            return self._close(waiting, messages.from_json(message.header), message.payload)
+            return self._close(waiting, from_json(message.header), message.payload)
         except FedtideError as reason:
             return self._close(waiting, error=f"sent what cannot be read ({reason})")
 
-    def _close(
-        self, waiting: Open, header: Mapping[str, Any] | None = None, payload: bytes = b"", error: str = ""
-    ) -> Response:
+    def _arrive(self, waiting: Open, error: str) -> None:
+        """Note, with the lock, why a question has no answer."""
+        waiting.answered = True
+        self._arrived.append((waiting.question.node, Message("answer", waiting.question.id, {"error": error})))
+
+    def _close(self, waiting: Open, header: Any = None, payload: bytes = b"", error: str = "") -> Response:
         with self._lock:
             del self._open[waiting.question.id]
-        seconds = time.monotonic() - waiting.asked
-        return Response(waiting.question.id, waiting.question.node, header or {}, payload, seconds, error)
+        return waiting.respond(header, payload, error)
 
-    def _say(self, node: str, what: Open | Message | None) -> None:
-        """Have something said to a node that is there; None ends its stream."""
+    def _say(self, node: str, what: Message | str | None) -> None:
+        """Have something said to a node that is there: a message, the question of a name; None ends its stream."""
 
         def deliver() -> None:
-            if (stream := self._streams.get(node)) is None:
-                return
-            if what is None:
-                stream.ended.set()
-            else:
-                stream.out.put_nowait(what.question.id if isinstance(what, Open) else what)
+            if (stream := self._streams.get(node)) is not None:
+                stream.ended.set() if what is None else stream.out.put_nowait(what)
 
         if not self._ended.is_set():
             self._loop.call_soon_threadsafe(deliver)
@@ -298,7 +259,7 @@ class GrpcCarrier:
             talk = grpc.stream_stream_rpc_method_handler(self._talk)
             service, method = METHOD[1:].split("/")
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: talk}),))
-            certificate = _Certificate(grpc, self._folder)
+            certificate = _certificate_reader(grpc, self._folder)
             if (first := certificate()) is None:
                 raise FedtideError(f"{self._folder}: server.key and server.crt have to be there")
             credentials = grpc.dynamic_ssl_server_credentials(first, certificate)
@@ -327,7 +288,7 @@ class GrpcCarrier:
         stream.out.put_nowait(None)
 
     async def _talk(self, unused: Any, context: Any) -> None:
-        """Serve one stream: find out whose it is, and ask."""
+        """Serve one stream: find out whose it is, and ask. It takes the place of an earlier one of the same node."""
         del unused
         here, _, port = context.peer().rpartition(":")
         guest = self._door.guest(int(port)) if here == "ipv4:127.0.0.1" else None
@@ -337,12 +298,9 @@ class GrpcCarrier:
         try:
             async with asyncio.timeout(INTRODUCTION):
                 name, key = await self._introduced(context)
-            before = self._streams.get(name)
-            if before is not None and self._names.get(before.key) == name and await before.alive():
-                raise _Refused("a node with the same key is connected")
             stream = Stream(name, key)
             with self._lock:
-                if self._names.get(key) != name:  # while this was found out
+                if self._names.get(key) != name:  # removed meanwhile
                     raise _Refused("its key is not admitted")
                 before, self._streams[name] = self._streams.get(name), stream
                 waiting = [
@@ -350,12 +308,12 @@ class GrpcCarrier:
                     for question in self._open.values()
                     if question.question.node == name and not question.answered
                 ]
-            if before is not None:
-                before.ended.set()
         except (Broken, TimeoutError):
             return await context.abort(status.INVALID_ARGUMENT, "its key was not shown in time")
         except _Refused as why:
             return await context.abort(status.UNAUTHENTICATED, str(why))
+        if before is not None:
+            before.ended.set()
         self._door.know(guest)
         stream.out.put_nowait(Message("welcome"))
         for question in waiting:
@@ -363,9 +321,8 @@ class GrpcCarrier:
         if self._closing.is_set():
             self._part(stream)
         ways = [
-            asyncio.create_task(self._write(context, stream)),
-            asyncio.create_task(self._read(context, stream)),
-            asyncio.create_task(stream.ended.wait()),
+            asyncio.create_task(way)
+            for way in (self._write(context, stream), self._read(context, stream), stream.ended.wait())
         ]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -391,10 +348,8 @@ class GrpcCarrier:
             Broken: it says something else.
             _Refused: it is not let in; the text says why.
         """
-        asked = make_nonce()
-        await context.write(
-            next(Message("challenge", extra={"nonce": asked, "time": time.time(), "scheme": SCHEME}).pieces())
-        )
+        asked = protocol.make_nonce()
+        await context.write(next(Message("challenge", extra={"nonce": asked, "scheme": SCHEME}).pieces()))
         piece = await context.read()
         if piece is self._grpc.aio.EOF:
             raise Broken
@@ -408,7 +363,7 @@ class GrpcCarrier:
         name, key, own_nonce, signature, run = (value if isinstance(value, str) else "" for value in values)
         if run != self._run:
             raise _Refused(f"another study is served here ({self._run}); ask the site's owner for a new ticket")
-        if not verify_signature(key, signature, claim_bytes(run, self._authority, name, asked, own_nonce)):
+        if not verify_signature(key, signature, protocol.claim_bytes(run, self._authority, name, asked, own_nonce)):
             raise _Refused("the key was not shown")
         with self._lock:
             admitted = self._names.get(key)
@@ -429,14 +384,12 @@ class GrpcCarrier:
                     waiting = self._open.get(item)
                 if waiting is None:  # it is over, and nothing of it is kept
                     continue
-                message, waiting.sent, seconds = _asked(waiting), True, max(waiting.left, 0.0) + GRACE
+                message, waiting.sent, seconds = waiting.message, True, max(waiting.left, 0.0) + GRACE
             assert isinstance(message, Message)
             try:
                 async with asyncio.timeout(seconds):
                     for piece in message.pieces():
                         await context.write(piece)
-                        if message.kind != "ping":  # that is small enough to be taken where nobody is any more
-                            stream.moved = time.monotonic()
             except TimeoutError:
                 raise Broken("a node does not take what it is sent") from None
             if message.kind == "over":
@@ -444,14 +397,8 @@ class GrpcCarrier:
 
     async def _read(self, context: Any, stream: Stream) -> None:
         """Take answers, until the stream ends."""
-
-        async def read() -> Any:
-            piece = await context.read()
-            stream.moved = time.monotonic()
-            return piece
-
         end, wanted = self._grpc.aio.EOF, partial(self._wanted, stream)
-        while (message := await next_message(read, end, wanted)) is not None:
+        while (message := await protocol.next_message(context.read, end, wanted)) is not None:
             if message.kind == "answer":
                 with self._lock:
                     if not self._counts(stream):
@@ -478,9 +425,7 @@ class GrpcCarrier:
             most = waiting.question.largest if mine and waiting is not None else MOST if answer else 0
             too_large = head.header > (HEADER if answer else 0) or head.payload > most
             if mine and waiting is not None and too_large:
-                waiting.answered = True
-                reason = {"error": f"sent more than the {most} bytes that an answer may have"}
-                self._arrived.append((stream.name, Message("answer", head.id, reason)))
+                self._arrive(waiting, f"sent more than the {most} bytes that an answer may have")
         if too_large:
             raise Broken("a message is larger than it may be")
         return not answer or mine
@@ -490,27 +435,21 @@ class _Refused(Exception):
     """A node is not let in; the text says why."""
 
 
-class _Certificate:
-    """Gives gRPC the server's certificate if it was made anew, and None if it is as before.
+def _certificate_reader(grpc: Any, folder: Path) -> Callable[[], Any]:
+    """Return what gives gRPC the server's certificate if it was made anew, and None if it is as before.
 
     One that was given is gRPC's own, which frees it: given twice it would be freed twice.
     """
+    last: list[tuple[bytes, ...]] = []
 
-    def __init__(self, grpc: Any, folder: Path) -> None:
-        self._grpc, self._folder = grpc, folder
-        self._of: Any = None
-
-    def __call__(self) -> Any:
+    def read() -> Any:
         try:
-            files = tuple((self._folder / name).read_bytes() for name in ("server.key", "server.crt"))
+            files = tuple((folder / name).read_bytes() for name in ("server.key", "server.crt"))
         except OSError:  # it is just made
             return None
-        if files == self._of:
+        if last == [files]:
             return None
-        self._of = files
-        return self._grpc.ssl_server_certificate_configuration([files])
+        last[:] = [files]
+        return grpc.ssl_server_certificate_configuration([files])
 
-
-def _asked(waiting: Open) -> Message:
-    question = waiting.question
-    return Message("question", question.id, {"seconds": max(waiting.left, 0.0)}, waiting.header, question.payload)
+    return read

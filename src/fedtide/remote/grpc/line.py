@@ -3,35 +3,20 @@
 A stream that is lost is made anew. A question that comes again while it is worked on is not worked on twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc.stream_protocol import (
-    BOTH,
-    HEADER,
-    METHOD,
-    MOST,
-    SCHEME,
-    Broken,
-    Head,
-    Message,
-    claim_bytes,
-    library,
-    make_nonce,
-    next_message,
-    public_line,
-    sign,
-)
+from fedtide.remote.grpc import stream_protocol as protocol
+from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.wire.keys import sign, spell_public
 
 SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
 """Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
@@ -41,14 +26,7 @@ MINUTE = 60.0
 """Seconds after which a line is said once more."""
 QUESTIONS = 1000
 """Questions that may wait at a node."""
-SKEW = 600.0
-"""Seconds by which the clocks of both ends may differ before it is said."""
-OPTIONS = [
-    *BOTH,
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.per_message_decompression", 0),
-]
+OPTIONS = [*protocol.BOTH, ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 
 @dataclass(frozen=True)
@@ -58,67 +36,54 @@ class Cause:
     Args:
         pattern: of what is said.
         line: what it means, and what to do.
-        wrong: whether a node that is just started goes no further: its ticket, or its address, will not do.
-        over: whether a node that was running ends: nothing at the server will mend it.
-        away: whether nobody is there, whom many attempts could bother.
+        kind: "wrong" ends a node that is just started: its ticket, or its address, will not do. "over" ends one that
+            runs: nothing at the server will mend it. "away" if nobody is there, whom many attempts could bother.
     """
 
     pattern: str
     line: str
-    wrong: bool = False
-    over: bool = False
-    away: bool = False
+    kind: Literal["", "wrong", "over", "away"] = ""
 
 
-NOT_IN = "the server does not let this node in"
-ASK = "ask its owner for a new ticket"
+NOT_IN, ASK = "the server does not let this node in", "ask its owner for a new ticket"
+OTHER_NAME = r"its key is admitted there as that of '\1'; use the ticket of '\1'"
+CLOCK = "the server's certificate is not valid now: set this machine's clock, or ask the server's owner for a new one"
+NO_TLS = "it does not speak TLS: something else than 'fedtide serve' listens there; ask its owner for the address"
 CAUSES = (
     Cause("its key is not admitted", f"{NOT_IN}: its key is not admitted there (its owner runs 'fedtide admit')"),
     Cause("a node with the same key", f"{NOT_IN}: a node with the same key is connected"),
-    Cause(
-        r"its key is that of ([\w.-]{1,100})",
-        rf"{NOT_IN}: its key is admitted there as that of '\1'; use the ticket of '\1'",
-        over=True,
-    ),
+    Cause(r"its key is that of ([\w.-]{1,100})", f"{NOT_IN}: {OTHER_NAME}", "over"),
     Cause("the key was not shown", f"{NOT_IN}: it did not prove its key; key and ticket are not those of one node"),
     Cause("was silent|not shown in time", f"{NOT_IN}, and does not say why"),
     Cause("message is larger than it may be", "the server takes no answer that is so large"),
     Cause(r"broken: (.*)", r"it does not speak as 'fedtide serve' does (\1)"),
-    Cause("another study is served", f"the server plays another study than that of this ticket: {ASK}", over=True),
-    Cause("it speaks version", "the server has another version of fedtide: install the same", over=True),
+    Cause("another study is served", f"the server plays another study than that of this ticket: {ASK}", "over"),
+    Cause("it speaks version", "the server has another version of fedtide: install the same", "over"),
     Cause(
         "Domain name not found|[Mm]isformatted domain|Name or service not known|nodename nor servname",
         "this machine finds no such host; ask its owner for it",
-        wrong=True,
+        "wrong",
     ),
     Cause("errors resolving|DNS|lookup error", "this machine cannot look up where that is (is it connected?)"),
-    Cause(
-        "CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)",
-        "the server's certificate is not valid now: set this machine's clock, or ask the server's owner for a new one",
-        wrong=True,
-    ),
+    Cause("CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)", CLOCK, "wrong"),
     Cause(
         "not valid for peer|[Hh]ostname|[Pp]eer name",
         f"the server's certificate is for another address than this one: {ASK}",
-        wrong=True,
+        "wrong",
     ),
     Cause(
         "CERTIFICATE_VERIFY_FAILED",
         f"the server's certificate is of another authority than the ticket's: {ASK}",
-        wrong=True,
+        "wrong",
     ),
-    Cause(
-        "SSL_ERROR_SSL",
-        "it does not speak TLS: something else than 'fedtide serve' listens there; ask its owner for the address",
-        wrong=True,
-    ),
+    Cause("SSL_ERROR_SSL", NO_TLS, "wrong"),
     Cause("[Pp]roxy|CONNECT", "the proxy of your environment does not let this node through: see what it allows"),
     Cause(
         "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
         "the connection was closed: the server has ended, or a proxy before it finds no server",
-        away=True,
+        "away",
     ),
-    Cause("", "it cannot be reached now (is it up, and is its address right?)", away=True),
+    Cause("", "it cannot be reached now (is it up, and is its address right?)", "away"),
 )
 
 
@@ -130,7 +95,8 @@ def meaning(message: str) -> Cause:
     """
     matches = ((re.search(cause.pattern, message), cause) for cause in CAUSES)
     cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in matches if match)
-    by_proxy = cause.away and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
+    has_proxy = any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
+    by_proxy = cause.kind == "away" and has_proxy
     return replace(cause, line=f"{cause.line}; see whether the proxy of your environment is up") if by_proxy else cause
 
 
@@ -173,13 +139,14 @@ class Line:
         caller: the server that is called, and the node that calls.
         answer: answers one question; it is called in a thread. It raises `Failed` if there is no answer.
         say: is told in a line what a person should know.
-        let_in: is called when the server has let the node in.
+        let_in: file that exists once the server has let the node in. From then on the node goes on trying, whatever is
+            wrong there, also if it is started again. None is never.
     """
 
     caller: Caller
     answer: Answer
     say: Callable[[str], None]
-    let_in: Callable[[], None] = lambda: None
+    let_in: Path | None = None
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
     _recent: dict[str, float] = field(default_factory=dict)
@@ -190,7 +157,7 @@ class Line:
         """Answer questions until the study is over.
 
         Raises:
-            FedtideError: the server will never let this node in.
+            FedtideError: the server is not that of the ticket, or will never let this node in.
         """
         work = asyncio.create_task(self._work())
         pause = SHORTEST
@@ -208,11 +175,12 @@ class Line:
                 except TimeoutError:
                     why = "was silent"
                 cause = meaning(why)
-                if cause.over:
+                is_new = self.let_in is None or not self.let_in.exists()
+                if cause.kind == "over" or (cause.kind == "wrong" and is_new):
                     raise FedtideError(f"server {self.caller.address}: {cause.line}")
                 self._tell(f"server {self.caller.address}: {cause.line}; it tries again")
                 lasted = time.monotonic() - began > 2 * LONGEST
-                pause = SHORTEST if lasted else min(1.5 * pause, AWAY if cause.away else LONGEST)
+                pause = SHORTEST if lasted else min(1.5 * pause, AWAY if cause.kind == "away" else LONGEST)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
         finally:
             work.cancel()
@@ -230,14 +198,15 @@ class Line:
 
     async def _talk(self) -> bool:
         """Keep one stream until it ends; tell whether the study is over."""
-        grpc = library()
+        grpc = protocol.library()
         async with channel_to(self.caller) as channel:
             call = channel.stream_stream(METHOD)()
             try:
                 async with asyncio.timeout(INTRODUCTION):
                     await self._introduce(call, grpc.aio.EOF)
                 self._tell(f"connected to the server at {self.caller.address}")
-                self.let_in()
+                if self.let_in is not None:
+                    self.let_in.touch()
                 return await self._exchange(call, grpc.aio.EOF)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 raise Closed(await _why(call) or str(error)) from None
@@ -250,31 +219,21 @@ class Line:
         asked = head.extra.get("nonce")
         if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
             raise Broken("the server does not ask who this is")
-        self._compare_clocks(head.extra.get("time"))
-        caller, nonce = self.caller, make_nonce()
-        claim = claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
+        caller, nonce = self.caller, protocol.make_nonce()
+        claim = protocol.claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
         introduction = {
-            "scheme": SCHEME, "run": caller.run, "name": caller.name, "key": public_line(caller.key), "nonce": nonce,
-            "signature": sign(caller.key, claim),
+            "scheme": SCHEME, "run": caller.run, "name": caller.name, "nonce": nonce,
+            "key": spell_public(caller.key.public_key()), "signature": sign(caller.key, claim),
         }  # fmt: skip
         await call.write(next(Message("introduction", extra=introduction).pieces()))
         if Head.of(await _piece(call, end)).kind != "welcome":
             raise Broken("the server does not let this node in, and does not say why")
 
-    def _compare_clocks(self, server_time: Any) -> None:
-        if (
-            isinstance(server_time, int | float)
-            and 0 <= server_time < 1e11
-            and abs(ahead := time.time() - server_time) > SKEW
-        ):
-            word = "ahead of" if ahead > 0 else "behind"
-            self._tell(f"warning: this machine's clock is {abs(ahead) / 3600:.1f} hours {word} the server's: set it")
-
     async def _exchange(self, call: Any, end: Any) -> bool:
         """Take questions, and send answers, until the stream ends; tell whether the study is over."""
         out: asyncio.Queue[Message] = asyncio.Queue(1)
         self._out = out
-        ways = [asyncio.create_task(way) for way in (self._read(call, end, out), _write(call, out))]
+        ways = [asyncio.create_task(way) for way in (self._read(call, end), _write(call, out))]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if any(way.result() for way in done):
@@ -289,19 +248,12 @@ class Line:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _read(self, call: Any, end: Any, out: asyncio.Queue[Message]) -> bool:
+    async def _read(self, call: Any, end: Any) -> bool:
         """Take what the server says until it ends the stream; tell whether it says that the study is over."""
-
-        async def read() -> Any:
-            return await call.read()
-
-        while (message := await next_message(read, end, self._wanted)) is not None:
+        while (message := await protocol.next_message(call.read, end, self._wanted)) is not None:
             if message.kind == "over":
                 return True
-            if message.kind == "ping":
-                with suppress(asyncio.QueueFull):  # an answer says as much
-                    out.put_nowait(Message("pong"))
-            elif message.kind == "drop":
+            if message.kind == "drop":
                 self._waiting.pop(message.id, None)
             elif message.kind == "question":
                 seconds = message.extra.get("seconds")
@@ -362,30 +314,6 @@ async def _why(call: Any) -> str:
 
 def channel_to(caller: Caller) -> Any:
     """Return a channel of gRPC, through the proxy that https_proxy names if there is one."""
-    grpc = library()
+    grpc = protocol.library()
     credentials = grpc.ssl_channel_credentials(caller.authority)
     return grpc.aio.secure_channel(f"dns:///{caller.address}", credentials, options=OPTIONS)
-
-
-async def look_at(caller: Caller, seconds: float = 10.0) -> str:
-    """Return a sentence about the server, which is not told who asks.
-
-    Raises:
-        FedtideError: what answers is not the server of the ticket.
-    """
-    grpc = library()
-    async with channel_to(caller) as channel:
-        call = channel.stream_stream(METHOD)()
-        try:
-            async with asyncio.timeout(seconds):
-                Head.of(await _piece(call, grpc.aio.EOF))
-            return f"server {caller.address} has a certificate of the ticket's authority"
-        except (grpc.aio.AioRpcError, Closed, Broken) as error:
-            cause = meaning(error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error))
-        except TimeoutError:
-            cause = meaning("")
-        finally:
-            call.cancel()
-    if cause.wrong:
-        raise FedtideError(f"server {caller.address}: {cause.line}")
-    return f"server {caller.address}: {cause.line}; the node goes on trying"

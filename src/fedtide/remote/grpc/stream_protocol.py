@@ -5,8 +5,6 @@ made up, with the key that never leaves the node. TLS has shown before that the 
 signed bytes name the site and its authority, so no server can use the signature at another site.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -36,6 +34,7 @@ BOTH = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.per_message_decompression", 0),  # a small piece stays small
 ]
 """Settings of gRPC at both ends: a line that says nothing for half a minute is lost."""
 
@@ -108,7 +107,7 @@ class Head:
     extra: dict[str, Any]
 
     @staticmethod
-    def of(piece: bytes) -> Head:
+    def of(piece: bytes) -> "Head":
         """Read a head that anyone may have written.
 
         Raises:
@@ -176,39 +175,3 @@ def claim_bytes(run: str, authority: bytes, name: str, asked: str, nonce: str) -
     """
     site = hashlib.sha256(b"".join(authority.split())).hexdigest()
     return json.dumps(["fedtide node", SCHEME, run, site, name, asked, nonce]).encode()
-
-
-def public_line(key: Any) -> str:
-    """Return the public half of a node's private key, "KIND BASE64" as OpenSSH writes it."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    line: bytes = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return line.decode()
-
-
-def sign(key: Any, content: bytes) -> str:
-    """Return the signature of a node's private key, as hexadecimal digits."""
-    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-    from cryptography.hazmat.primitives.hashes import SHA384
-
-    signature: bytes = key.sign(content, ECDSA(SHA384()))
-    return signature.hex()
-
-
-def verify_signature(line: str, signature: str, content: bytes) -> bool:
-    """Tell whether a signature is of a public key "KIND BASE64"; both may be anything."""
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP384R1, EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.hashes import SHA384
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
-    try:
-        key = load_ssh_public_key(line.encode())
-        if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
-            return False
-        if key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() != line:  # a comment, or another spelling
-            return False
-        key.verify(bytes.fromhex(signature), content, ECDSA(SHA384()))
-    except (ValueError, InvalidSignature, UnsupportedAlgorithm, FedtideError):
-        return False
-    return True

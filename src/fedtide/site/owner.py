@@ -1,0 +1,293 @@
+"""The owner of a node: its policy as it is now, other nodes whose keys it trusts, and the terms of a study in words.
+
+Some rules hold without a policy, because no study needs more. A client is judged on test and validation rows alone,
+with few models in a round. The server receives its mean loss to three digits.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedtide.core.atomic import append, write_text
+from fedtide.core.base import Algorithm, Scores, Shard
+from fedtide.core.errors import FedtideError, printable
+from fedtide.core.trees import size_in_bytes
+from fedtide.fields.types import checked
+from fedtide.remote.offline import CLIENTS, trial
+from fedtide.remote.policy import COLUMNS, SCORE, Policy
+from fedtide.report.formats import bytes_of
+from fedtide.site import certificates
+from fedtide.site.accounts import Budget
+from fedtide.site.machine import read_toml
+from fedtide.wire.answer_schema import Schemas, made_up
+from fedtide.wire.pipeline import FLOATING, Wire
+from fedtide.wire.vector import form_of
+
+LARGEST = 64 * 1024
+"""Maximum number of bytes of a policy file."""
+MODELS = 3
+"""Models with which a client is judged in a round on the same rows: one, and others if the round is played again."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The owner's rules as they are now, and counts of judgments.
+
+    Args:
+        file: the policy, a TOML file, which may be edited while the node runs; None if there is none.
+        record: file with a line for each model that a client was judged with.
+        rounds: number of rounds of the study.
+        log: takes mistakes in the file.
+        budget: account of the answers of its clients, if the study is private.
+    """
+
+    file: Path | None
+    record: Path
+    rounds: int
+    log: Callable[[str], None] = print
+    budget: Budget | None = None
+
+    def policy(self) -> Policy:
+        """Return the rules as they are now."""
+        return read_policy(self.file)
+
+    def shown(self, scores: Scores) -> Scores:
+        """Return the scores that the server receives."""
+        return self.policy().shown(scores)
+
+    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
+        """Return the reason why a question is not allowed, by its header and the digest of its payload."""
+        try:
+            policy = self.policy()
+        except FedtideError as error:
+            self.log(str(error))
+            return "its owner's rules cannot be read now"
+        why = policy.refuses(header)
+        if why is None and header["kind"] == SCORE:
+            return self._too_often(header, model)
+        if why is None and header["kind"] in ("ask", "unmask"):
+            return self._too_much(header, model, policy.epsilon)
+        return why
+
+    def _too_much(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
+        """Return the reason why clients would say too much; if they do not, their answers are written down."""
+        if self.budget is None:
+            return None if most is None else f"its owner allows epsilon {most:g}, and its study adds no noise"
+        try:
+            return self.budget.refuses(header, model, most)
+        except FedtideError as error:
+            self.log(str(error))
+            return "its own ledger cannot be read now"
+
+    def _too_often(self, header: Mapping[str, Any], model: str) -> str | None:
+        """Return the reason why clients are not judged with a model; if they are, write it down."""
+        part, number, other = header.get("part", "test"), header["moment"]["round"], header.get("other", "")
+        if part == "train" or not header.get("personal", True):
+            return "it is judged on test and validation rows alone, with what it keeps"
+        if not 0 <= number < self.rounds:
+            return f"it is judged in rounds 0 to {self.rounds - 1}, and this is round {number}"
+        new = []
+        for client in header["clients"]:
+            models = self._judged.setdefault((client, number, part, other), set())
+            if model not in models:
+                if len(models) >= MODELS:
+                    return f"it was judged with {MODELS} models in round {number}, and with no more"
+                new.append((client, number, part, other, model))
+        if new:
+            self.record.parent.mkdir(parents=True, exist_ok=True)
+            append(self.record, "\n".join(map(json.dumps, new)))
+        for *key, _ in new:
+            self._judged[tuple(key)].add(model)
+        return None
+
+    @cached_property
+    def _judged(self) -> dict[Any, set[str]]:
+        """Digests of the models that each client was judged with, by round, part and use."""
+        models: dict[Any, set[str]] = {}
+        for line in self.record.read_text(encoding="utf-8").splitlines() if self.record.is_file() else []:
+            with suppress(TypeError, ValueError):
+                *key, model = json.loads(line)
+                models.setdefault(tuple(key), set()).add(model)
+        return models
+
+
+def read_policy(path: Path | None) -> Policy:
+    """Read the rules of a node; a node without a file has none.
+
+    Raises:
+        FedtideError: the file cannot be read, or has something that is no rule.
+    """
+    return Policy() if path is None else checked(Policy, read_toml(path, LARGEST), str(path))
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The registered keys of other nodes, by name: those that the owner names, or the first that came.
+
+    A server that invents nodes could give each of them a key of its own. Owners who compare fingerprints notice it.
+
+    Args:
+        file: keys by name that were met before.
+        policy: () -> the owner's rules as they are now.
+        log: takes a line for each new key.
+    """
+
+    file: Path
+    policy: Callable[[], Policy]
+    log: Callable[[str], None]
+
+    def trusts(self, node: str, key: str) -> str | None:
+        """Return the reason why the key of a node does not count; None if it does."""
+        try:
+            print_ = certificates.fingerprint(certificates.check_public_key(key, "key"))
+            allowed = self.policy().peers
+        except FedtideError:
+            return "its registered key is none, or the owner's rules cannot be read now"
+        if allowed is not None and print_ not in allowed:
+            return f"its key {print_} is not among the peers that the owner named"
+        keys: dict[str, str] = {}
+        with suppress(OSError, ValueError):
+            keys = {str(name): str(value) for name, value in json.loads(self.file.read_text(encoding="utf-8")).items()}
+        if keys.get(node, key) != key:
+            return f"its key is {print_}, and it was another before; ask its owner"
+        if any(name != node and other == key for name, other in keys.items()):
+            return f"its key {print_} is that of another node, too"
+        if node not in keys:
+            self.log(f"masks are shared with {node} from now on, key {print_}: compare it with its owner")
+            write_text(self.file, json.dumps({**keys, node: key}))
+        return None
+
+
+# -- the terms of a study ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Term:
+    """The effect of a question.
+
+    Args:
+        question: its name.
+        down: maximum number of bytes that a client receives.
+        up: maximum number of bytes that a client sends.
+        sums: by name, the values that a client sends to be summed; of an evaluation, those beside rows, hits and loss.
+        shown: by name, the values of a client by itself that the server sees.
+    """
+
+    question: str
+    down: int = 0
+    up: int = 0
+    sums: dict[str, str] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
+
+
+def terms_of(
+    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire = FLOATING
+) -> tuple[list[Term], int]:
+    """Try a method on made-up rows, as the server does that learns what answers look like.
+
+    Args:
+        algorithm: the method.
+        like: rows as a model sees them, one at least.
+        classes: number of classes.
+        clients: number of clients; some methods need several.
+        wire: path of sums to the server.
+
+    Returns:
+        A term for each question, one for evaluations behind them, and the number of bytes that a client keeps.
+    """
+    terms = {question: Term(question) for question in algorithm.works}
+    schemas = Schemas(algorithm.works, made_up(like, classes))
+    for fleet, state in trial(algorithm, like, classes, clients, wire):  # noqa: B007
+        for query in fleet.queries:
+            ask, term = query.ask, terms[query.ask.question]
+            for _, received in list(ask.sent(query.payload))[:1]:
+                answer = schemas.of(ask.question, received, ask.moment, ask.reveal).answer
+                form = form_of(answer["total"], 1)
+                total = 8 * form.size if ask.forms else size_in_bytes(answer["total"])
+                term.down = max(term.down, size_in_bytes(received))
+                term.up = max(term.up, total + size_in_bytes(answer["rows"]))
+                for leaf in form.leaves:
+                    slots = f" for some of {leaf.slots}" if leaf.slots > 1 else ""
+                    term.sums[leaf.name or "the answer"] = f"{_count(leaf.size)}{slots}"
+                term.shown |= {name: _count(rows.numel()) for name, rows in answer["rows"].items()}
+    served, slot = algorithm.serve(state, fleet.clients)
+    evaluation = Term(SCORE, down=max(map(size_in_bytes, served if slot is not None else [served])))
+    scores = fleet.score(served, fleet.clients, slot=slot)
+    columns = {name: getattr(scores, name) for name in COLUMNS} | dict(scores.others)
+    evaluation.sums |= {name: _count(column[0].numel()) for name, column in columns.items() if column is not None}
+    return [*terms.values(), evaluation], size_in_bytes(schemas.memory)
+
+
+def _count(count: int) -> str:
+    return f"{count:,} {'number' if count == 1 else 'numbers'}"
+
+
+def describe_terms(
+    algorithm: Algorithm[Any], like: Shard, classes: int, policy: Policy, clients: int, wire: Wire = FLOATING
+) -> Iterator[str]:
+    """Say in lines what a node asks, sends, shows and keeps in a study, and what its policy forbids.
+
+    Args:
+        algorithm: the method.
+        like: rows as a model sees them, one at least.
+        classes: number of classes.
+        policy: the owner's rules.
+        clients: number of clients of the study.
+        wire: path of sums to the server.
+    """
+    (*works, evaluation), kept = terms_of(algorithm, like, classes, max(clients, CLIENTS), wire)
+    asked = [term for term in works if term.down or term.up]
+    for term in asked:
+        values = ", ".join(f"{name} ({numbers}{_cut(name, wire)})" for name, numbers in term.sums.items())
+        sizes = f"receives {bytes_of(term.down)}, sends {bytes_of(term.up)}"
+        yield printable(f"asks: {term.question}: {sizes}: {values or 'nothing to be summed'}")
+    columns = ", ".join(["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)])
+    sends = "sends after work on the rows here," if algorithm.adapt is not None else "sends"
+    yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {sends} of each client by itself: {columns}"
+    if later := ", ".join(term.question for term in works if term not in asked):
+        yield f"may ask later: {later}, of which a trial saw nothing"
+    shown = {name: f"{name} ({numbers}), at {term.question}" for term in works for name, numbers in term.shown.items()}
+    shown = {name: f"{name}, of which a trial saw nothing" for name in algorithm.traits.reveals} | shown
+    for line in shown.values() or [f"the answer to {SCORE}, and no extra values of the method"]:
+        yield printable(f"shows the server, for each client by itself: {line}")
+    if wire.secure:
+        fewest = max(wire.fewest, policy.fewest)
+        yield f"sums: masked, opened for {fewest} clients or more; answers to {SCORE} and shown values are not masked"
+        if policy.peers is None:
+            yield "masks: shared with the nodes whose keys the server names first; `peers` of your policy can name them"
+    else:
+        yield "sums: the server adds them, so it receives the answer of each client by itself; nothing hides it"
+    memory = f"{bytes_of(kept)} for each client" if kept else "nothing of the method"
+    yield f"keeps here, in the node's folder: {memory}, its key, the last model that it scored, questions and answers"
+    yield "never leaves: rows, labels and memory; answers tell of them, the more the fewer rows there are"
+    yield from (f"will be {line}" for line in _describe_refusals(algorithm, [*works, evaluation], policy, wire))
+
+
+def _describe_refusals(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire) -> Iterator[str]:
+    if policy.secure and not wire.secure:
+        yield f"refused: every question but {SCORE}, because your policy allows masked sums alone"
+    for term in terms:
+        if why := policy.objection(term.question, term.shown):
+            yield f"refused: {term.question}, because {why}"
+    if hidden := [name for name in terms[-1].sums if not policy.shows(name)]:
+        yield f"left out of {SCORE}: {', '.join(hidden)} (forbidden by your policy)"
+    if policy.rows_at_least > 1:
+        yield f"refused: {SCORE} of a client with fewer than {policy.rows_at_least} rows for it"
+    shown = {name for term in terms for name in term.shown}
+    for name in algorithm.traits.reveals:
+        if name not in shown and not policy.shows(name):
+            yield f"refused: questions that reveal {name} (forbidden by your policy)"
+    if policy.fewest > 1:
+        yield f"refused: sums of fewer than {policy.fewest} clients, as the server counts them"
+
+
+def _cut(name: str, wire: Wire) -> str:
+    """Say the length to which a value is cut, if it has a bound."""
+    clip = wire.clip
+    if clip is None or name not in clip.bounds:
+        return ""
+    return f", cut to a length of {clip.largest_cut(name, 0):g}{' at first' if name in clip.adaptive else ''}"
