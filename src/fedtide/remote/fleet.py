@@ -24,7 +24,7 @@ from fedtide.remote.node_answers import Post, Received, keep_wanted
 from fedtide.remote.opening import LeftOut, MaskedSums, Opened
 from fedtide.remote.schedule import Attendance, RealClock, RoundClock, Who
 from fedtide.wire.answer_schema import look
-from fedtide.wire.ledger import Ledger, Line, Safe, arrivals, eligible
+from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
 from fedtide.wire.masks import Bundle
 from fedtide.wire.pipeline import Wire
 
@@ -206,11 +206,6 @@ class RemoteFleet:
     def ledger(self) -> Ledger | None:
         """The releases of clients so far, and who may be asked; None if sums are not private."""
         return self.vectors.wire.ledger
-
-    @property
-    def safe(self) -> Safe | None:
-        """The releases that no checkpoint holds yet; None if they are not kept."""
-        return self.vectors.wire.safe
 
     # -- who ----------------------------------------------------------------------------------------------------------
 

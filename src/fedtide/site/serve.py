@@ -130,21 +130,17 @@ class Watch:
                 online = name in self._present
                 self.log.say("node", f"{name} {'is connected' if online else 'is gone'}", node=name, online=online)
             waiting = f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
+            keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
+            away = [node for node in self.site.roster.node if self.missing and node.name not in self._present]
             return Status(
                 at=datetime.now(UTC),
                 round=self.round,
                 rounds=self.site.experiment.rounds,
                 phase=waiting if self.missing else self.phase,
                 present=tuple(sorted(self._present)),
-                waiting=self._describe_waiting() if self.missing else (),
+                waiting=tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED]),
                 problem="" if self.latest is None else self.latest.mistake[:1000],
             )
-
-    def _describe_waiting(self) -> tuple[str, ...]:
-        """Say for each node that is not there how it can come in."""
-        keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
-        away = [node for node in self.site.roster.node if node.name not in self._present]
-        return tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED])
 
     def wait_for(self, missing: int, number: int) -> None:
         """Note how many clients a round waits for; say which nodes, when these change and every few minutes."""

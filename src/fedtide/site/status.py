@@ -104,8 +104,7 @@ def describe_plan(site: Site, now: datetime) -> Iterator[str]:
     yield f"rounds: {left} of {rounds} are left"
     yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.deploy.address))
     begin = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
-    yield f"begins a round: {begin}, once clients are there: {deploy.fewest}"
-    yield f"waits for answers: {deploy.deadline} from when the question went out"
+    yield f"rounds: begin {begin}, with {deploy.fewest} or more clients there, and end after {deploy.deadline}"
     yield from (f"node {describe_way_in(site.root, node)}" for node in site.roster.node)
 
 
