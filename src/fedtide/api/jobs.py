@@ -447,6 +447,7 @@ class RunJob(Job):
             more = folder.extended(self.root, seed_text(seeds))
             if line := check_room(preflight(more, str(self.root)).need, self.root):
                 say(line, console(output))
+            folder.extend(self.root, more)
             job = replace(job)
         return job
 
@@ -667,6 +668,8 @@ def write_page(
         pictures: a folder for every picture of run folders.
         tables: a folder for every table of run folders.
     """
+    if not jobs:
+        raise FedtideError("report: name at least one run folder")
     for job in jobs:
         if not isinstance(job, RunJob) and len(jobs) > 1:
             raise FedtideError(f"{job.root}: is a {job.kind}, which has a page by itself; allowed: run folders")

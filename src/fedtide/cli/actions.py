@@ -290,8 +290,6 @@ def report(
     """
     from fedtide.api.jobs import of, write_page
 
-    if not run_folders:
-        raise FedtideError("report: name at least one run folder")
     screen, jobs = console(output), [of(root) for root in run_folders]
     for line in filter(None, (work.unfinished() for work in jobs)):
         say(line, screen)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, QuestionOptions, Scores, Slot, State
+from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Scores, Slot, State
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import Tree
@@ -73,17 +73,19 @@ def make_ask(
     payload: Payload,
     moment: Moment,
     before: Sequence[Query],
-    **options: Unpack[QuestionOptions],
+    *,
+    slot: Slot | None = None,
+    slots: int | None = None,
+    reveal: Sequence[str] = (),
+    passes: float | None = None,
 ) -> Ask:
     """Return a question as a server puts it (see `fedtide.core.base.Fleet.ask`); `before` are those of the round."""
     clients, order = clients.sort()
-    slot, slots = options.get("slot"), options.get("slots")
     slot = None if slot is None else slot[order]
     width = 0 if slot is None else len(payload) if slots is None else slots
     times = sum(query.ask.question == question for query in before)
     purpose = f"{question}#{times}" if times else question
-    reveal = tuple(options.get("reveal", ()))
-    return Ask(question, purpose, moment, clients, slot, width, reveal, options.get("passes"), len(before))
+    return Ask(question, purpose, moment, clients, slot, width, tuple(reveal), passes, len(before))
 
 
 def check_ask(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:

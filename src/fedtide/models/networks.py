@@ -391,7 +391,7 @@ class Residual(nn.Module):
 
 
 def stacked_stages(
-    before: int, stages: Sequence[tuple[int, int]], block: Callable[[int, int, int, int], nn.Module], first: int = 1
+    before: int, stages: Sequence[tuple[int, int]], block: Callable[[int, int, int, int], nn.Module]
 ) -> dict[str, nn.Module]:
     """Return stages of blocks by their names.
 
@@ -399,10 +399,9 @@ def stacked_stages(
         before: channels of the input.
         stages: channels and number of blocks of each stage.
         block: (stage, place of the block in the stage, input channels, channels) -> block.
-        first: number of the first stage.
     """
     named: dict[str, nn.Module] = {}
-    for number, (channels, blocks) in enumerate(stages, start=first):
+    for number, (channels, blocks) in enumerate(stages, start=1):
         stage = nn.Sequential()
         for place in range(blocks):
             stage.append(block(number, place, before, channels))
@@ -630,13 +629,13 @@ class ShuffleNetV2:
         depth, _, _ = check_picture(self.kind, shape, smallest=7)
         norm = NORMS[self.norm]
         small = self.form == "cifar"
-
-        def block(stage: int, place: int, before: int, channels: int) -> nn.Module:
+        stages, before = dict[str, nn.Module](), 24
+        # Stages 2 to 4 with width 1.0, as in Table 5 of the paper; the first block (stride 2) is drawn last.
+        for number, (channels, blocks) in enumerate([(116, 4), (232, 8), (464, 4)], start=2):
             half = channels // 2
-            return _halved(before, channels, norm) if place == 0 else Shuffled(None, _shuffled(half, half, 1, norm))
-
-        # Stages 2 to 4 with width 1.0, as in Table 5 of the paper; the first block of each has stride 2.
-        stages = stacked_stages(24, [(116, 4), (232, 8), (464, 4)], block, first=2)
+            others = [Shuffled(None, _shuffled(half, half, 1, norm)) for _ in range(blocks - 1)]
+            stages[f"stage{number}"] = nn.Sequential(_halved(before, channels, norm), *others)
+            before = channels
         return sequence(
             stem=convolution(depth, 24, 3, 1 if small else 2), norm1=norm(24), relu1=nn.ReLU(),
             **({} if small else {"pool": nn.MaxPool2d(3, 2, 1)}), **stages,

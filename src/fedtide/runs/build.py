@@ -303,7 +303,7 @@ def host_of(
 def cohort_of(method: Method) -> Any:
     """Return the cohort of a method, made by the user's function if it is their own; None if it has none."""
     cohort = method.settings().get("cohort")
-    needs = [name for name in vars(Picking) if not name.startswith("_")]
+    needs = [name for name in vars(Picking) if not name.startswith("_") and name != "select"]
     return build_part(cohort, f"method '{method.name}'.cohort", needs)
 
 

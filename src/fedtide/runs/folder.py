@@ -161,7 +161,7 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
 
 
 def extended(root: Path, seeds: str) -> Experiment:
-    """Return the experiment of a run folder with more seeds, which its configuration then has; finished runs stay.
+    """Return the experiment of a run folder with more seeds; see `extend`.
 
     Args:
         root: the run folder.
@@ -175,10 +175,14 @@ def extended(root: Path, seeds: str) -> Experiment:
     missing = [str(seed) for seed in before.seeds if seed not in after.seeds]
     if missing:
         raise refused("--seeds", seeds, f"more than {root} has, so also {', '.join(missing)}")
+    return after
+
+
+def extend(root: Path, after: Experiment) -> None:
+    """Write an experiment with more seeds into its run folder; finished runs stay."""
     at_points = {p.folder: p.experiment for p in points(after, str(root))}
     for folder, experiment in {**at_points, "": after}.items():  # the whole last: until then nothing has changed
         write_text(root / folder / "config.toml", to_toml(experiment))
-    return after
 
 
 def unused(folder: Path, name: str) -> Path:

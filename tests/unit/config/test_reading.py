@@ -431,6 +431,9 @@ def test_every_default_is_written_out():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_read_back_as_it_was_written_whole_and_in_short(recipe):
+    for scale in tomllib.loads(recipe.read_text(encoding="utf-8"))["scale"]:
+        settings = read(recipe, scale=scale)
+        assert from_dict(tomllib.loads(brief(settings))) == settings
     settings = read(recipe, scale="nano")
     assert read_back(settings) == settings
     assert from_dict(resolved(settings)) == settings
@@ -451,6 +454,10 @@ ODD_VALUES = [
     {"method": [{"algorithm": "fedprox", "local": {"proximal": 0.0}}, {"algorithm": "fedavg", "server": "yogi"}]},
     {"method": [{"algorithm": "fielding", "safe": True, "cohort": 4}, {"algorithm": "fedtem", "safe": True}]},
     {"method": [{"algorithm": "fedavg", "loss": "wsm", "safe": True}]},
+    {
+        "metrics": [{"function": "m:f", "name": "x"}, "auc"],
+        "data": {"groups": {"by": "labels", "labels": [[0, 1], [2]]}},
+    },
     {"method": [{"algorithm": "ifca", "transforms": ["pooled", {"kind": "mixture", "held": 0.2}]}]},
 ]
 

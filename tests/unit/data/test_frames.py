@@ -275,6 +275,17 @@ def test_items_of_a_data_set_are_stacked():
     assert ft.population(stack(data), partition=ft.data.IID(clients=1)).registered == 1
 
 
+def test_a_data_set_may_return_the_same_array_again_and_again():
+    class Buffered(list):
+        buffer = np.zeros(2)
+
+        def __getitem__(self, row):
+            self.buffer[:] = row
+            return self.buffer, row % 2
+
+    assert stack(Buffered("abc")).x.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
 @pytest.mark.parametrize(("data", "options", "said"), [
     (iter([]), {}, "data set: found 'list_iterator', allowed: one with a length"),
     ([], {}, "list: no items"),

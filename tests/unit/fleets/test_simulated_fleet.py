@@ -156,6 +156,12 @@ def test_who_is_not_there_and_who_is_asked_twice_is_refused():
         made.ask("q", torch.tensor([3, 1, 3]), {})
 
 
+@pytest.mark.parametrize("option", ["reveals", "slott"])
+def test_an_option_that_no_question_has_is_refused(option):
+    with pytest.raises(TypeError, match=option):
+        fleet({"q": fraction}).ask("q", torch.arange(8), {}, **{option: ("n",)})
+
+
 def test_work_that_will_not_count_is_not_done():
     worked = []
 

@@ -15,7 +15,22 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.branched_task import with_branches
 from fedtide.learn.task import Task
-from fedtide.models import CNN, LSTM, MLP, Python, SmallCNN
+from fedtide.models import (
+    CNN,
+    LSTM,
+    MLP,
+    CifarCNN,
+    LeafCNN,
+    LeNet5,
+    Linear,
+    MobileNetV2,
+    Python,
+    ResNet8,
+    ResNet18,
+    ShuffleNetV2,
+    SmallCNN,
+    ViT,
+)  # fmt: skip
 from fedtide.models.networks import initialize
 from fedtide.runs.build import rows_of, task_of
 from helpers.studies import A, raw
@@ -53,6 +68,22 @@ def test_weights_are_uniform_within_the_published_bound_and_biases_zero(init, bo
 def test_torch_is_what_the_layers_are_built_with():
     build = partial(CNN((4, 4), 8).build, GREY, 10)
     assert same(Task(build).init(Rng(3)), Task(build, init_layers=partial(initialize, init="torch")).init(Rng(3)))
+
+
+FIRST = [
+    (Linear(), -0.021), (MLP(), -0.236), (CNN(), -4.183), (LeafCNN(), -15.472), (CifarCNN(), 27.67),
+    (SmallCNN(), -4.37), (LeNet5(), -46.536), (ResNet8(), 2898.476), (ResNet18(), 1297.925),
+    (ResNet18(form="cifar"), 265242.475), (ResNet18(form="imagenet"), 196358.435), (MobileNetV2(), 1844003.615),
+    (ShuffleNetV2(), 905596.962), (ViT(), 3361.981), (LSTM(), 36.553),
+]  # fmt: skip
+"""Sums of first weights with seed 3, those of the k-th tensor k times, which tell the order of the draws."""
+
+
+@pytest.mark.parametrize(("model", "total"), FIRST, ids=lambda value: str(value)[:30])
+def test_first_weights_of_a_seed_stay_the_same(model, total):
+    torch.manual_seed(3)
+    weights = model.build((6,) if model.kind == "lstm" else (3, 32, 32), 10).parameters()
+    assert sum(k * float(p.detach().double().sum()) for k, p in enumerate(weights)) == pytest.approx(total, abs=0.02)
 
 
 def test_an_lstm_begins_as_in_keras():

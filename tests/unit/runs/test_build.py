@@ -112,6 +112,22 @@ def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
     assert cohort_size(study({**A, "cohort": cohort}).method[0], 8) == size
 
 
+OWN_COHORT = """
+class First:
+    asks = recorded = reveals = ()
+    clients_per_round, over_selection, deadline = 2, 1.0, None
+    init = init_unasked = record = renewed = learn = lambda self, memo, *others: memo
+    pick = lambda self, memo, fleet, rng, serve, among=None, m=None: fleet.reachable[:2]
+    asked = lambda self, reachable=0: 2
+"""
+
+
+def test_a_cohort_of_ones_own_needs_no_base_class(tmp_path, monkeypatch):
+    (tmp_path / "cohort_of_mine.py").write_text(OWN_COHORT)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cohort_size(study({**A, "cohort": "python:cohort_of_mine:First"}).method[0], 8) == 2
+
+
 def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
     experiment = study(A, MOMENTUM, data={"public_samples": 12, "seed": 7})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))

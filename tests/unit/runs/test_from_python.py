@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -128,6 +129,23 @@ def test_seeds_are_a_list_and_sets_a_table(tmp_path):
     assert again.summaries[0].methods[0].seeds == [4, 5]
     assert ft.write_report(done.folder, out=tmp_path / "page.html").exists()
     assert [verdict.wrong for verdict in ft.verify(done.folder)] == [None, None]
+
+
+def test_more_seeds_that_cannot_be_played_leave_the_folder_as_it_was(tmp_path):
+    rows = tmp_path / "rows.npz"
+    np.savez(rows, x=X, y=Y)
+    study = STUDY | {"data": STUDY["data"] | {"source": {"kind": "npz", "path": str(rows)}}}
+    done = ft.run(study, tmp_path / "run", seeds=[4], workers=1, quiet=True)
+    before = (done.folder / "config.toml").read_text()
+    rows.unlink()
+    with pytest.raises(FedtideError, match="no such file"):
+        ft.resume(done.folder, seeds=[4, 5], quiet=True)
+    assert (done.folder / "config.toml").read_text() == before
+
+
+def test_a_report_is_of_one_folder_or_more():
+    with pytest.raises(FedtideError, match=r"^report: name at least one run folder$"):
+        ft.write_report()
 
 
 @pytest.mark.parametrize(("asked", "said"), [

@@ -437,18 +437,20 @@ def stack(data: Any, *, features: str | None = None, label: str | None = None, c
         keys = _keys(name, [str(key) for key in first], features, label, client)
     elif not (isinstance(first, tuple | list) and len(first) == 2):
         raise refused(f"{name}: item 0", type(first).__name__, ALLOWED)
-    x, others = [], [list[Any]() for _ in keys[1:]]
+    like, others = _features(first[keys[0]]), [list[Any]() for _ in keys[1:]]
+    x = np.empty((len(data), *like.shape), like.dtype)
     for row in range(len(data)):
         item = first if not row else data[row]
-        x.append(_features(item[keys[0]]))
-        if x[row].shape != x[0].shape:
-            raise refused(f"{name}: item {row}: shape", x[row].shape, f"{x[0].shape}, as of the first")
+        features_of = _features(item[keys[0]])
+        if features_of.shape != like.shape:
+            raise refused(f"{name}: item {row}: shape", features_of.shape, f"{like.shape}, as of the first")
+        x[row] = features_of  # a copy: a data set may return the same array again and again
         for column, key in zip(others, keys[1:], strict=True):
             value = np.asarray(item[key])
             if value.ndim:
                 raise refused(f"{name}: item {row}: shape of {key!r}", value.shape, "one value")
             column.append(value.item())
-    return from_arrays(name, np.stack(x).astype(x[0].dtype), *others)
+    return from_arrays(name, x, *others)
 
 
 def _keys(name: str, keys: list[str], features: str | None, label: str | None, client: str | None) -> tuple[str, ...]:
