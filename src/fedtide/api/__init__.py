@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fedtide.runs.job import Name, Output, Scale, Seeds, Sets
 
 if TYPE_CHECKING:
-    from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
+    from fedtide.api.jobs import Finished, FinishedTuning, Recommendation, Spelled
     from fedtide.data.population import Population
     from fedtide.inspection.findings import Findings
     from fedtide.inspection.preview import Shown
     from fedtide.laws.every import Verdict as LawVerdict
     from fedtide.runs.digest import Verdict as RunVerdict
-    from fedtide.runs.job import Spelled
     from fedtide.runs.trained import Trained
 
 
@@ -53,7 +52,7 @@ def run(
     """
     from fedtide.api.jobs import RunJob, finished, request_of
 
-    request = request_of(out, scale, sets, seeds, workers)
+    request = request_of(out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     return finished(RunJob.create(experiment, request, Output(quiet)), Output(quiet))
 
 
@@ -86,7 +85,7 @@ def tune(
     """
     from fedtide.api.jobs import TuningJob, finished, request_of
 
-    request = request_of(out, scale, sets, seeds, workers)
+    request = request_of(out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     return finished(TuningJob.create(experiment, request, trials), Output(quiet))
 
 
@@ -136,7 +135,7 @@ def recommend(
     from fedtide.api.jobs import TournamentJob, columns, finished, request_of
 
     roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
-    request = request_of(out, scale, sets, None, workers)
+    request = request_of(out, scale=scale, sets=sets, workers=workers)
     return finished(TournamentJob.create(data, request, budget, roles), Output(quiet))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 from torch import nn
@@ -38,17 +38,7 @@ from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
-from fedtide.runs.job import (
-    Output,
-    Request,
-    Scale,
-    Seeds,
-    Sets,
-    StudyRequest,
-    check_positive,
-    experiment_file,
-    fleet_sets,
-)
+from fedtide.runs.job import Output, Request, Seeds, Sets, StudyRequest, check_positive, experiment_file, fleet_sets
 from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.trained import Trained
@@ -56,23 +46,19 @@ from fedtide.tracking.feed import Tracking
 from fedtide.tuning import pages, tournament, tune
 from fedtide.tuning.tune import base_of, ends, seeds_of, with_budget
 
-if TYPE_CHECKING:
-    from fedtide.runs.job import Spelled
+Spelled = Experiment | Mapping[str, Any] | str | Path
+"""An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def request_of(
-    out: Path | str | None = None,
-    scale: Scale | None = None,
-    sets: Sets = (),
-    seeds: Seeds | None = None,
-    workers: int | None = None,
+    out: Path | str | None = None, *, sets: Sets = (), seeds: Seeds | None = None, **more: Any
 ) -> StudyRequest:
     """Return the request that arguments from Python make."""
-    where = None if out is None else Path(out)
-    return StudyRequest(where, scale, assignments(sets), workers, None if seeds is None else seed_text(seeds))
+    text = None if seeds is None else seed_text(seeds)
+    return StudyRequest(None if out is None else Path(out), sets=assignments(sets), seeds=text, **more)
 
 
 def assignments(sets: Sets) -> tuple[str, ...]:
@@ -95,7 +81,7 @@ def seed_text(seeds: Seeds) -> str:
 
 
 def read_study(
-    experiment: "Spelled", request: Request, seeds: str | None = None, *, timed: bool = True
+    experiment: Spelled, request: Request, seeds: str | None = None, *, timed: bool = True
 ) -> tuple[Experiment, str, str]:
     """Return the experiment, its name in messages, and the name of its folder.
 
@@ -412,7 +398,7 @@ class RunJob(Job):
     kind: ClassVar[str] = "run folder"
 
     @staticmethod
-    def create(experiment: "Spelled", request: StudyRequest, output: Output) -> "RunJob":
+    def create(experiment: Spelled, request: StudyRequest, output: Output) -> "RunJob":
         """Check an experiment, say its fleet and its disk space, and make its run folder.
 
         Everything in it is built once before anything is written, and a fleet "auto" is chosen.
@@ -494,7 +480,7 @@ class TuningJob(Job):
     kind: ClassVar[str] = "tune folder"
 
     @staticmethod
-    def create(experiment: "Spelled", request: StudyRequest, count: int | None) -> "TuningJob":
+    def create(experiment: Spelled, request: StudyRequest, count: int | None) -> "TuningJob":
         """Check an experiment with a `[tune]` table and both ends of every range, and make its tune folder.
 
         Args:

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -17,9 +17,6 @@ from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import console, say, tell
 from fedtide.runs import job
 from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
-
-if TYPE_CHECKING:
-    from fedtide.config.keys import Key
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 """Kinds of `fedtide.runs.export.Format`."""
@@ -515,7 +512,7 @@ def models(name: str | None = None, /) -> int:
     return 0
 
 
-def _print_keys(rows: "list[Key]", screen: Console) -> None:
+def _print_keys(rows: list[Any], screen: Console) -> None:
     table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
     for key in rows:
         table.add_row(key.name, key.allowed, key.default, key.meaning)

@@ -108,13 +108,9 @@ class Auto(Processes):
     threads: ClassVar[int] = 1
 
 
-def _with_kind(value: Any) -> Any:
-    """Read a table without `kind` as one of "local"."""
-    return on_default(Local(), by_kind(value))
-
-
 AnyFleet = Annotated[Local | Workers | Ray | Stacked | Auto, Field(discriminator="kind")]
-FleetSettings = Annotated[AnyFleet, BeforeValidator(_with_kind)]
+FleetSettings = Annotated[AnyFleet, BeforeValidator(lambda value: on_default(Local(), by_kind(value)))]
+"""Kinds of fleet; a table without `kind` is one of "local"."""
 
 
 def replace_kind(table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
@@ -296,7 +292,8 @@ class WireSettings(Strict):
 
 # -- [deploy] ----------------------------------------------------------------------------------------------------------
 
-LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+NAME = re.compile(r"(?=.{1,253}\Z)((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+"""Names of DNS."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -310,7 +307,7 @@ def split_address(address: str) -> tuple[str, int]:
         raise ValueError(f"found {shown(address)}, allowed: a name or address at which others reach this machine")
     inside = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     is_port = re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535
-    if not (is_port and (_is_ip(inside, 6) or _is_host(host))):
+    if not (is_port and (_is_ip(inside, 6) or _is_ip(host, 4) or NAME.fullmatch(host))):
         raise ValueError(f"found {shown(address)}, allowed: HOST:PORT, such as 'fl.example.org:8300'")
     return inside or host, int(port)
 
@@ -322,18 +319,10 @@ def bind_address(address: str) -> tuple[str, int]:
     (('127.0.0.1', 8300), ('0.0.0.0', 8300))
     """
     host, port = split_address(address)
-    if host == "localhost" or (_is_ip(host, 4) and ip_address(host).is_loopback):
-        return "127.0.0.1", port
     if _is_ip(host, 6):
         return "::1" if ip_address(host).is_loopback else "::", port
-    return "0.0.0.0", port
-
-
-def _is_host(host: str) -> bool:
-    """Tell whether a text is an address of IPv4, or a name of DNS."""
-    labels = host.split(".")
-    name = len(host) <= 253 and all(LABEL.fullmatch(label) for label in labels) and not labels[-1].isdigit()
-    return name or _is_ip(host, 4)
+    loopback = host == "localhost" or (_is_ip(host, 4) and ip_address(host).is_loopback)
+    return "127.0.0.1" if loopback else "0.0.0.0", port
 
 
 def _is_ip(text: str, version: int) -> bool:

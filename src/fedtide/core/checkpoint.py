@@ -82,13 +82,7 @@ class About:
 
 
 def save(
-    folder: Path,
-    start: Start[Any],
-    memory: Restorable,
-    *,
-    config: str,
-    marks: Mapping[str, Mark],
-    device: str = "",
+    folder: Path, start: Start[Any], memory: Restorable, *, config: str, marks: Mapping[str, Mark], device: str = ""
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove the older ones.
 
@@ -102,7 +96,7 @@ def save(
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = (start.round, 0)
-    written = _written(folder)
+    written = _numbered(folder)
     earlier = _about(written[-1]).marks[-EARLIER:] if written else ()
     temporary = folder / f"writing-{start.round:08d}"
     _remove(temporary)
@@ -125,7 +119,7 @@ def save(
 
 
 def _remove_old(folder: Path) -> None:
-    for old in [*_written(folder)[:-1], *_numbered(folder, "writing-")]:
+    for old in [*_numbered(folder)[:-1], *_numbered(folder, "writing-")]:
         _remove(old)
 
 
@@ -137,11 +131,8 @@ def _remove(checkpoint: Path) -> None:
         checkpoint.rmdir()
 
 
-def _written(folder: Path) -> list[Path]:
-    return _numbered(folder, "")
-
-
-def _numbered(folder: Path, prefix: str) -> list[Path]:
+def _numbered(folder: Path, prefix: str = "") -> list[Path]:
+    """Return the checkpoints in a folder, or with a prefix what a killed process left of them, in their order."""
     folders = folder.glob(f"{prefix}[0-9]*") if folder.is_dir() else ()
     return sorted(path for path in folders if re.fullmatch(prefix + "[0-9]{8,}", path.name) and path.is_dir())
 
@@ -156,7 +147,7 @@ def check(folder: Path, *, config: str | None) -> About | None:
     Raises:
         FedtideError: it is damaged, or was written by another configuration or an unreadable version.
     """
-    written = _written(folder)
+    written = _numbered(folder)
     if not written:
         return None
     about = _about(written[-1])
@@ -191,7 +182,7 @@ def load(folder: Path, memory: Restorable, *, config: str) -> tuple[Start[Any], 
 
 def check_files(folder: Path, about: About) -> Path:
     """Return the newest checkpoint; raise a FedtideError if a file in it is not what was written."""
-    newest = _written(folder)[-1]
+    newest = _numbered(folder)[-1]
     for name in FILES:
         check_sha256(newest / name, about.sha256[name])
     return newest
@@ -248,7 +239,7 @@ def file_of(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    if written := _written(path / "checkpoints"):
+    if written := _numbered(path / "checkpoints"):
         return written[-1] / FILES[0]
     raise FedtideError(f"{path}: found no checkpoint, allowed: the folder of a run that has one")
 

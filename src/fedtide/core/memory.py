@@ -156,6 +156,7 @@ class MemoryStore:
     def save(self, file: Path, now: Version) -> None:
         """Write the small rows and the digests of the large ones, as of `now`."""
         groups: dict[str, list[tuple[int, Version, dict[str, torch.Tensor]]]] = {}
+        stacks: dict[str, Tree] = {}
         files: list[list[int | str]] = []
         for client, entries in sorted(self._rows.items()):
             past = [entry for entry in entries if entry[0] < now]
@@ -170,7 +171,11 @@ class MemoryStore:
             arrays, skeleton = codec.encode(row)
             shapes = {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
             groups.setdefault(json.dumps([skeleton, shapes]), []).append((client, version, arrays))
-        codec.to_file(file, {"groups": {key: _stacked(rows) for key, rows in groups.items()}, "files": files})
+        for key, rows in groups.items():
+            clients, versions, arrays_of_rows = zip(*rows, strict=True)
+            arrays = {name: torch.stack([arrays[name] for arrays in arrays_of_rows]) for name in arrays_of_rows[0]}
+            stacks[key] = {"clients": torch.tensor(clients), "versions": torch.tensor(versions), "arrays": arrays}
+        codec.to_file(file, {"groups": stacks, "files": files})
 
     def settle(self, now: Version) -> None:
         """A checkpoint as of `now` is safely written: older versions are not needed any more."""
@@ -251,12 +256,3 @@ class MemoryStore:
 
 def _name(client: int, version: Version) -> str:
     return f"{client}.{version[0]}.{version[1]}.safetensors"
-
-
-def _stacked(rows: list[tuple[int, Version, dict[str, torch.Tensor]]]) -> Tree:
-    names = rows[0][2]
-    return {
-        "clients": torch.tensor([client for client, _, _ in rows]),
-        "versions": torch.tensor([list(version) for _, version, _ in rows]),
-        "arrays": {name: torch.stack([arrays[name] for _, _, arrays in rows]) for name in names},
-    }

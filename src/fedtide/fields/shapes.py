@@ -32,8 +32,8 @@ def ranges(kind: Any) -> list[Any]:
 @cache
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
     """Return the keys of a table whose types have a mark of this class, with the first one."""
-    marks = {name: [each for each in ranges(hint) if isinstance(each, mark)] for name, hint in fields_of(kind).items()}
-    return {name: found[0] for name, found in marks.items() if found}
+    marks = {name: [one for one in ranges(hint) if isinstance(one, mark)] for name, hint in fields_of(kind).items()}
+    return {name: marked[0] for name, marked in marks.items() if marked}
 
 
 def described(kind: Any) -> str:
@@ -212,13 +212,13 @@ def _located(loc: tuple[Any, ...], model: Any, data: Any) -> tuple[str, Any]:
     for step in loc:
         kind = bare(kind)
         if isinstance(step, str) and is_union(kind):
-            member = _member(kind, step)
-            if member is not None:
-                kind = member
+            members = [m for m in map(bare, get_args(kind)) if step in tags(m) or step == getattr(m, "__name__", "")]
+            if members:
+                kind = members[0]
                 continue
         if isinstance(step, int):
-            key += _row_name(data, step)
             data = data[step] if isinstance(data, list | tuple) and step < len(data) else None
+            key += f" {data['name']!r}" if isinstance(data, Mapping) and "name" in data else f"[{step}]"
             kind = next((arg for arg in get_args(kind) if arg is not ...), Any)
             continue
         key += f".{step}" if key else str(step)
@@ -229,15 +229,6 @@ def _located(loc: tuple[Any, ...], model: Any, data: Any) -> tuple[str, Any]:
         elif get_origin(kind) is dict:
             kind = get_args(kind)[1]
     return key or WHOLE.removesuffix(": "), bare(kind)
-
-
-def _row_name(data: Any, index: int) -> str:
-    row = data[index] if isinstance(data, list | tuple) and index < len(data) else None
-    return f" {row['name']!r}" if isinstance(row, Mapping) and "name" in row else f"[{index}]"
-
-
-def _member(union: Any, tag: str) -> Any:
-    return next((m for m in map(bare, get_args(union)) if tag in tags(m) or tag == getattr(m, "__name__", "")), None)
 
 
 def tags_of(union: Any) -> list[str]:

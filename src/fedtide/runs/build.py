@@ -77,16 +77,16 @@ def located(part: Any, directory: str | None, key: str, places: list[str] | None
     kind: Any = type(part)
     marks = marks_of(kind, IsFile)
     for name in fields_of(kind):
-        found = value = getattr(part, name)
+        path = value = getattr(part, name)
         inside = f"{key}.{name}"
         if name not in marks:
-            found = located(value, directory, inside, places)
+            path = located(value, directory, inside, places)
         elif value is not None:
-            found = place(value, directory, inside, marks[name])
+            path = place(value, directory, inside, marks[name])
             if places is not None:
-                places.append(found)
-        if found is not value:
-            changed[name] = found
+                places.append(path)
+        if path is not value:
+            changed[name] = path
     return replace(part, **changed) if changed else part
 
 

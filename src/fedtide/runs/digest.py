@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtide.config import Experiment, Local, Method, Stacked, is_own
 from fedtide.core import checkpoint
+from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -25,16 +26,8 @@ def digest_of(experiment: Experiment, method: Method, seed: int, device: str | N
     """
     kind = Stacked if experiment.fleet.kind == "stacked" else Local  # others give the same bits
     fleet = kind(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
-    silent = {
-        "checkpoint_every": None,
-        "average_last": None,
-        "claim": (),
-        "title": "",
-        "description": "",
-        "seeds": (seed,),
-        "deploy": None,
-        "track": None,
-    }
+    silent: dict[str, Any] = dict.fromkeys(("checkpoint_every", "average_last", "deploy", "track"))
+    silent |= {"claim": (), "title": "", "description": "", "seeds": (seed,)}
     source = experiment.data.source.uncached()
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
@@ -82,13 +75,9 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
         located(value, data.directory, f"method '{method.name}'.{key}", paths)
     if method.init_from is not None:
         paths.append(place_of_weights(method, data))
-    for name, part in (
-        ("shift.who", shift.who),
-        ("shift.what", shift.what),
-        ("data.partition", data.partition),
-        ("devices", experiment.devices),
-        ("embedding", experiment.embedding),
-    ):
+    parts: dict[str, Any] = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
+    parts |= {"devices": experiment.devices, "embedding": experiment.embedding}
+    for name, part in parts.items():
         located(part, data.directory, name, paths)
     return paths
 
@@ -102,12 +91,7 @@ def _digest(path: str) -> str:
     file = file_of(Path(path))
     if file.exists() and not file.is_file():
         raise FedtideError(f"{file}: is a pipe or a device, allowed: a file; the configuration names it")
-    try:
-        with open(file, "rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()[:16]
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FedtideError(f"{file}: {reason}; the configuration names it") from None
+    return sha256(file)[:16]
 
 
 @dataclass(frozen=True)

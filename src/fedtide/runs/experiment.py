@@ -254,7 +254,11 @@ def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator
         for progress in Run(run.experiment, run.method, run.seed, run.folder, pool).play(lambda: stop.asked):
             yield run, progress
         return
-    calls = [_call(run) for run in runs]
+    calls = []
+    for run in runs:
+        root = run.folder.parent.parent
+        folder = str(root) if (root / "config.toml").is_file() else None
+        calls.append(RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder), folder))
     for message in in_parallel(play_run, calls, pool, stop):
         if not message.final:
             yield runs[message.call], message.value
@@ -287,12 +291,6 @@ def _copy(twin: Planned, run: Planned) -> None:
             shutil.copyfile(source, temporary)
     with making(run.folder) as temporary:
         shutil.copytree(twin.folder, temporary, dirs_exist_ok=True)
-
-
-def _call(run: Planned) -> RunCall:
-    root = run.folder.parent.parent
-    folder = str(root) if (root / "config.toml").is_file() else None
-    return RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder), folder)
 
 
 def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, None]:

@@ -5,17 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from fedtide.core.errors import refused, unknown
-
-if TYPE_CHECKING:
-    from fedtide.config import Experiment
-
-    Spelled = Experiment | Mapping[str, Any] | str | Path
-    """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
 
 Sets = Sequence[str] | Mapping[str, Any]
 """Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
@@ -56,7 +50,7 @@ class Output:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Request:
-    """What is played, and where it is written.
+    """A request to play something and to write it to a folder.
 
     Args:
         out: the folder that is made; it must not exist. By default runs/NAME, with -tune or -recommend behind it.

@@ -98,7 +98,9 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     unstacked: dict[str, str] = {}
     needs: list[Need] = []
     for point in (point.experiment for point in points(experiment, where)):
-        _check_clock(point, where)
+        if point.devices is None and "seconds" in {point.shift_of(method).clock for method in point.method}:
+            allowed = "'rounds', or [devices], such as devices = 'steady'"
+            raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
         if point.precision == "bf16":
             warn_of_bfloat(find_device(point.fleet.device))
         unstacked_here: dict[str, str] = {}
@@ -214,14 +216,6 @@ def _check_ray(experiment: Experiment, where: str) -> None:
     if fleet.gpus and named is not None and fleet.device == CPU:
         allowed = "0, or fleet.device = 'cuda', or algorithms of your own alone (module:function)"
         raise refused(f"{where}: fleet.gpus", fleet.gpus, allowed, f"'{named}' computes on the CPU")
-
-
-def _check_clock(experiment: Experiment, where: str) -> None:
-    """Raise if a shift reads seconds and no devices say how long a round takes."""
-    clocks = {experiment.shift_of(method).clock for method in experiment.method}
-    if experiment.devices is None and "seconds" in clocks:
-        allowed = "'rounds', or [devices], such as devices = 'steady'"
-        raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
 
 
 def resolve_auto(experiment: Experiment) -> tuple[Experiment, str]:

@@ -87,12 +87,7 @@ def ledger_with(privacy: Privacy, plan: Plan, path: Path | None = None) -> Ledge
 
 
 def server_wire(
-    experiment: Experiment,
-    method: Method,
-    host: Host,
-    draw: Draw,
-    ledger: Path | None = None,
-    safe: Safe | None = None,
+    experiment: Experiment, method: Method, host: Host, draw: Draw, ledger: Path | None = None, safe: Safe | None = None
 ) -> Wire:
     """Return the wire as the server knows it: with noise, where there is privacy, and a ledger.
 

@@ -167,20 +167,16 @@ class Run:
             stopping = stop() or done == until
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
             if done == last or stopping or due:
-                self._save(judge, record, config, result.step)
+                folder, step = self.folder / "checkpoints", result.step
+                ahead = Start(step.state, done, step.seconds, step.moment.seconds)
+                memory, device = judge.fleet.memory, device_of(experiment)
+                with naming(folder):
+                    checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), device=device)
                 saved = time.perf_counter()
             yield Progress(done, last, result.accuracy, count / (time.perf_counter() - began))
             if stopping:
                 return
             lap = time.perf_counter()
-
-    def _save(self, judge: Judge, record: Record, config: str, step: Step) -> None:
-        """Write a checkpoint after a round."""
-        folder, moment = self.folder / "checkpoints", step.moment
-        ahead = Start(step.state, moment.round + 1, step.seconds, moment.seconds)
-        memory, device = judge.fleet.memory, device_of(self.experiment)
-        with naming(folder):
-            checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), device=device)
 
 
 @dataclass(frozen=True)
