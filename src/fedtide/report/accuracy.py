@@ -24,7 +24,7 @@ from fedtide.report.formats import FORMATS, Number, Written, difference, percent
 from fedtide.report.periods import SWING, accuracy_over_dates
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Paired, Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 BY_WAY = "accuracy_by_"
 """Prefix of accuracies of other ways to combine a method's models, such as `accuracy_by_global`."""
@@ -33,6 +33,18 @@ SCORES = (Number("accuracy", percent, "accuracy", by_group=True), Number("skill"
 WORST_POINT = Number("worst_point", percent, "worst point")
 VALIDATION = tuple(Number(f"val_{score.name}", percent, "validation rows") for score in SCORES)
 MOMENTS = (Number("last", percent, "last round"), Number("best", percent, "best"))
+
+NUMBERS = (
+    *SCORES,
+    WORST_POINT,
+    *MOMENTS,
+    *VALIDATION,
+    Number("mean_over_rounds", percent),
+    Number("std_over_rounds", points),
+    Number("commonest_class", percent),
+    *(Number(name, percent) for name in BASELINES),
+    *(Number(metric.name, FORMATS[metric.unit], metric.title) for metric in METRICS[1:]),
+)
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -313,21 +325,3 @@ def metrics_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
         figures.over_rounds(axes, 0, record.experiment.rounds)
     figures.figure_legend(figure, stacks[0])
     return figures.svg(figure, "more metrics over rounds")
-
-
-TOPIC = Topic(
-    (
-        *SCORES,
-        WORST_POINT,
-        *MOMENTS,
-        *VALIDATION,
-        Number("mean_over_rounds", percent),
-        Number("std_over_rounds", points),
-        Number("commonest_class", percent),
-        *(Number(name, percent) for name in BASELINES),
-        *(Number(metric.name, FORMATS[metric.unit], metric.title) for metric in METRICS[1:]),
-    ),
-    measure,
-    (accuracy_over_rounds, metrics_over_rounds),
-    (groups_table, metrics_table, ways_table),
-)

@@ -18,9 +18,11 @@ from fedtide.remote.asks import nodes_of, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 SPREAD = Number("client_std", points, "standard deviation")
+
+NUMBERS = (SPREAD,)
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
@@ -39,6 +41,17 @@ def clients_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """
     mean, *others = [Number(m.name, FORMATS[m.unit], m.title) for m in METRICS if m.title]
     return table_of(summary, [mean, SPREAD, *others])
+
+
+@plan_picture("labels", "Who holds which labels", "labels that differ between clients")
+def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
+    """Draw the share of each class in each client's training rows.
+
+    A column is a client: the darker a cell, the more of its training rows belong to that class.
+    """
+    labels = next((run.labels for run in record.runs if run.labels and run.labels["counts"] is not None), None)
+    counts = np.zeros((0, 0)) if labels is None else labels["counts"].numpy().astype(np.float64)
+    return draw_label_shares(counts, labels["of"], labels["names"]) if labels and heterogeneous(counts) else None
 
 
 @plan_picture("clients", "Clients", "evaluations of clients")
@@ -84,17 +97,6 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
         _, place = np.unique(clients[counted], return_inverse=True)
         means.append(np.bincount(place, (weights * accuracies)[counted]) / np.bincount(place, weights[counted]))
     return np.concatenate(means) if means else np.empty(0)
-
-
-@plan_picture("labels", "Who holds which labels", "labels that differ between clients")
-def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
-    """Draw the share of each class in each client's training rows.
-
-    A column is a client: the darker a cell, the more of its training rows belong to that class.
-    """
-    labels = next((run.labels for run in record.runs if run.labels and run.labels["counts"] is not None), None)
-    counts = np.zeros((0, 0)) if labels is None else labels["counts"].numpy().astype(np.float64)
-    return draw_label_shares(counts, labels["of"], labels["names"]) if labels and heterogeneous(counts) else None
 
 
 # -- nodes of real clients ---------------------------------------------------------------------------------------------
@@ -192,6 +194,3 @@ def nodes_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
         axes.scatter([], [], marker="s", color=color, edgecolors="#999999", label=word)
     figures.legend_above(axes)
     return figures.svg(figure, "what became of each node in each round")
-
-
-TOPIC = Topic((SPREAD,), measure, (label_shares, client_distribution, nodes_over_rounds), (clients_table, nodes_table))

@@ -26,7 +26,7 @@ from fedtide.report.components import OWN_WEIGHT
 from fedtide.report.formats import Number, count, percent, points, rounds_count
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 SLACK = 0.01
 """Distance below the level before an event within which a curve counts as recovered: one percentage point."""
@@ -67,6 +67,8 @@ CLUSTERS = (
 )
 
 OTHERS = (Number("fullest_cluster", percent), Number("ari_last", word="adjusted Rand index"))
+
+NUMBERS = (*DRIFT, *EVENTS, *CLUSTERS, *OTHERS)
 
 # -- events on a curve -------------------------------------------------------------------------------------------------
 
@@ -650,11 +652,3 @@ def _draw_sizes(axes: Axes, after: np.ndarray, table: np.ndarray, color_of: Call
     else:
         axes.set_yticklabels([])
         axes.tick_params(axis="y", length=0)
-
-
-TOPIC = Topic(
-    (*DRIFT, *EVENTS, *CLUSTERS, *OTHERS),
-    measure,
-    (drift_over_rounds, clusters_over_time),
-    (events_table, drift_table, clusters_table),
-)

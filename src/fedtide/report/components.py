@@ -23,7 +23,7 @@ from fedtide.evaluate.rounds import rows_in
 from fedtide.report.formats import Number, percent, points, signed_points
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Study, Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 COLLAPSED = 0.95
 """Share of training rows above which a single component counts as having taken them all."""
@@ -57,6 +57,8 @@ OTHERS = (
 
 BRANCH_ACCURACY = Number("branch_accuracy", percent, "right branch")
 OWN_WEIGHT = Number("own_weight", percent, "weight of clients' own experts")
+
+NUMBERS = (*BLEND, *OTHERS, BRANCH_ACCURACY, OWN_WEIGHT)
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -551,11 +553,3 @@ def own_weight_over_sweep(study: Study) -> figures.Drawn | None:
 def _word(value: Any) -> str:
     word = str(value.get("kind", "") if isinstance(value, dict) else value)
     return word if len(word) <= 16 else word[:13] + "..."
-
-
-TOPIC = Topic(
-    (*BLEND, *OTHERS, BRANCH_ACCURACY, OWN_WEIGHT),
-    measure,
-    (blend_learned, split_purity, client_losses, branches, gate_weights),
-    (blend_table,),
-)

@@ -14,7 +14,7 @@ from fedtide.evaluate.rounds import score_in
 from fedtide.report.formats import FORMATS, Number, arrival, count, percent, rounds, seconds, size
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1.0, "seconds"))
 """Units of time: shortest time written in it, its seconds, its name."""
@@ -50,6 +50,8 @@ OTHERS = (
     Number("first_loss"),
     Number("peak_loss"),
 )
+
+NUMBERS = (*COSTS, *TIMES, *CLOCK, *OTHERS)
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
@@ -91,6 +93,16 @@ def _times(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
+@plan_table("The simulated clock")
+def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of simulated times and late clients, a row per method; None without such a clock.
+
+    Means over rounds; a client that was asked and does not count was late or never answered.
+    """
+    short = any(value < 1 for method in summary.methods for value in method.measure("counted").values)
+    return table_of(summary, CLOCK) if record.timed or short else None
+
+
 @plan_table("Cost")
 def cost_table(record: ExperimentRecord, summary: Summary) -> Table:
     """Build the table of bytes sent, wall clock, refused answers, and times to a target.
@@ -111,16 +123,6 @@ def cost_table(record: ExperimentRecord, summary: Summary) -> Table:
             cells.append(arrival(m.measure(time.name), m.measure(time.reached), written))
         rows.append([m.name, *cells])
     return Table(header, rows)
-
-
-@plan_table("The simulated clock")
-def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
-    """Build the table of simulated times and late clients, a row per method; None without such a clock.
-
-    Means over rounds; a client that was asked and does not count was late or never answered.
-    """
-    short = any(value < 1 for method in summary.methods for value in method.measure("counted").values)
-    return table_of(summary, CLOCK) if record.timed or short else None
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -181,11 +183,3 @@ def _accuracy_against(
 def _epsilon(run: RunRecord) -> np.ndarray:
     """Return epsilon after each round (rounds,); NaN if sums are not private."""
     return run.every_round(at("epsilon"))
-
-
-TOPIC = Topic(
-    (*COSTS, *TIMES, *CLOCK, *OTHERS),
-    measure,
-    (accuracy_over_seconds, epsilon_and_accuracy),
-    (clock_table, cost_table),
-)

@@ -38,7 +38,7 @@ from fedtide.evaluate.metrics import mean_of_known
 from fedtide.report.formats import Number, percent, points, rounds_count, signed_points
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 TOLERANCE = 0.01
 """Maximum distance below its level, as a share, at which a distribution counts as recovered."""
@@ -57,6 +57,8 @@ LOCAL = (
     Number("local_forgetting_own", points, "on own rows"),
     Number("local_loss_increase", title="increase of the loss, other clients"),
 )
+
+NUMBERS = (*TRANSFER, *LOCAL)
 
 # -- turns -------------------------------------------------------------------------------------------------------------
 
@@ -510,11 +512,3 @@ def forgetting_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
 def _curve(run: RunRecord) -> figures.Curve:
     lines = [line for line in run.forgetting if line.get("known")]
     return np.array([line["round"] for line in lines]), np.array([line["forgetting"]["mean"] for line in lines])
-
-
-TOPIC = Topic(
-    (*TRANSFER, *LOCAL),
-    measure,
-    (groups_over_rounds, local_forgetting, after_local_training, forgetting_over_rounds),
-    (transfer_table, forgetting_table),
-)

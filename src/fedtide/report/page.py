@@ -32,7 +32,7 @@ from fedtide.report.run_records import NANO, ExperimentRecord, environment_line
 from fedtide.report.study import names_of, read_finished, write_summary
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
 from fedtide.report.topic import words_of
-from fedtide.report.topics import PICTURES, TOPICS
+from fedtide.report.topics import PICTURES, TABLES
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,8 @@ def pictures_of(record: ExperimentRecord) -> list[Pictured]:
 
 def tables_of(record: ExperimentRecord, summary: Summary) -> list[tuple[str, Table, str]]:
     """Return title, table and caption of all tables with content but the first, in the order of a page."""
-    plans = [plan for topic in TOPICS for plan in topic.tables]
     tables = [("Claims", claims_table(summary.claims), about_claims(summary.claims))] if summary.claims else []
-    tables += [(plan.title, plan(record, summary), plan.caption(record)) for plan in plans]
+    tables += [(plan.title, plan(record, summary), plan.caption(record)) for plan in TABLES]
     return [(title, table, caption) for title, table, caption in tables if table is not None]
 
 

@@ -20,7 +20,7 @@ from fedtide.mixtures.rhythm import order_like
 from fedtide.report.formats import Number, percent, points, rounds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
-from fedtide.report.topic import Topic, plan_picture, plan_table, table_of
+from fedtide.report.topic import plan_picture, plan_table, table_of
 
 SWING = Number("swing", points, "swing", by_group=True)
 
@@ -32,6 +32,8 @@ RHYTHM = (
     Number("shares_error", points, "error of the shares"),
     Number("period_found", percent),
 )
+
+NUMBERS = (SWING, *RHYTHM)
 
 DAY = 86400.0
 NOTHING = 1e-9
@@ -381,11 +383,3 @@ def _next_period(forecasts: np.ndarray, period: float) -> np.ndarray:
     """Return the last forecasts as those of the rounds of one more period."""
     back = np.round(len(forecasts) + np.arange(math.ceil(period)) - period).astype(int)
     return forecasts[np.clip(back, 0, len(forecasts) - 1)]
-
-
-TOPIC = Topic(
-    (SWING, *RHYTHM),
-    measure,
-    (accuracy_by_cycle, one_period, participants, server_clock),
-    (swings_table, rhythm_table),
-)

@@ -19,7 +19,7 @@ from fedtide.evaluate.rounds import Row, rows_of_rounds, rows_of_scores
 from fedtide.report.claims import chosen_points, judge, judge_sweep
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, is_nano, read_experiment
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
-from fedtide.report.topics import TOPICS
+from fedtide.report.topics import MODULES
 from fedtide.runs.folder import go_on, load
 
 LOCAL = "local"
@@ -98,7 +98,7 @@ def summarize(record: ExperimentRecord) -> Summary:
 def _measures(record: ExperimentRecord, method: MethodRecord) -> dict[str, Measure]:
     """Return every number of a method over seeds."""
     per_run = [
-        {name: value for topic in TOPICS for name, value in topic.measure(record, method, run).items()}
+        {name: value for topic in MODULES for name, value in topic.measure(record, method, run).items()}
         for run in method.runs
     ]
     names = dict.fromkeys(name for values in per_run for name in values)

@@ -167,14 +167,9 @@ class Summary:
         return span_of(self.window, self.rounds, stops=stops)
 
     @property
-    def at_floor(self) -> str | None:
-        """Name of the first method that is no better than always answering the commonest class."""
-        return next((method.name for method in self.methods if method.no_better), None)
-
-    @property
     def floor(self) -> Measure | None:
         """Accuracy of always answering the commonest class, if a method is no better; else None."""
-        return None if self.at_floor is None else self.method(self.at_floor).measures["commonest_class"]
+        return next((method.measures["commonest_class"] for method in self.methods if method.no_better), None)
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""

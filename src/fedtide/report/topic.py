@@ -1,4 +1,4 @@
-"""A topic of the report: its numbers, and the tables and pictures that show them."""
+"""Plans of the tables and pictures of the report."""
 
 import inspect
 import math
@@ -9,14 +9,11 @@ from typing import Any
 from fedtide.draw.figures import styled
 from fedtide.draw.tables import Table
 from fedtide.report.formats import Number
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import Summary
 
 Make = Callable[..., Any]
 """Draws a picture of a record, or builds a table of a record and its summary; None if there is nothing to show."""
-
-Measured = Callable[[ExperimentRecord, MethodRecord, RunRecord], dict[str, float]]
-"""Returns the numbers of one run; it may leave out any of them."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +53,6 @@ def plan_picture(name: str, title: str, needs: str = "") -> Callable[[Make], Pla
 def plan_table(title: str) -> Callable[[Make], Plan]:
     """Return a decorator that makes a table of a function that builds it."""
     return lambda build: Plan(title, build)
-
-
-@dataclass(frozen=True)
-class Topic:
-    """A topic of the report: its numbers, the function that measures them, its pictures and tables."""
-
-    numbers: tuple[Number, ...] = ()
-    measure: Measured = lambda record, method, run: {}
-    pictures: tuple[Plan, ...] = ()
-    tables: tuple[Plan, ...] = ()
 
 
 def words_of(record: ExperimentRecord) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """All topics of the report, in the order of a page, and their numbers and pictures by name."""
 
+from typing import Any
+
 from fedtide.config import Experiment, matching, points
 from fedtide.config.schema import units_of
 from fedtide.core.errors import refused, unknown
@@ -8,17 +10,21 @@ from fedtide.evaluate.metrics import NO_METRICS, Unit, metrics_for
 from fedtide.report import accuracy, clients, clusters, components, costs, forgetting, periods
 from fedtide.report.accuracy import BY_WAY
 from fedtide.report.formats import FORMATS, Number, percent
-from fedtide.report.topic import Plan, Topic
+from fedtide.report.topic import Plan
 
-MODULES = (accuracy, periods, components, clusters, forgetting, clients, costs)
+MODULES: tuple[Any, ...] = (accuracy, periods, components, clusters, forgetting, clients, costs)
+"""Topics: each has `NUMBERS`, `measure` (the numbers of one run), and plans in the order of a page."""
 
-TOPICS: tuple[Topic, ...] = tuple(module.TOPIC for module in MODULES)
+PLANS = [plan for module in MODULES for plan in vars(module).values() if isinstance(plan, Plan)]
 
-NUMBERS: dict[str, Number] = {number.name: number for topic in TOPICS for number in topic.numbers}
+NUMBERS: dict[str, Number] = {number.name: number for module in MODULES for number in module.NUMBERS}
 """Every number of a run; docs/reports.md describes the numbers."""
 
-PICTURES: dict[str, Plan] = {plan.name: plan for topic in TOPICS for plan in topic.pictures}
+PICTURES = {plan.name: plan for plan in PLANS if plan.name}
 """Every picture of a run by its name in `ft.plot`."""
+
+TABLES = [plan for plan in PLANS if not plan.name]
+"""Every table of a page but the first ones."""
 
 
 def number_of(name: str, unit: Unit | None = None) -> Number:
