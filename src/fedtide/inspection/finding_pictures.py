@@ -50,9 +50,9 @@ def _labels(answers: Answers) -> figures.Drawn | None:
     rows = answers.rows
     if rows.clients < 2 or rows.client is None:
         return None
-    some = np.linspace(0, rows.clients - 1, min(SHOWN, rows.clients)).round().astype(int)
+    spread = np.linspace(0, rows.clients - 1, min(SHOWN, rows.clients)).round().astype(int)
     counts = count_by(rows.client, rows.label, (rows.clients, len(rows.label_names)))
-    return draw_label_shares(counts[some], rows.clients, rows.label_names)
+    return draw_label_shares(counts[spread], rows.clients, rows.label_names)
 
 
 @figures.styled

@@ -127,8 +127,8 @@ class Preview:
         domain, names = self.population.rows.domain, self.population.rows.domain_names
         if domain is None or len(names) < 2:
             return None
-        rows = [self.population.pooled(clients, moment, "train")[0].long() for moment, clients in self.arrivals]
-        return normalize(np.array([domain[some].long().bincount(minlength=len(names)) for some in rows]))
+        pooled = [self.population.pooled(clients, moment, "train")[0].long() for moment, clients in self.arrivals]
+        return normalize(np.array([domain[rows].long().bincount(minlength=len(names)) for rows in pooled]))
 
     @cached_property
     def changed(self) -> np.ndarray | None:

@@ -527,7 +527,7 @@ def make_plan(play: Play, record: Tournament) -> Tournament:
     rounds, seed = min(max(experiment.eval_every, 3), experiment.rounds), experiment.seeds[0]
     waiting, left_at_begin = list(variants), play.left
     costs: dict[str, Cost] = {}
-    failed: dict[str, str] = {}
+    failed, loaded = dict[str, str](), list[str]()
     play.display.say(f"timing {len(variants)} methods")
     while waiting and not (len(costs) > LEAST and left_at_begin - play.left > MEASURED * left_at_begin):
         batch, waiting = waiting[: play.processes], waiting[play.processes :]
@@ -537,18 +537,18 @@ def make_plan(play: Play, record: Tournament) -> Tournament:
                 failed[run[0]] = outcome["failed"]
             elif outcome and play.done(*run):
                 lines = read_rounds(play.folder(*run), "timings.jsonl")  # the first round loads and warms up
-                each = fmean(float(line["seconds"]) + float(line["evaluation"]) for line in (lines[1:] or lines))
-                setup = max(outcome["seconds"] - outcome["rounds"] * each, 0.0)
-                costs[method] = Cost(setup, each, len(variants[method]))
+                per_round = fmean(float(line["seconds"]) + float(line["evaluation"]) for line in (lines[1:] or lines))
+                setup = max(outcome["seconds"] - outcome["rounds"] * per_round, 0.0)
+                costs[method] = Cost(setup, per_round, len(variants[method]))
         if play.stop.asked:
             return record
-        if batch[0] == next(iter(variants)):  # every process has loaded the data now, and does so once
-            left_at_begin = play.left
+        if not loaded:  # every process has loaded the data now, and does so once
+            loaded, left_at_begin = list(costs), play.left
     over = len(costs) + len(failed) < len(variants)
     if not costs or (over and len(costs) < LEAST):
         return play.write(failed=failed, ended=OVER if over else FAILED)
-    setup = min(cost.setup for cost in costs.values())  # without loading
-    costs = {method: replace(costs[method], setup=setup) for method in variants if method in costs}
+    later = max((cost.setup for method, cost in costs.items() if method not in loaded), default=math.inf)
+    costs |= {method: replace(costs[method], setup=min(costs[method].setup, later)) for method in loaded}
     seconds = max(KEPT_BACK * play.left * play.processes, 0.0)
     ladder = planned(list(costs.values()), experiment.rounds, experiment.eval_every, seconds)
     entered = [entry for method in list(costs)[: ladder.entries] for entry in variants[method]]
@@ -615,8 +615,8 @@ def climb_further(play: Play, record: Tournament) -> Tournament:
     method = {candidate.entry: candidate.method for candidate in record.candidates}
     count = len({method[entry] for entry in values})
     last = over or len(record.reached) >= len(record.rungs) - 1
-    kept = climbing(values, method, count if last else half(count))
-    rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": kept}
+    going_on = climbing(values, method, count if last else half(count))
+    rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": going_on}
     record = play.write(rung=rung, failed=failed, ended=OVER if over else "")
     first, *others = record.survivors
     rest = f"; not told apart from it: {len(others)}" if others else ""
