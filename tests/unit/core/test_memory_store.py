@@ -52,6 +52,20 @@ def test_rows_larger_than_the_limit_are_files_and_smaller_ones_are_not(tmp_path)
     assert files(tmp_path) == {row_of(memory, 1, (1, 0)).file}
 
 
+@BOTH
+def test_what_is_kept_does_not_change_with_what_was_given(tmp_path, small):
+    memory, given_row = store(tmp_path, small), row(1)
+    put(memory, 0, (0, 0), given_row)
+    given_row["c"].zero_()
+    assert same(memory.read(0, (1, 0)), row(1))
+
+
+def test_without_a_folder_every_row_stays_in_ram():
+    memory = MemoryStore(None, small=0)
+    put(memory, 0, (0, 0), row(1))
+    assert same(memory.read(0, (1, 0)), row(1))
+
+
 # -- a round that is held ----------------------------------------------------------------------------------------------
 
 

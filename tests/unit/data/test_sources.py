@@ -11,8 +11,10 @@ import sys
 import tarfile
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 import torch
+from pyarrow import parquet
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.errors import FedtideError
@@ -365,6 +367,13 @@ def test_arrays_that_unpack_to_much_are_refused_before_they_are_read(tmp_path, s
     path.write_bytes(npz(np.zeros((100, 10_000))))
     with pytest.raises(FedtideError, match="unpacked bytes: found 8001"):
         NPZ(str(path)).load(None, 0)
+
+
+def test_a_parquet_file_that_unpacks_to_much_is_refused_before_it_is_read(tmp_path, small):
+    path = tmp_path / "data.parquet"
+    parquet.write_table(arrow.table({"x": np.zeros(1_000_000), "label": np.zeros(1_000_000)}), path)
+    with pytest.raises(FedtideError, match="unpacked bytes: found 16000000, allowed"):
+        CSV(str(path)).load(None, 0)
 
 
 def test_a_sparse_picture_is_as_large_as_it_says(tmp_path, small):

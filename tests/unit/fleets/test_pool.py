@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -103,6 +104,14 @@ def test_only_functions_of_this_package_can_be_called(pool, name):
         list(pool.map(name, ["true"]))
 
 
+def test_a_full_disk_in_a_worker_is_one_clear_line(pool, tmp_path):
+    """Here the folder cannot be made, as there is a file in its place."""
+    (tmp_path / "toy").write_text("in the way")
+    with pytest.raises((FedtideError, OSError), match="toy") as error:
+        list(pool.run(PLAY, [play(tmp_path, "fedavg")]))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("line", ["{}/1-2: No space left on device", "{}/x: cannot be written (No space left on dev"])
 def test_shared_memory_that_is_full_says_what_to_do(pool, line):
     said = pool._advised(line.format(pool.folder))
@@ -151,6 +160,14 @@ def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(po
         list(pool.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))
     assert len(list((tmp_path / "flags").iterdir())) == 7
     assert list(pool.map(ECHO, range(5))) == list(range(5))
+
+
+def test_a_process_that_dies_between_calls_is_replaced(pool):
+    list(pool.map(ECHO, range(4)))
+    victim = pool.processes[0]
+    os.kill(victim, signal.SIGKILL)
+    assert list(pool.map(ECHO, range(20))) == list(range(20))
+    assert victim not in pool.processes
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
