@@ -56,15 +56,12 @@ from fedtide.learn.branched_task import join_models, split_models, with_branches
 from fedtide.learn.features import PCA, Features
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.learn.task import Task, needs_likelihood
+from fedtide.mixtures import GaussianInit, KMeansPlusPlus
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
 from fedtide.mixtures.feature_gaussians import (
     LEAST_VARIANCE,
-    GaussianInit,
     GaussianSetup,
-    KMeansPlusPlus,
     MixtureState,
-    SentMixture,
-    enough_rows_for,
     fit_full_gaussians,
     full_log_densities,
 )
@@ -112,9 +109,6 @@ def fedgmm(
     extract, diagonal = setup.extract, max(rho, LEAST_VARIANCE)
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
     init = setup.init_of(components, server, cohort)
-
-    def broadcast(state: MixtureState) -> SentMixture:
-        return SentMixture(list(state.weights), state.mu, state.spread)
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -186,10 +180,10 @@ def fedgmm(
     # Learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     once = int(not isinstance(features, PCA))
     forward = {"train": components + once, "collect": once, "loss": 2 * (components + once)}
-    round, serve = play_rounds(cohort, step, broadcast)
-    works, check = {"train": train}, enough_rows_for(components=components, gaussians=gaussians)
-    algorithm = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check)
-    return setup.with_cohort(algorithm, cohort, local, forward, lambda rows: components * local.samples(rows))
+    round, serve = play_rounds(cohort, step, MixtureState.sent)
+    algorithm = Algorithm("fedgmm", init, {"train": train}, round, serve, by_mixture, adapt)
+    trained, parts = lambda rows: components * local.samples(rows), {"components": components, "gaussians": gaussians}
+    return setup.with_cohort(algorithm, cohort, local, forward, trained, parts)
 
 
 ENTRY = Entry(

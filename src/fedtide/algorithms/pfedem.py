@@ -59,20 +59,9 @@ from fedtide.learn.branched_task import join_models, with_branches
 from fedtide.learn.features import PCA, Features, Network
 from fedtide.learn.local import LocalTrainer, split_samples
 from fedtide.learn.losses import mixture_notes
+from fedtide.mixtures import Certainty, GaussianInit, KMeansPlusPlus, Overwrite, Random, Update
 from fedtide.mixtures.branches import blend_branches, shares_of
-from fedtide.mixtures.feature_gaussians import (
-    GaussianInit,
-    GaussianSetup,
-    KMeansPlusPlus,
-    MixtureState,
-    Random,
-    SentMixture,
-    enough_rows_for,
-    fit_gaussians,
-    floor_variances,
-    posteriors,
-)
-from fedtide.mixtures.step_size import Certainty, Overwrite, Update
+from fedtide.mixtures.feature_gaussians import GaussianSetup, MixtureState, fit_gaussians, floor_variances, posteriors
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
 
@@ -120,10 +109,6 @@ def pfedem(
     setup = GaussianSetup(gaussian_init, task, features, components)
     even = torch.full((components,), 1 / components, dtype=torch.float64)
     init = setup.init_of(components, server, cohort, even)
-
-    def broadcast(state: MixtureState) -> SentMixture:
-        var = floor_variances(state.spread, var_floor)
-        return SentMixture(list(state.weights), state.mu, var, state.pi)
 
     def em(payload: Any, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
@@ -200,11 +185,12 @@ def pfedem(
 
     once = int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": components + 2 * once}
-    round, serve = play_rounds(cohort, step, broadcast)
-    works, check = {"train": train}, enough_rows_for(components=components)
-    algorithm = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check)
-    trained, unprivate = partial(split_samples, local, components), UNPRIVATE[normalize_by]
-    return setup.with_cohort(algorithm, cohort, local, forward, trained, unprivate=unprivate)
+    round, serve = play_rounds(
+        cohort, step, lambda state: replace(state.sent(), spread=floor_variances(state.spread, var_floor))
+    )
+    algorithm = Algorithm("pfedem", init, {"train": train}, round, serve, by_mixture, adapt)
+    trained, parts = partial(split_samples, local, components), {"components": components}
+    return setup.with_cohort(algorithm, cohort, local, forward, trained, parts, unprivate=UNPRIVATE[normalize_by])
 
 
 ENTRY = Entry(

@@ -267,6 +267,16 @@ NOTHING = Collected(torch.empty(0), torch.empty(0), torch.empty(0))
 
 
 @dataclass(frozen=True)
+class SentMixture:
+    """The payload of clients: K models, and means mu, spreads and shares pi of Gaussians."""
+
+    models: list[Weights]
+    mu: Tensor
+    spread: Tensor
+    pi: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class MixtureState:
     """The models, the optimizer's memo of each, the Gaussians, and the collection for their initialization.
 
@@ -282,15 +292,9 @@ class MixtureState:
     pi: Tensor | None = None
     cohort: Any = None
 
-
-@dataclass(frozen=True)
-class SentMixture:
-    """The payload of clients: K models, and means mu, spreads and shares pi of Gaussians."""
-
-    models: list[Weights]
-    mu: Tensor
-    spread: Tensor
-    pi: Tensor | None = None
+    def sent(self) -> SentMixture:
+        """Return the payload of clients."""
+        return SentMixture(list(self.weights), self.mu, self.spread, self.pi)
 
 
 def collect_question(extract: Extract, count: int) -> Work:
@@ -377,9 +381,14 @@ class GaussianSetup:
         local: LocalTrainer,
         forward: Mapping[str, float],
         trained: Callable[[Tensor], Tensor],
+        parts: Mapping[str, int],
         **traits: Any,
     ) -> Algorithm[MixtureState]:
-        """Finish a method as `fedtide.cohorts.with_cohort`, with the rounds of the initialization before its own."""
+        """Finish a method as `with_cohort`, with the rounds of the initialization before its own.
+
+        Its clients divide their samples into `parts`, the number of which is by the option that sets it.
+        """
+        algorithm = replace(algorithm, check=enough_rows_for(**parts))
         extract, traits = self.extract, {"sends": (SentMixture,), "models": "mixture", **traits}
         algorithm = with_cohort(algorithm, cohort, self.task, local, forward=forward, trained=trained, **traits)
         if not self.before:
