@@ -73,7 +73,18 @@ def batches(rows, generator, size=BATCH):
 # -- Algorithms 1 to 4 ------------------------------------------------------------------------------------------------
 
 
-def federated(population, models, rounds=ROUNDS, freeze=None, weighting="samples"):
+def exploring(decay, t):
+    """The probability of a random model in round t = 0, 1, ..."""
+    if decay == "constant":
+        return EPS
+    if decay == "inverse":
+        return 1 / (t + 1)
+    if decay == "power":
+        return 1 / (t + 1) ** (-math.log(EPS) / math.log(ROUNDS / 8 + 1))
+    return 1 / (t + 1) ** (2 / J)
+
+
+def federated(population, models, rounds=ROUNDS, exploration="constant", freeze=None, weighting="samples"):
     """After each round: models, who took which, how many chose each by its loss so far, which are still trained."""
     models, active, picked = list(models), list(range(J)), [0] * J
     best, least, stale, judged = list(models), [math.inf] * J, [0] * J, [[] for _ in range(J)]
@@ -84,7 +95,7 @@ def federated(population, models, rounds=ROUNDS, freeze=None, weighting="samples
             shard, key = population.shard(client, moment), Rng(0).at(t, client, "train")
             x, y = shard.x.double(), shard.y
             draw = key.at("explore").numpy()
-            if draw.random() < EPS:
+            if draw.random() < exploring(exploration, t):
                 j = active[draw.integers(len(active))]
             else:
                 losses = {j: float(cross_entropy(models[j], x, y)) for j in active}
@@ -122,15 +133,18 @@ def federated(population, models, rounds=ROUNDS, freeze=None, weighting="samples
 
 CASES = [
     pytest.param({}, marks=pytest.mark.thorough),  # as others, but for what these say
-    {"weighting": "uniform"},
+    pytest.param({"exploration": "power"}, marks=pytest.mark.thorough),
+    {"exploration": "inverse"}, {"exploration": "clusters"}, {"weighting": "uniform"},
     {"freeze": {"patience": 1, "check_every": 2}},
-    {"freeze": {"patience": 2, "check_every": 1}},
+    {"freeze": {"patience": 2, "check_every": 1}, "exploration": "power"},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())) or "plain")
 def test_rounds_agree_to_1e_8(case):
-    options = {"local": LOCAL, "clusters": J, **case, "exploration": {"epsilon": EPS}}
+    kind = case.get("exploration", "constant")
+    exploration = {"kind": kind, **({"epsilon": EPS} if kind in ("constant", "power") else {})}
+    options = {"local": LOCAL, "clusters": J, **case, "exploration": exploration}
     run, noted = noted_run("aem", {"drop_unused": True, **options}, rounds=ROUNDS, data=DATA)
     start = [w.params for w in run.steps[0].received.weights]
     every = federated(run.host.population, start, **case)

@@ -22,6 +22,7 @@ Choices:
     - ours: ties of losses go to the first model; the released code draws one.
     - ours: exploration is uniform over the models that are still trained (the pseudo-code says over all), and an
       explorer does not compute losses.
+    - released code: the kinds of exploration that fall over the rounds.
     - ours: with `freeze`, the validation loss of a model, over participants that trained it since the last check, is
       checked every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best weights
       and no longer sent; a check without members does not count. Only frozen models are served at their best weights
@@ -38,11 +39,13 @@ fine-tuning, ensembles and training alone. In the safe form a client chooses a m
 client has too few validation samples to train a gate everywhere (docs/never-worse.md).
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
@@ -66,7 +69,7 @@ IN_USE = 10
 
 
 @ingredient
-class Exploration:
+class Constant:
     """Exploration with a constant probability.
 
     Args:
@@ -75,6 +78,54 @@ class Exploration:
 
     epsilon: Fraction = 0.33
     kind: Literal["constant"] = "constant"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return self.epsilon
+
+
+@ingredient
+class Inverse:
+    """Exploration with probability 1 / t in round t = 1, 2, ..."""
+
+    kind: Literal["inverse"] = "inverse"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return 1 / (moment.round + 1)
+
+
+@ingredient
+class Power:
+    """Exploration with a power of the round t = 1, 2, ... that falls to `epsilon` at an eighth of the rounds.
+
+    Args:
+        epsilon: probability at an eighth of the rounds.
+
+    >>> round(Power(0.25).probability(2, Moment(3, 24)), 4)
+    0.25
+    """
+
+    epsilon: Annotated[Fraction, Field(gt=0)] = 0.33
+    kind: Literal["power"] = "power"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return (moment.round + 1) ** (math.log(self.epsilon) / math.log(moment.rounds / 8 + 1))
+
+
+@ingredient
+class ByClusters:
+    """Exploration with probability t^(-2/J) in round t = 1, 2, ...: the more models, the slower it falls."""
+
+    kind: Literal["clusters"] = "clusters"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return (moment.round + 1) ** (-2 / clusters)
+
+
+Exploration = Annotated[Constant | Inverse | Power | ByClusters, Field(discriminator="kind")]
 
 
 @ingredient
@@ -124,7 +175,7 @@ def aem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     clusters: ModelCount = 2,
-    exploration: Annotated[Exploration, Spelled] = Exploration(),
+    exploration: Annotated[Exploration, Spelled] = Constant(),
     mixture: Annotated[Mixture, Spelled] = Mixture(),
     drop_unused: Flag = False,
     freeze: Freeze | None = None,
@@ -144,7 +195,7 @@ def aem(
         drop_unused: leave models that no client chooses by loss any more out of personalization.
         freeze: freezing of models that no longer improve; None means never.
     """
-    if not exploration.epsilon:
+    if exploration == Constant(0.0):
         refuse_equal_start(task, clusters, ", or `exploration`")
     none = torch.zeros(clusters, dtype=torch.float64)
 
@@ -169,7 +220,7 @@ def aem(
             return None
         # Algorithm 3: the model with the lowest loss, or a random one.
         draw = rng.at("explore").numpy()
-        explored = bool(draw.random() < exploration.epsilon)
+        explored = bool(draw.random() < exploration.probability(clusters, moment))
         models = payload.models
         place = int(draw.integers(len(models))) if explored else int((yield Losses(task, models, shard)).argmin())
         j, received = int(payload.active[place]), models[place]

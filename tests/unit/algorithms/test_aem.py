@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedtide
-from fedtide.algorithms.aem import aem
+from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, aem
 from fedtide.clusters.served import Served
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Prediction
@@ -31,6 +31,15 @@ FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
 MIX = {"gating": FEW, "solver": FEW}
 ANCHORED = {"transforms": ["choice", "anchored"]}
 CHOICE = {"transforms": ["choice"]}
+
+
+@pytest.mark.parametrize(("kind", "round", "expected"), [
+    (Constant(0.3), 7, 0.3), (Constant(0.0), 7, 0.0), (Inverse(), 0, 1.0), (Inverse(), 4, 0.2), (Power(0.3), 0, 1.0),
+    (Power(0.3), 10, 0.3), (ByClusters(), 0, 1.0), (ByClusters(), 7, 1 / 2),
+])  # fmt: skip
+def test_exploration_falls_as_its_kind_says(kind, round, expected):
+    """With six clusters (t+1)^(-1/3); "power" is eps where t is an eighth of the rounds, plus one."""
+    assert kind.probability(6, Moment(round, 80)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("active", [[False, True, False], [True, False, True]])
@@ -128,8 +137,8 @@ def test_no_client_is_trained_to_tell_a_loss():
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"exploration": {"epsilon": 1.5}}, "epsilon"), ({"exploration": {"epsilon": -0.1}}, "epsilon"),
-    ({"exploration": {"kind": "power"}}, "exploration"), ({"freeze": {"patience": 0}}, "patience"),
-    ({"clusters": 0}, "clusters"),
+    ({"exploration": {"kind": "power", "epsilon": 0.0}}, "epsilon"), ({"freeze": {"patience": 0}}, "patience"),
+    ({"exploration": {"kind": "inverse", "epsilon": 0.1}}, "epsilon"), ({"clusters": 0}, "clusters"),
     ({"epsilon": 0.1}, "did you mean 'exploration'"), ({"patience": 1}, "did you mean 'freeze'"),
     ({"clusters": 9}, "at most 8"), ({"transforms": ["magic"]}, "magic"),
     ({"mixture": {"held": 1.0}}, "held"),
