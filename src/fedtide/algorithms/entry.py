@@ -157,7 +157,8 @@ def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = Tr
         kind = hints.get(key, Cohort if key == "cohort" else untyped)
         missing = ... if required else None
         default = missing if parameter.default is inspect.Parameter.empty else parameter.default
-        if _is_choice(kind):
+        # A choice among ingredients, by their `kind`.
+        if any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ())):
             spelled = _whole if kind == Cohort else by_kind
             kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
         elif key in getattr(make, "changed", ()):  # a preset's: what is not given stays as the preset has it
@@ -228,8 +229,3 @@ def _whole(value: Any) -> Any:
     if isinstance(value, float):
         raise ValueError(f"found {value!r}, allowed: a whole number of clients, or a table")
     return as_cohort(value)
-
-
-def _is_choice(kind: Any) -> bool:
-    """Tell whether a type is a choice among ingredients, by their `kind`."""
-    return any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ()))

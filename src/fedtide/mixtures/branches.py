@@ -166,12 +166,7 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
 
 
 def blend_branches(
-    task: Task,
-    weights: Weights,
-    x: Tensor,
-    pi: Tensor,
-    others: Mapping[str, Tensor] | None = None,
-    density: Tensor | None = None,
+    task: Task, weights: Weights, x: Tensor, pi: Tensor, others: Mapping[str, Tensor] | None = None, density: Any = None
 ) -> Prediction:
     """Predict log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels under other shares.
 
@@ -216,9 +211,7 @@ def shares_of(memories: Sequence[Any], usual: Tensor) -> Tensor:
     return torch.stack([usual if memory is None else memory["pi"] for memory in memories])
 
 
-def predict_by_shares(
-    task: Task, usual: Tensor, weights: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor
-) -> Prediction:
+def predict_by_shares(task: Task, usual: Tensor, weights: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
     """Predict samples by the shares that their clients keep, or by the usual ones."""
     return blend_branches(task, weights, x, shares_of(memories, usual)[owner])
 
