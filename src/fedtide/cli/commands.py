@@ -25,24 +25,532 @@ Exit status: 0 done; 1 a check failed (law, verify, replay); 2 wrong input,
 and one line says what; 130 stopped by Ctrl-C.
 """
 
-import inspect
 import io
 import os
 import re
+import shutil
 import sys
+import tomllib
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
+from rich.console import Console
+from rich.table import Table
 
 from fedtide import api
 from fedtide._version import installed
-from fedtide.cli import actions
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.report.terminal import Screen
+from fedtide.fields.vocabulary import Family, nearest
+from fedtide.report.terminal import Screen, console, say, tell
+from fedtide.runs import job
+from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
 from fedtide.site import site_commands as deployment
+
+Format = Literal["safetensors", "onnx", "torch-export"]
+"""Kinds of `fedtide.runs.export.Format`."""
+
+FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+"""Messages of the system if a file cannot grow."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ColumnNames:
+    """Columns of data, as `fedtide.inspect` describes them.
+
+    Args:
+        label: label column; by default the one with that name, or the last.
+        client: column of the client; by default one with a name like user or station; "" for none.
+        time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
+            with dates; "" for none.
+        features: columns of the features, divided by commas; by default all other numbers.
+        zone: time zone of hours and days, e.g. Europe/Berlin; by default times are taken as they are, in UTC if they
+            name a zone.
+        without: columns that are left out, divided by commas.
+    """
+
+    label: str | None = None
+    client: str | None = None
+    time: str | None = None
+    features: str | None = None
+    zone: str | None = None
+    without: str | None = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ModelChoice:
+    """One of the models of a run.
+
+    Args:
+        method: name of the method, if there are several.
+        seed: by default the first.
+        client: the model of this client, with its own memory, and its own rows to adapt on; by default the model of a
+            new client.
+        cluster: number of a network of the server instead: of a cluster, component or branch.
+    """
+
+    method: str | None = None
+    seed: int | None = None
+    client: int | None = None
+    cluster: int | None = None
+
+
+# -- playing -----------------------------------------------------------------------------------------------------------
+
+
+def run(experiment: str, /, *, request: RunRequest = RunRequest(), output: Output = Output()) -> int:
+    """Command of `fedtide.run`."""
+    from fedtide.api.jobs import RunJob
+
+    return _play(RunJob.create(experiment, request, output), output)
+
+
+def tune(
+    experiment: str, /, *, request: StudyRequest = StudyRequest(), trials: int | None = None, output: Output = Output()
+) -> int:
+    """Command of `fedtide.tune`."""
+    from fedtide.api.jobs import TuningJob
+
+    check_positive("--trials", trials)
+    return _play(TuningJob.create(experiment, request, trials), output)
+
+
+def recommend(
+    data: list[str],
+    /,
+    *,
+    budget: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m",
+    names: ColumnNames = ColumnNames(),
+    request: Request = Request(),
+    output: Output = Output(),
+) -> int:
+    """Command of `fedtide.recommend`."""
+    from fedtide.api.jobs import TournamentJob, columns, is_study
+
+    study = next(filter(is_study, data), None)
+    if study is not None and len(data) > 1:
+        raise refused("recommend", study, "one study, or data")
+    paths = [Path(path) for path in data]
+    return _play(TournamentJob.create(study or paths, request, budget, columns(**vars(names))), output)
+
+
+def resume(
+    run_folder: Path,
+    /,
+    *,
+    seeds: str | None = None,
+    workers: int | None = None,
+    fleet: ExactKind | None = None,
+    address: str | None = None,
+    output: Output = Output(),
+) -> int:
+    """Command of `fedtide.resume`.
+
+    Args:
+        fleet: engine of the clients' work, in place of the run folder's; it may be another than before.
+        address: address of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
+    """
+    from fedtide.api.jobs import of
+
+    work = of(run_folder, workers).resumed(output, seeds=seeds, fleet=fleet, address=address)
+    return _play(work, output)
+
+
+def init(study: Path = Path("study.toml"), /) -> int:
+    """Write a study to begin with: a file that runs as it stands, with comments about its keys.
+
+    Args:
+        study: the file; it must not exist. For data of your own, fedtide inspect writes one.
+    """
+    from fedtide.core.atomic import check_free, write_text
+
+    check_free(study)
+    write_text(study, files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8"))
+    say(f"study: {study}")
+    say(f"next: fedtide run {study}")
+    return 0
+
+
+def _play(work: Any, output: Output) -> int:
+    """Play the rest of a job and print the path of its report, or after a stop how to go on; return the exit status."""
+    from fedtide.api.jobs import play
+    from fedtide.fleets.this_machine import keep_freed
+
+    keep_freed()
+    # As it was started: the shell may not find the command of `make demo`.
+    module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
+    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {work.root}"
+    try:
+        result = play(work, output)
+    except KeyboardInterrupt:
+        print(f"fedtide: interrupted; go on from what was saved with: {again}", file=sys.stderr)
+        return 130
+    except (OSError, FedtideError) as error:
+        if not is_full(str(error)) or not (work.root / "config.toml").is_file():
+            raise
+        line = f"{error.filename or work.root}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        raise FedtideError(f"{line}; make room, and go on with: {again}") from None
+    if result is None:
+        say(f"stopped and saved; go on with: {again}", console(output))
+        return 130
+    report = result.report.resolve()
+    say(f"report: {report}", console(output))
+    tell({"report": report, **result.as_json()}, output)
+    return 0
+
+
+def is_full(line: str) -> bool:
+    """Tell whether an error says that a file cannot grow.
+
+    >>> is_full("[Errno 27] File too large: 'rounds.jsonl'")
+    True
+    """
+    return any(message in line for message in FULL)
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def show(
+    experiment: str,
+    /,
+    *,
+    out: Path = Path("show.html"),
+    scale: Scale | None = None,
+    sets: Assignments = (),
+    seeds: str | None = None,
+    output: Output = Output(),
+) -> int:
+    """Command of `fedtide.show`.
+
+    Args:
+        experiment: a TOML file, or recipe:NAME; of a sweep its first point is shown.
+        out: the page.
+    """
+    previews, screen = api.show(experiment, scale=scale, sets=sets, seeds=seeds), console(output)
+    lines = repr(previews).splitlines()
+    for line in lines:
+        say(line, screen)
+    previews.write(out)
+    say(f"page: {out}", screen)
+    tell({"page": out, "lines": lines}, output)
+    return 0
+
+
+def inspect(
+    data: list[Path], /, *, names: ColumnNames = ColumnNames(), out: Path | None = None, output: Output = Output()
+) -> int:
+    """Command of `fedtide.inspect`. It writes a page with pictures, and a study that is ready to run.
+
+    Args:
+        out: the folder that is made; it must not exist. By default runs/NAME-inspect.
+    """
+    from fedtide.config import slug
+    from fedtide.core.atomic import check_new
+    from fedtide.data.sources.files import strip_endings
+    from fedtide.inspection.findings import STUDY
+    from fedtide.runs import folder
+
+    if not data:
+        raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
+    if out is not None:
+        check_new(out)
+    findings = api.inspect(data, **vars(names))
+    screen = console(output)
+    for line in str(findings).splitlines():
+        say(line, screen)
+    page = findings.write(out or folder.unused(Path("runs"), f"{slug(strip_endings(data[0].name))}-inspect"))
+    study = next(page.parent.glob(STUDY), None)
+    if study is not None:
+        say(f"study: {study}", screen)
+    elif not findings.table.simulated:
+        say("no study: no columns of features are left, without which there is no model", screen)
+    say(f"page: {page.resolve()}", screen)
+    answers = [asdict(answer) for answer in findings]
+    tell({"answers": answers, "notes": findings.notes, "study": study, "page": page.resolve()}, output)
+    return 0
+
+
+def check(algorithm: str, /, *, sets: Assignments = (), output: Output = Output()) -> int:
+    """Command of `fedtide.check`. The exit status is 1 if one does not hold."""
+    from fedtide.laws.every import check as check_laws
+
+    broken = checked = 0
+    screen, laws = console(output), []
+    for verdict in check_laws(algorithm, sets):
+        law = verdict.law
+        laws.append({"law": law.name, "says": law.says, "broken": verdict.broken, "silent": verdict.silent})
+        checked += verdict.silent is None
+        broken += verdict.broken is not None
+        mark = "BROKEN" if verdict.broken else "ok" if verdict.silent is None else "-"
+        say(f"{mark:6}  {law.name:12}{law.says}", screen)
+        for line in filter(None, (verdict.broken, verdict.silent)):
+            say(f"{'':20}{line}", screen)
+    say(f"{algorithm}: {checked - broken} of {checked} laws hold", screen)
+    tell({"algorithm": algorithm, "laws": laws}, output)
+    return 1 if broken else 0
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def report(
+    run_folders: list[Path],
+    /,
+    *,
+    out: Path | None = None,
+    figures: Path | None = None,
+    tables: Path | None = None,
+    output: Output = Output(),
+) -> int:
+    """Command of `fedtide.write_report`.
+
+    Args:
+        figures: a directory for every picture of run folders as SVG and PDF; it may be that of the tables.
+        tables: a directory for every table of run folders as CSV and LaTeX.
+    """
+    from fedtide.api.jobs import of, write_page
+
+    screen, jobs = console(output), [of(root) for root in run_folders]
+    for line in filter(None, (work.unfinished() for work in jobs)):
+        say(line, screen)
+    page = write_page(jobs, out, figures, tables)
+    say(f"report: {page}", screen)
+    tell({"report": page, "folders": [work.summary() for work in jobs]}, output)
+    return 0
+
+
+def verify(run_folder: Path, /, *, output: Output = Output()) -> int:
+    """Command of `fedtide.verify`. The exit status is 1 if a file was changed."""
+    from fedtide.api.jobs import of
+
+    changed = 0
+    screen, lines = console(output), []
+    for verdict in of(run_folder).verify():
+        lines.append({"run": verdict.run.title, "rounds": verdict.rounds, "wrong": verdict.wrong})
+        changed += verdict.wrong is not None
+        line = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"
+        if verdict.wrong is not None:
+            line = f"{verdict.wrong}; its records are whole up to round {verdict.rounds}"
+        say(f"{verdict.run.title}: {line}", screen)
+    tell({"runs": lines}, output)
+    return 1 if changed else 0
+
+
+def track(run_folder: Path, tracker: str | None = None, /, *, output: Output = Output()) -> int:
+    """Command of `fedtide.track`."""
+    from fedtide.config.settings import read_tracker
+    from fedtide.tracking.feed import track as track_folder
+
+    runs = track_folder(run_folder, None if tracker is None else read_tracker(tracker))
+    say(f"{len(runs)} run{'s' * (len(runs) != 1)} tracked", console(output))
+    tell({"folder": run_folder, "runs": [run.title for run in runs]}, output)
+    return 0
+
+
+def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelChoice(), out: Path | None = None) -> int:
+    """Write a model of a run to a file that other programs read; a program is checked first.
+
+    Args:
+        run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, for
+            its last evaluated model.
+        format: weights by name (safetensors), or a program that takes rows as the model sees them and returns
+            log-probabilities (torch-export, onnx).
+        out: the file; it must not exist. By default METHOD-SEED or NODE here.
+    """
+    from fedtide.config import slug
+    from fedtide.core.atomic import check_free
+    from fedtide.runs.export import ENDINGS, Model, check_onnx
+    from fedtide.runs.export import export as write
+    from fedtide.runs.trained import Trained
+    from fedtide.site.work import model_at_node
+
+    if format == "onnx":
+        check_onnx()
+    if _is_node(run_folder, choice):
+        name, model = model_at_node(run_folder, choice.client)
+    else:
+        trained = Trained.read(run_folder, choice.method, choice.seed)
+        parts = {"client": choice.client, "cluster": choice.cluster}
+        part = "".join(f"-{key}-{number}" for key, number in parts.items() if number is not None)
+        name, model = f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, **parts)
+    file = out or Path(f"{name}{ENDINGS[format]}")
+    check_free(file)
+    line = write(model, file, format)
+    say(f"{model.about['run']}, after round {model.about['rounds']}: {line}")
+    say(f"export: {file}")
+    return 0
+
+
+def predict(
+    run_folder: Path, rows: Path, /, *, choice: ModelChoice = ModelChoice(), out: Path = Path("predictions.csv")
+) -> int:
+    """Predict the rows of a file with a model of a run, as its evaluation does: classes and probabilities as CSV.
+
+    Args:
+        run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, which
+            predicts as in its last evaluation.
+        rows: a CSV file with the features of the run's rows, or an NPZ file with the features as x. For a run of
+            series: a file of series, to forecast.
+        out: the file; it must not exist.
+    """
+    from fedtide.runs.export import predict_file
+    from fedtide.runs.trained import Trained
+    from fedtide.site.work import predict_at_node
+
+    if _is_node(run_folder, choice):
+        title, last, count = predict_at_node(run_folder, rows, out, choice.client)
+    else:
+        trained = Trained.read(run_folder, choice.method, choice.seed)
+        count = predict_file(trained, rows, out, client=choice.client, cluster=choice.cluster)
+        title, last = trained.run.title, trained.moment.round
+    say(f"{title}, after round {last + 1}: {count} rows predicted")
+    say(f"predictions: {out}")
+    return 0
+
+
+def _is_node(folder: Path, choice: ModelChoice) -> bool:
+    """Tell whether a folder is that of a node of real clients; raise for an option that a node does not have."""
+    if not any(folder.glob("*.ticket")):
+        return False
+    for name, value in vars(choice).items():
+        if value is not None and name != "client":
+            raise refused(f"--{name}", value, "none at a node, which has one model")
+    return True
+
+
+# -- listing -----------------------------------------------------------------------------------------------------------
+
+
+def list_recipes(name: str | None = None, /) -> int:
+    """List the recipes that ship with the package, or print one as TOML.
+
+    Args:
+        name: print this one.
+    """
+    if name is not None:
+        sys.stdout.write(job.recipe(name).read_text(encoding="utf-8"))
+        return 0
+    table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
+    for path in job.recipes():
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
+    console().print(table)
+    return 0
+
+
+def algorithms(name: str | None = None, /, *, family: Family | None = None) -> int:
+    """List the algorithms, with their papers and what the server sees of a client; or describe one.
+
+    Args:
+        name: describe this one: its paper, its messages, its keys, and the laws from which it is exempt.
+        family: list only these: one model (global), another server step (server-optimizer), branches of a network,
+            components (mixture), a model for each cluster (clustered), or no federation (baseline).
+    """
+    from fedtide.algorithms import REGISTRY
+    from fedtide.config.keys import source
+
+    screen = console()
+    if name is not None:
+        if family is not None:
+            raise refused("--family", family, "without the name of an algorithm")
+        _describe(name, screen)
+        return 0
+    heads = ("algorithm", "family", "what it is", "paper", "the server sees, and what its cohort asks")
+    table = Table(*heads, box=None, pad_edge=False)
+    for algorithm, entry in REGISTRY.items():
+        if family in (None, entry.family):
+            about = source(algorithm)
+            paper = f"{about.paper}, {about.year}" if about.paper else ""
+            table.add_row(algorithm, entry.family, f"{about.title}: {about.summary}", paper, entry.sees)
+    screen.print(table)
+    return 0
+
+
+def _describe(name: str, screen: Console) -> None:
+    """Print the description of one algorithm."""
+    from fedtide.algorithms import REGISTRY
+    from fedtide.config.keys import about, keys_of, options, safe_form, tables_in
+
+    if name not in REGISTRY:
+        raise unknown("algorithms", name, list(REGISTRY))
+    entry = REGISTRY[name]
+    laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
+    lines = (
+        f"Family: {entry.family}.",
+        f"Sends: {entry.sends}.",
+        f"The server sees: {entry.sees}, and what its cohort asks.",
+        f"Clients keep: {entry.keeps}.",
+        f"safe = true: {safe_form(name).replace('`', '') or 'it has no other form'}.",
+    )
+    for line in (*about(name), *lines, *laws):
+        screen.print(line)
+    screen.print()
+    _print_keys(keys_of(name), screen)
+    tables = [f"fedtide keys method.{key}" for key, (kind, _) in options(name).items() if tables_in(kind)]
+    if tables:
+        screen.print(f"\nKeys of the tables: {', '.join(tables)}")
+
+
+def keys(key: str = "", /) -> int:
+    """List the keys of an experiment file, or of one of its tables: allowed values, defaults and meaning.
+
+    Args:
+        key: dotted, such as data.partition (every kind), data.partition.dirichlet (one kind), data.partition.alpha (one
+            key) or method.local; without it the top of the file.
+    """
+    from fedtide.config.keys import sections
+
+    screen = console()
+    for number, section in enumerate(sections(key)):
+        if number:
+            screen.print()
+        screen.print(section.title, style="bold")
+        screen.print(section.about)
+        if section.keys:
+            _print_keys(section.keys, screen)
+    if key in ("", "method"):
+        screen.print("\nOf a table: fedtide keys TABLE. Of an algorithm: fedtide algorithms NAME.")
+    return 0
+
+
+def models(name: str | None = None, /) -> int:
+    """List the models, or the keys of one.
+
+    Args:
+        name: list the keys of this one.
+    """
+    from fedtide.config.keys import sections, tables_in
+    from fedtide.fields.shapes import tags
+    from fedtide.models import Model
+
+    if name is not None:
+        names = [tags(model)[0] for model in tables_in(Model)]
+        if name not in names:
+            raise FedtideError(f"models: found '{name}', {nearest(name, names)}")
+        return keys(f"model.{name}")
+    table = Table("model", "what it is", "keys", box=None, pad_edge=False)
+    for section, model in zip(sections("model"), tables_in(Model), strict=True):
+        table.add_row(tags(model)[0], section.about, ", ".join(key.name for key in section.keys) or "-")
+    console().print(table)
+    return 0
+
+
+def _print_keys(rows: list[Any], screen: Console) -> None:
+    table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
+    for key in rows:
+        table.add_row(key.name, key.allowed, key.default, key.meaning)
+    screen.print(table)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
 
 AGAIN = "; make room, and run the same command again"
 commands, real = Group("Commands", sort_key=0), Group("Real clients", sort_key=1)
@@ -61,29 +569,29 @@ app["--help"].group = "About"
 app["--version"].group = "About"
 app.register_install_completion_command(group="About")
 
-COMMANDS = {
-    actions: "run init tune recommend resume report verify track export predict show inspect check "
-    "list_recipes algorithms keys models",
-    deployment: "deploy rehearse serve admit invite status join replay",
-}
-"""Commands by module; those of real clients are a group by themselves."""
+OURS = (
+    run, init, tune, recommend, resume, report, verify, track, export, predict, show, inspect, check, list_recipes,
+    algorithms, keys, models,
+)  # fmt: skip
+OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay"
 
 
 def described(command: Callable[..., int], function: Callable[..., Any]) -> None:
     """Give a command the description of a function and of the arguments that both have, before its own words."""
     theirs, ours = docstring(function.__doc__), docstring(command.__doc__)
     texts = {name: text.partition(" In Python")[0] for name, text in theirs.args.items()} | ours.args
-    lines = [f"    {name}: {texts[name]}" for name in inspect.signature(command).parameters if name in texts]
+    lines = [f"    {name}: {texts[name]}" for name in signature(command).parameters if name in texts]
     more = ours.prose.partition("`.")[2]  # behind "Command of `fedtide.run`."
     command.__doc__ = "\n".join([theirs.prose.partition("\n\n")[0] + more, "", "Args:", *lines])
 
 
-for module, names in COMMANDS.items():
-    for command in (getattr(module, name) for name in names.split()):
-        name = command.__name__.removeprefix("list_")
-        if function := getattr(api, "write_report" if name == "report" else name, None):
-            described(command, function)
-        app.command(command, name=name, group=real if module is deployment else commands)
+for command in OURS:
+    name = command.__name__.removeprefix("list_")
+    if function := getattr(api, "write_report" if name == "report" else name, None):
+        described(command, function)
+    app.command(command, name=name, group=commands)
+for name in OF_REAL_CLIENTS.split():
+    app.command(getattr(deployment, name), name=name, group=real)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -149,6 +657,6 @@ def _fail(line: str, status: int = 2) -> int:
     """Print an error, with advice if the disk is full, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    line += AGAIN if actions.is_full(line) and "make room" not in line else ""
+    line += AGAIN if is_full(line) and "make room" not in line else ""
     print(f"fedtide: {line}", file=sys.stderr)
     return status

@@ -23,7 +23,7 @@ from fedtide.data.shift.what import Rhythm
 from fedtide.draw.prose import slug
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.fields.shapes import explained, marks_of
-from fedtide.fields.types import OfShift, by_kind
+from fedtide.fields.types import OfShift, by_kind, is_written
 from fedtide.fields.user_code import name_of
 from fedtide.fields.vocabulary import nearest
 from fedtide.learn.losses import SAFE_BLEND
@@ -389,7 +389,8 @@ def _named(key: str, value: Any) -> Any:
             return {"function": name_of(value, key), "name": value.__name__}
         if key == "function":
             return name_of(value, key)
-    return _part(key, value) if key in PARTS and not _is_plain(value) else value
+    is_part = key in PARTS and (inspect.isclass(value) or not is_written(value))
+    return _part(key, value) if is_part else value
 
 
 def _part(key: str, value: Any) -> Any:
@@ -408,12 +409,6 @@ def _of_kind_python(function: Any, name: str) -> dict[str, Any]:
 
 def _is_code(value: Any) -> bool:
     return inspect.isroutine(value) or inspect.isclass(value)
-
-
-def _is_plain(value: Any) -> bool:
-    """Tell whether a value can stand in a file, or is an ingredient of one."""
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return plain or (not inspect.isclass(value) and hasattr(type(value), "__pydantic_validator__"))
 
 
 def _is_rows(value: Any) -> bool:

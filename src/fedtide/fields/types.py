@@ -309,7 +309,7 @@ def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> 
     Raises:
         FedtideError: one of them will not do.
     """
-    values = {key: value for key, value in arguments.items() if key in model.model_fields and _is_written(value)}
+    values = {key: value for key, value in arguments.items() if key in model.model_fields and is_written(value)}
     try:
         read = model.model_validate(values)
     except ValidationError as error:
@@ -317,7 +317,7 @@ def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> 
     return {key: getattr(read, key) if key in values else value for key, value in arguments.items()}
 
 
-def _is_written(value: Any) -> bool:
+def is_written(value: Any) -> bool:
     """Tell whether a value could stand in a file, is an ingredient of ours, or the class of one."""
     plain = value is None or isinstance(value, bool | int | float | str | dict | list | tuple | type)
     return plain or (dataclasses.is_dataclass(value) and hasattr(type(value), "__pydantic_validator__"))

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, reduce
 from itertools import count
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -150,7 +150,10 @@ def name_of(code: Any, called: str) -> str:
     ('collections:Counter', 'three')
     """
     module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", called)
-    if module not in (None, "__main__") and _lookup(module, name) is code:
+    imported_code = reduce(
+        lambda owner, part: getattr(owner, part, None), name.split("."), sys.modules.get(str(module))
+    )
+    if module not in (None, "__main__") and imported_code is code:
         return f"{module}:{name}"
     session = _session()
     name_there = next((name for name, thing in vars(session).items() if thing is code), None)
@@ -161,14 +164,6 @@ def name_of(code: Any, called: str) -> str:
         name_there = next(name for name in free if not hasattr(session, name))
         setattr(session, name_there, code)
     return f"{session.__name__}:{name_there}"
-
-
-def _lookup(module: str, name: str) -> Any:
-    """Return the object of this name in an imported module; None without it."""
-    code: Any = sys.modules.get(module)
-    for part in name.split("."):
-        code = getattr(code, part, None)
-    return code
 
 
 def session_code(text: str) -> list[str]:

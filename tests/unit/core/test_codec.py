@@ -259,15 +259,3 @@ def test_a_file_with_any_bit_flipped_is_read_or_one_clear_line(tmp_path):
                 line = str(error)
             assert "\n" not in line
             assert len(line) < 500
-
-
-# -- a piece of a file -------------------------------------------------------------------------------------------------
-
-
-def test_one_key_of_a_file_is_read_without_the_rest(tmp_path, monkeypatch):
-    tree = {"a": torch.ones(3), "a/b": torch.zeros(1), "#1": {"x": [torch.arange(4), None]}, "n": 3, "d": Moment(1, 2)}
-    codec.to_file(tmp_path / "x", tree)
-    monkeypatch.setattr(codec, "load_file", None)
-    for key, value in tree.items():
-        assert same(codec.piece(tmp_path / "x", key), value)
-    assert codec.piece(tmp_path / "x", "z") is None
