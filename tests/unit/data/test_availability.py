@@ -205,7 +205,7 @@ def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_byt
         for run in (whole, cut)
     ]
     assert codec.to_bytes(states[0][0].state) == codec.to_bytes(states[1][0].state)
-    assert states[0].start.seconds == states[1].start.seconds
+    assert states[0][0].seconds == states[1][0].seconds
     if what != "static":
         # A change point lies between the beginnings of two rounds where their seconds say so.
         lines = lines_of(whole.folder)
