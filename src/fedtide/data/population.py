@@ -111,7 +111,7 @@ class Population:
 
     @property
     def _view(self) -> PopulationView:
-        rows: Any = self.rows  # `generated_population` refuses every shift that needs rows of more than one client
+        rows: Any = self.rows  # generated ones are refused with a shift that needs rows of more than one client
         parts: Any = self.parts
         return PopulationView(rows, parts, self.registered, self.group, self.names, self.seed, self.shift.time)
 

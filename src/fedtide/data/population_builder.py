@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -66,8 +67,15 @@ def build(
         _check_in_time(shift, held_out_clients)
         val_from, test_from = split.in_time(rows)
     if isinstance(rows, GeneratedRows):
-        check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
-        return generated_population(rows, split, shift, seed, transforms)
+        _check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
+        # The first rows of a client are for testing, the next for validation, the others for training.
+        shares = split.val, 0.2 if split.test is None else split.test
+        n_test, n_val = map(int, part_sizes(np.array(rows.each), *shares))
+        sizes = {"test": n_test, "val": n_val, "train": rows.each - n_test - n_val}
+        first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        spans = {part: Spans(rows.clients, rows.each, first[part], sizes[part]) for part in PARTS}
+        group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one stored number for all clients
+        return Population(rows, spans, group, ("all",), rows.clients, shift, seed, transforms=transforms)
     rule: Any = build_part(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
     if isinstance(rule, Saved):
         return _fit(replace(_replay(rows, rule, shift, seed, public_samples), transforms=transforms))
@@ -183,7 +191,7 @@ def divide(lists: Ragged, val: float, test: float, draw: np.random.Generator) ->
     A client with two rows or more gets at least one test row if `test` > 0. It gets at least one validation row if
     `val` > 0 and ten rows are left.
     """
-    if not val and not test:
+    if not len(lists) or not (val or test):
         return lists, Ragged.empty(len(lists)), Ragged.empty(len(lists))
     blocks = [_divided(block, val, test, draw) for block in lists.blocks()]
     train_part, val_part, test_part = (Ragged.join(parts) for parts in zip(*blocks, strict=True))
@@ -204,23 +212,7 @@ MOST = 100_000_000
 """Maximum number of registered clients: each takes some dozens of bytes while participants are drawn."""
 
 
-def generated_population(
-    rows: GeneratedRows, split: Split, shift: Shift, seed: int, transforms: tuple[Prepare, ...] = ()
-) -> Population:
-    """Build the population of a generated source without lists of rows.
-
-    The first rows of a client are for testing, the next for validation, the others for training. Shares are those of
-    `split`.
-    """
-    n_test, n_val = map(int, part_sizes(np.array(rows.each), split.val, 0.2 if split.test is None else split.test))
-    first = {"test": 0, "val": n_test, "train": n_test + n_val}
-    count = {"test": n_test, "val": n_val, "train": rows.each - n_test - n_val}
-    parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in PARTS}
-    group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one stored number for all clients
-    return Population(rows, parts, group, ("all",), rows.clients, shift, seed, transforms=transforms)
-
-
-def check_generated(
+def _check_generated(
     rows: GeneratedRows, partition: Any, groups: Groups, held_out: HeldOutClients, shift: Shift, public_samples: int
 ) -> None:
     """Raise for settings that need all rows at once or deal them to clients."""

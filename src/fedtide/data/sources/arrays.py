@@ -81,31 +81,18 @@ class Python(user_code.Python, Loading):
         return from_arrays(self.name, **result, measured=measured)
 
 
-def from_arrays(
-    name: str,
-    x: Any,
-    y: Any,
-    client: Any = None,
-    domain: Any = None,
-    time: Any = None,
-    held_out: Any = None,
-    *,
-    scaled: bool = False,
-    measured: bool = False,
-) -> Rows:
+def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bool = False, **columns: Any) -> Rows:
     """Build rows from arrays or tensors.
 
     Args:
         name: name for messages.
         x: (rows, ...) features; uint8 images (rows, height, width) get a channel.
         y: (rows,) whole numbers from 0, or names.
-        client: (rows,) numbers or names of natural clients.
-        domain: (rows,) numbers or names of domains.
-        time: (rows,) seconds, dates, or ISO 8601.
-        held_out: (rows,) true for rows of the test set.
         scaled: standardize each feature over the rows outside the test set, and in a population over its training rows.
             With `time` the earliest tenth of the rows outside the test set decides.
         measured: `y` are numbers (rows,), or several labels at once (rows, labels), and no classes.
+        columns: `client` and `domain` are (rows,) numbers or names, `time` is (rows,) seconds, dates, or ISO 8601, and
+            `held_out` is (rows,) true for rows of the test set. None stands for no column.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]
@@ -117,17 +104,15 @@ def from_arrays(
         features = _as_floats(features)
     value = _as_floats(_tensor(name, "y", y)) if measured else None
     labels, label_names = _labels(name, y) if value is None else (torch.zeros(len(value), dtype=torch.int64), ())
-    clients, client_names = (None, ()) if client is None else encode(name, "client", client)
-    domains, domain_names = (None, ("all",)) if domain is None else encode(name, "domain", domain)
-    columns: dict[str, Any] = {
-        "client": clients,
-        "client_names": client_names,
-        "label_names": label_names,
-        "time": None if time is None else _times(name, time),
-        "held_out": None if held_out is None else _mask(name, held_out),
-    }
+    result: dict[str, Any] = {"label_names": label_names, "value": value}
+    readers = {"client": encode, "domain": encode, "time": _times, "held_out": _mask}
+    for key, values in columns.items():
+        if values is not None:
+            result[key] = readers[key](name, key, values)
+    for key in result.keys() & {"client", "domain"}:
+        result[key], result[f"{key}_names"] = result[key]
     classes = len(label_names) or classes_of(name, labels.numpy())
-    rows = Rows(name, features, labels, classes, domains, domain_names, value=value, **columns)
+    rows = Rows(name, features, labels, classes, **result)
     return _scale(rows) if scaled else rows
 
 
@@ -256,17 +241,17 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
     return tensor
 
 
-def _times(name: str, values: Any) -> Tensor:
+def _times(name: str, column: str, values: Any) -> Tensor:
     """Return times as seconds; dates count from 1970."""
-    times = _array(name, "time", values)
+    times = _array(name, column, values)
     if times.dtype.kind in "MOUbiuf":
         times, _ = seconds_of(times, lambda row: f"{name}: row {row}")
-    return _tensor(name, "time", times).double()
+    return _tensor(name, column, times).double()
 
 
-def _mask(name: str, values: Any) -> Tensor:
-    mask = _tensor(name, "held_out", values)
+def _mask(name: str, column: str, values: Any) -> Tensor:
+    mask = _tensor(name, column, values)
     wrong = ((mask != 0) & (mask != 1)).nonzero()
     if len(wrong):
-        raise refused(f"{name}: row {int(wrong[0, 0])}: held_out", mask[tuple(wrong[0])].item(), "true, false")
+        raise refused(f"{name}: row {int(wrong[0, 0])}: {column}", mask[tuple(wrong[0])].item(), "true, false")
     return mask.bool()

@@ -450,7 +450,8 @@ def stack(data: Any, *, features: str | None = None, label: str | None = None, c
             if value.ndim:
                 raise refused(f"{name}: item {row}: shape of {key!r}", value.shape, "one value")
             column.append(value.item())
-    return from_arrays(name, x, *others)
+    y, *clients = others
+    return from_arrays(name, x, y, client=clients[0] if clients else None)
 
 
 def _keys(name: str, keys: list[str], features: str | None, label: str | None, client: str | None) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class Series(Loading):
             features = self._features(np.concatenate(before), at)
             values = [series.values[present] for series, present in zip(scaled, whole, strict=True)]
             label = np.concatenate(values).astype(np.float32)
-        rows = from_arrays(name, features, label, client, measured=True)
+        rows = from_arrays(name, features, label, client=client, measured=True)
         return replace(rows, time=torch.from_numpy(at), said=tuple(lines))
 
     def ahead(self, path: Path, directory: Path | None) -> list["Ahead"]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -237,10 +237,11 @@ class CSV(Loading):
         cells, features = self._divide(name, cells, names)
         label = self._read_labels(cells, measured)
         time, unit = self._times(cells)
-        client, domain = (None if column is None else cells.texts(column) for column in (self.client, self.domain))
+        roles = {"client": self.client, "domain": self.domain}
+        named: dict[str, Any] = {role: cells.texts(column) for role, column in roles.items() if column}
         positions = torch.arange(len(cells)) if time is None else find_earliest(time)
         plain = replace(features, scaled=False).encode(positions)  # in which numbers that are too large are found
-        rows = replace(from_arrays(name, plain, label, client, domain, measured=measured), time=time)
+        rows = replace(from_arrays(name, plain, label, measured=measured, **named), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
         if time is not None and self._timed:
