@@ -25,7 +25,6 @@ from fedtide.models.networks import (
 )
 
 __all__ = [
-    "CNN", "LSTM", "MLP", "CifarCNN",
-    "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8", "ResNet18",
-    "ShuffleNetV2", "SmallCNN", "ViT", "branched",
+    "CNN", "LSTM", "MLP", "CifarCNN", "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8",
+    "ResNet18", "ShuffleNetV2", "SmallCNN", "ViT", "branched",
 ]  # fmt: skip

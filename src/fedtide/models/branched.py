@@ -59,10 +59,8 @@ def branched(
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
-        parts = [
-            name for name, part in model.named_modules() if name and any(p.requires_grad for p in part.parameters())
-        ]
-        raise unknown(key, layer, parts)
+        trained = [name for name in names if any(p.requires_grad for p in model.get_submodule(name).parameters())]
+        raise unknown(key, layer, trained)
     if layer == WHOLE:
         whole = Branches(model, count, feature)
         whole.counted = getattr(model, "counted", None)  # type: ignore[assignment]

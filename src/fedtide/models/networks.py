@@ -17,13 +17,8 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.fields import user_code
 from fedtide.fields.types import Count, Flag, OpenFraction, ingredient
 
-Init = Annotated[
-    Literal["torch", "glorot", "he"],
-    Field(
-        description='initial weights: "torch" as torch draws them; "glorot", uniform, as in Keras; "he", uniform, for '
-        "ReLU. The last two begin with biases of 0."
-    ),
-]
+INIT = 'initial weights: as "torch" draws them, or uniform with biases of 0, "glorot" as in Keras, "he" for ReLU.'
+Init = Annotated[Literal["torch", "glorot", "he"], Field(description=INIT)]
 
 
 DRAWS: dict[str, Callable[[Tensor], Any]] = {
@@ -343,11 +338,9 @@ def plain_groups(channels: int) -> nn.Module:
 NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": two_groups}
 
 
-def convolution(
-    before: int, channels: int, size: int, stride: int = 1, groups: int = 1, bias: bool = False
-) -> nn.Module:
-    """Return a convolution that keeps the sides of images but for its stride."""
-    return nn.Conv2d(before, channels, size, stride, size // 2, groups=groups, bias=bias)
+def convolution(before: int, after: int, size: int, stride: int = 1, groups: int = 1, bias: bool = False) -> nn.Module:
+    """Return a convolution from `before` to `after` channels that keeps the sides of images but for its stride."""
+    return nn.Conv2d(before, after, size, stride, size // 2, groups=groups, bias=bias)
 
 
 class HeConv2d(nn.Conv2d):
@@ -787,9 +780,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, tokens, width) to an output of equal shape."""
         # Each has shape (rows, heads, tokens, width / heads).
-        q, k, v = (
-            part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        parts = (self.query, self.key, self.value)
+        q, k, v = (part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
