@@ -59,7 +59,3 @@ __all__ = [
     "Quantiles", "Resample", "Rotation", "Rows", "Series", "Source", "Split", "Standardize", "Text", "stack",
     "table",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
