@@ -155,8 +155,9 @@ def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]
                     allowed = f"{len(header)}, as in the header"
                     raise refused(f"{path}: row {number}: number of cells", len(row), allowed)
                 numbers.append(number)
+            columns = [*zip(*(row for _, row in block), strict=True)]
             for name, place in places.items():
-                chunks[name].append(arrow.array([row[place] for _, row in block], arrow.string()))
+                chunks[name].append(arrow.array(columns[place], arrow.string()))
     if not numbers:
         raise FedtideError(f"{path}: no rows below the header")
     return np.array(numbers), {name: arrow.chunked_array(parts) for name, parts in chunks.items()}
@@ -346,8 +347,8 @@ class Column:
     def missing(self) -> np.ndarray:
         """Mask of the cells in which something is missing."""
         if self.written:
-            values, wrong = self.parsed
-            return np.isnan(values) & ~wrong
+            texts = compute.utf8_lower(compute.utf8_trim_whitespace(self.raw))
+            return np.asarray(compute.is_in(texts, arrow.array(sorted(self.marks))))
         if self.raw.dtype.kind in "biufM":
             return ~np.isfinite(self.raw)
         cells = self.raw.tolist()

@@ -66,7 +66,7 @@ class Features:
             if name not in self.texts:
                 parts.append(next(measures)[:, None])
                 continue
-            categories = sorted({cell for cell in map(self.texts[name].__getitem__, rows) if cell})
+            categories = sorted({cell for cell in map(self.texts[name].__getitem__, rows.tolist()) if cell})
             if not categories:
                 raise FedtideError(f"{self.where}: {name}: no category {where_known}")
             if len(categories) > MOST_CATEGORIES:
