@@ -155,9 +155,9 @@ def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]
                     allowed = f"{len(header)}, as in the header"
                     raise refused(f"{path}: row {number}: number of cells", len(row), allowed)
                 numbers.append(number)
-            columns = [*zip(*(row for _, row in block), strict=True)]
+            by_place = [*zip(*(row for _, row in block), strict=True)]
             for name, place in places.items():
-                chunks[name].append(arrow.array(columns[place], arrow.string()))
+                chunks[name].append(arrow.array(by_place[place], arrow.string()))
     if not numbers:
         raise FedtideError(f"{path}: no rows below the header")
     return np.array(numbers), {name: arrow.chunked_array(parts) for name, parts in chunks.items()}
