@@ -26,10 +26,10 @@ from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.fleets.local_engine import Host, LocalEngine, threads
+from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn.steps import mean_losses
 from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now
 from works import ENDLESS, RATE, Work, federation, source

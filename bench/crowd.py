@@ -23,7 +23,7 @@ from rich.console import Console
 from fedtide.config import Experiment, from_dict
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
 from machine import MB, RESULTS, append, machine, now, resident

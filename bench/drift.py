@@ -29,7 +29,7 @@ from fedtide.clusters.distance import Kind, heterogeneity, means
 from fedtide.clusters.triggers import FixedFraction, event_of
 from fedtide.core.base import Weights
 from fedtide.core.rng import Rng
-from fedtide.fleets.local_engine import threads
+from fedtide.fleets.engines import threads
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
-from fedtide.fleets.local_engine import threads
+from fedtide.fleets.engines import threads
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task

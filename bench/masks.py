@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtide.core.base import Weighted
-from fedtide.fleets.local_engine import threads
+from fedtide.fleets.engines import threads
 from fedtide.wire.masks import Context, Masker, unmasked
 from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import form_of, opened

@@ -20,7 +20,7 @@ from fedtide.config import from_dict
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.fleets.devices import SteadyClock
-from fedtide.fleets.local_engine import LocalEngine, threads
+from fedtide.fleets.engines import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of

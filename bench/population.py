@@ -22,7 +22,7 @@ from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.local_engine import Host, LocalEngine, threads
+from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
 from machine import RESULTS, append, machine, now, resident

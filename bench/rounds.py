@@ -29,13 +29,11 @@ from fedtide.config import Experiment
 from fedtide.core.base import Weights
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.ask import Engine
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Engine, Host, LocalEngine, WorkersEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import host_of, spec_of
 from machine import RESULTS, append, computed, cores, machine, now, peak_of
 from peer import PEERS, Way, started, versions, write_job

@@ -27,9 +27,9 @@ from fedtide.core.base import Algorithm, Moment, Reply, State, Weights
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.fleets.local_engine import Host, LocalEngine, threads
+from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.branched_task import width, with_branches
+from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.assign import assign, capacities
 from fedtide.mixtures.priors import Linear
 from fedtide.runs.build import host_of, task_of

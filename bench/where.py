@@ -28,11 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.local_engine import Host, LocalEngine, threads
+from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.learn.fast.layers import Conv2d
-from fedtide.learn.fast.plan import Plan
+from fedtide.learn.fast.layers import Conv2d, Plan
 from fedtide.runs.build import host_of
 from machine import RESULTS, append, cores, machine, now
 from works import CLASSES, ENDLESS, WORKS, Work, experiment, pictures

@@ -19,7 +19,7 @@ from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task

@@ -9,7 +9,7 @@ from fedtide.algorithms.oracle import State, regroup
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.server import SGD
 from helpers.toys import played, toy

@@ -11,7 +11,7 @@ from fedtide.core import checkpoint
 from fedtide.core.loop import Start, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.laws.case import Case, alike, hold, judged, played
 from fedtide.laws.every import (
     TRAIN,

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.laws.every import Time
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.messages import Response

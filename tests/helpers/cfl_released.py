@@ -27,8 +27,7 @@ from torch import Tensor
 from fedtide.algorithms.cfl import show_update, weighted_mean
 from fedtide.clusters.clusterer import bipartition as halves
 from fedtide.clusters.distance import cosines
-from fedtide.clusters.rounds import mean_over_slots
-from fedtide.clusters.served import reveal_update
+from fedtide.clusters.rounds import mean_over_slots, reveal_update
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.cohorts.participation import ask_to_train, with_cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Reply, Slot, Traits, Weights, mean

@@ -17,7 +17,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 
 

@@ -32,18 +32,13 @@ def shannon(p: Row) -> float:
     return -sum(share * math.log(share) for share in p if share > 0)
 
 
-def mean(rows: list[Row], old: Row, kind: str, way: str) -> Row:
+def mean(rows: list[Row], old: Row, kind: str) -> Row:
     """The center of some rows; `old` where there is none."""
     if kind == "cosine":
         rows = [[p / (math.hypot(*row) or 1.0) for p in row] for row in rows]
-    if way == "median":
-        middle = [(sorted(c)[(len(c) - 1) // 2] + sorted(c)[len(c) // 2]) / 2 for c in zip(*rows, strict=True)]
-    else:
-        middle = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    middle = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     if kind == "cosine":
         return [p / math.hypot(*middle) for p in middle] if math.hypot(*middle) > 1e-12 else old
-    if way == "median":
-        return [p / sum(middle) for p in middle] if sum(middle) > 0 else old
     return middle
 
 
@@ -57,12 +52,12 @@ def assigned(x: list[Row], centers: list[Row], kind: str) -> list[int]:
     return label
 
 
-def lloyd(x: list[Row], centers: list[Row], kind: str, way: str = "mean") -> tuple[list[int], float]:
+def lloyd(x: list[Row], centers: list[Row], kind: str) -> tuple[list[int], float]:
     """Labels and cost."""
     label = assigned(x, centers, kind)
     for step in range(101):
         members = [[row for row, k in zip(x, label, strict=True) if k == each] for each in range(len(centers))]
-        centers = [mean(rows, old, kind, way) if rows else old for rows, old in zip(members, centers, strict=True)]
+        centers = [mean(rows, old, kind) if rows else old for rows, old in zip(members, centers, strict=True)]
         if step == 100 or (now := assigned(x, centers, kind)) == label:
             break
         label = now

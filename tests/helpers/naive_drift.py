@@ -120,7 +120,7 @@ def centers_of(x: list[Row], cluster: list[int], old: list[Row], kind: str) -> l
     out = []
     for k, center in enumerate(old):
         members = [row for row, its in zip(x, cluster, strict=True) if its == k]
-        out.append(mean(members, center, kind, "mean") if members else center)
+        out.append(mean(members, center, kind) if members else center)
     return out
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.config import read
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present, RoundClock

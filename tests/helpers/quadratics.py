@@ -17,7 +17,7 @@ from fedtide.core.base import Algorithm, Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.task import Task
 from helpers.stages import holding

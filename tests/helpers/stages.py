@@ -15,7 +15,7 @@ from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task

@@ -15,7 +15,7 @@ from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import detached, same
 from fedtide.evaluate.probe import Probe
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Block, join, split_blocks
 from fedtide.runs.build import host_of

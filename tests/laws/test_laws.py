@@ -19,9 +19,8 @@ from fedtide.core.base import Answer
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same, size_in_bytes
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine, WorkersEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws.case import Case, NotApplicable, judged
 from fedtide.runs.build import host_of, spec_of
 from helpers.toys import played, toy

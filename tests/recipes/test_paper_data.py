@@ -13,7 +13,7 @@ from PIL import Image
 from fedtide.config import points, read
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
-from fedtide.learn.branched_task import with_branches
+from fedtide.learn.task import with_branches
 from fedtide.runs.build import population_of, rows_of, task_of
 from fedtide.runs.preflight import preflight
 from helpers.image_files import write_idx

@@ -49,8 +49,17 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import NOT_POOLED, at_most_registered, init_models, refuse_equal_start, step_models
-from fedtide.clusters.served import Served, answer_model, find_model, predict_by_cluster
+from fedtide.clusters.rounds import (
+    NOT_POOLED,
+    Served,
+    answer_model,
+    at_most_registered,
+    find_model,
+    init_models,
+    predict_by_cluster,
+    refuse_equal_start,
+    step_models,
+)
 from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng

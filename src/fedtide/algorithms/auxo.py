@@ -49,10 +49,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.array_kmeans import best_kmeans
+from fedtide.clusters.clusterer import best_kmeans
 from fedtide.clusters.distance import unit
-from fedtide.clusters.rounds import train_clusters
-from fedtide.clusters.served import build_clustered, find_model, reveal_update, serve_clusters
+from fedtide.clusters.rounds import build_clustered, find_model, reveal_update, serve_clusters, train_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weighted, Weights
 from fedtide.core.rng import Rng

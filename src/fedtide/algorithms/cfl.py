@@ -49,8 +49,7 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.clusterer import Linkage, bipartition
 from fedtide.clusters.distance import cosines, unit
-from fedtide.clusters.rounds import replace_at, train_clusters
-from fedtide.clusters.served import build_clustered, reveal_update, serve_clusters
+from fedtide.clusters.rounds import build_clustered, replace_at, reveal_update, serve_clusters, train_clusters
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng

@@ -47,8 +47,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import mix_models, replace_at, train_clusters
-from fedtide.clusters.served import Served, build_clustered, errors_of, find_model, serve_clusters
+from fedtide.clusters.rounds import (
+    Served,
+    build_clustered,
+    errors_of,
+    find_model,
+    mix_models,
+    replace_at,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, Work
 from fedtide.core.rng import Rng

@@ -45,9 +45,8 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Re
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight, step_server
-from fedtide.learn.branched_task import join_models, with_branches
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.task import Task, needs_likelihood
+from fedtide.learn.task import Task, join_models, needs_likelihood, with_branches
 from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored

@@ -52,10 +52,9 @@ from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Predictio
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, NonNegative, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight
-from fedtide.learn.branched_task import join_models, split_models, with_branches
 from fedtide.learn.features import PCA, Features
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.task import Task, needs_likelihood
+from fedtide.learn.task import Task, join_models, needs_likelihood, split_models, with_branches
 from fedtide.mixtures import GaussianInit, KMeansPlusPlus
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
 from fedtide.mixtures.feature_gaussians import (

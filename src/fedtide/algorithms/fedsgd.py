@@ -23,8 +23,8 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
-from fedtide.learn import SGD, Gradient, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
-from fedtide.learn.local import LocalTrainer, one_gradient
+from fedtide.learn import SGD, Server, Task, Weighting, client_weight
+from fedtide.learn.local import LocalTrainer, gradient_step, one_gradient
 
 
 def fedsgd(
@@ -45,9 +45,8 @@ def fedsgd(
     """
     one_gradient(local)
 
-    @Stepwise
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        step = yield Gradient(Train(task, local, payload, shard, moment, rng))
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        step = gradient_step(task, local, payload, shard, moment)
         if step is None:
             return None
         delta, loss = step

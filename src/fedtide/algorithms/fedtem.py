@@ -52,8 +52,8 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Sh
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
-from fedtide.learn.branched_task import width, with_branches
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
+from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.assign import assign, capacities, members_of
 from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.feature_gaussians import (

@@ -55,9 +55,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
 from fedtide.learn import KERAS, Server, Task, Weighting
-from fedtide.learn.branched_task import width, with_branches
 from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
+from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole

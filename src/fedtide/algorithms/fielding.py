@@ -52,12 +52,19 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans, MovingCenters
 from fedtide.clusters.distance import Distance, heterogeneity, means
 from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
-from fedtide.clusters.rounds import mean_over_slots, mix_clusters, mix_models, pick_per_cluster, train_clusters
-from fedtide.clusters.served import accuracy_question, build_clustered, serve_clusters
+from fedtide.clusters.rounds import (
+    accuracy_question,
+    build_clustered,
+    mean_over_slots,
+    mix_clusters,
+    mix_models,
+    pick_per_cluster,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.clusters.triggers import Adaptive, FixedFraction, Gain, Learned, Trigger, event_of, has_val, trigger_on
 from fedtide.cohorts import Arrivals, Cohort, Uniform
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weights, Work
-from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import NonNegative, Spelled
@@ -138,12 +145,7 @@ def fielding(
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
         cohort: selection of participants: "arrivals" are taken whatever their cluster, of others equally many of each
             cluster.
-
-    Raises:
-        FedtideError: medians represent clusters of representations other than label distributions.
     """
-    if clustering.center == "median" and representation.kind != "labels":
-        raise refused("clustering.center", "median", "'mean'; 'median' needs representation = 'labels'")
     train = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
     totals = fair_totals if q else None
 
@@ -281,14 +283,14 @@ def handle_drift(
         baseline: since when movements are measured: "last-event" or "last-clustering".
         rng: the key of the clustering.
     """
-    distance, reported, center = state.distance, state.reported, clustering.center
-    clusters = MovingCenters(reported, state.cluster, state.centers, distance, center)
+    distance, reported = state.distance, state.reported
+    clusters = MovingCenters(reported, state.cluster, state.centers, distance)
     for i in drifted.tolist():  # line 1
         clusters.move(i, clusters.nearest(i))  # lines 2 and 3
     label, filled = clusters.label, clusters.counts > 0
     moved, reporters = (state.cluster >= 0) & (label != state.cluster), label >= 0
     # The same centers without the rounding of sums from which reports were taken out.
-    centers = means(reported[reporters], label[reporters], len(clusters.centers), state.centers, distance, center)
+    centers = means(reported[reporters], label[reporters], len(clusters.centers), state.centers, distance)
     since = state.centers if baseline == "last-event" else state.baseline
     state = replace(state, cluster=label, centers=centers)
     anew = cache(lambda: cluster_reports(state, clustering, rng))

@@ -50,12 +50,10 @@ from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import Distance, between
 from fedtide.clusters.kmeans_by_sums import FoundBySums, Groups, Sets, cluster_by_sums, group_questions, nearest, summed
 from fedtide.clusters.representation import Labels, Represent, Representation, drifted_from
-from fedtide.clusters.rounds import mix_clusters, mix_models, step_models
-from fedtide.clusters.served import accuracy_question, predict_by_cluster
+from fedtide.clusters.rounds import accuracy_question, mix_clusters, mix_models, predict_by_cluster, step_models
 from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, has_val, trigger_on
 from fedtide.cohorts import Arrivals, Cohort, ask_to_train, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Shard, Slotted, Weighted, Weights, mean
-from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, NonNegative, Spelled
 from fedtide.learn import SGD, FairTraining, LocalTrainer, Server, Task, Training, Weighting, fair_totals
@@ -157,12 +155,7 @@ def fielding_by_sums(
         fewest_updates: smallest number of participants whose updates are summed; clusters with fewer in a round are
             trained together. 1 sums those of each cluster by themselves, as IFCA does.
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
-
-    Raises:
-        FedtideError: the clustering needs to see clients.
     """
-    if clustering.center == "median":
-        raise refused("clustering.center", "median", "'mean', because sums have no medians")
     training = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
     cluster_of = own_cluster(representation.of(task))
 

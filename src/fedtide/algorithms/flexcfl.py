@@ -46,11 +46,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.array_kmeans import best_kmeans
-from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.clusterer import KMeans, best_kmeans
 from fedtide.clusters.distance import cosines
-from fedtide.clusters.rounds import at_most_registered, mix_models, train_clusters
-from fedtide.clusters.served import build_clustered, serve_clusters
+from fedtide.clusters.rounds import at_most_registered, build_clustered, mix_models, serve_clusters, train_clusters
 from fedtide.cohorts import Arrivals, Cohort, label_question
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weights, Work
 from fedtide.core.rng import Rng, draw_some

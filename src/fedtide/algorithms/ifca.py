@@ -45,15 +45,18 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import (
     NOT_POOLED,
+    Served,
     Starts,
+    answer_model,
     at_most_registered,
     best_set,
+    find_model,
     fit_question,
     init_models,
+    predict_by_cluster,
     refuse_equal_start,
     step_models,
 )
-from fedtide.clusters.served import Served, answer_model, find_model, predict_by_cluster
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, mean
 from fedtide.core.rng import Rng

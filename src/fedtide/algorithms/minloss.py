@@ -26,7 +26,7 @@ from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Moment, Shard, Weights
 from fedtide.fields.types import Fraction, NonNegative
 from fedtide.learn import KERAS, LocalTrainer, Server, Steps, Task, Weighting
-from fedtide.learn.branched_task import with_branches
+from fedtide.learn.task import with_branches
 from fedtide.mixtures.branches import (
     CERTAIN,
     BranchDivisor,

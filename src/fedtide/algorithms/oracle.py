@@ -30,8 +30,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.rounds import mix_models, train_clusters
-from fedtide.clusters.served import build_clustered, serve_clusters
+from fedtide.clusters.rounds import build_clustered, mix_models, serve_clusters, train_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.core.rng import Rng

@@ -55,10 +55,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.fields.types import ModelCount, Positive, StepCount
 from fedtide.learn import SGD, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
-from fedtide.learn.branched_task import join_models, with_branches
 from fedtide.learn.features import PCA, Features, Network
 from fedtide.learn.local import LocalTrainer, split_samples
 from fedtide.learn.losses import mixture_notes
+from fedtide.learn.task import join_models, with_branches
 from fedtide.mixtures import Certainty, GaussianInit, KMeansPlusPlus, Overwrite, Random, Update
 from fedtide.mixtures.branches import blend_branches, shares_of
 from fedtide.mixtures.feature_gaussians import GaussianSetup, MixtureState, fit_gaussians, floor_variances, posteriors

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.array_kmeans import farthest_first, kmeans_from, summary
+from fedtide.clusters.clusterer import farthest_first, kmeans_from, summary
 from fedtide.cohorts import Arrivals, Cohort, collect_before, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative, OfShift
 from fedtide.learn import KERAS, LocalTrainer, Server, Steps, Task, Weighting
-from fedtide.learn.branched_task import with_branches
 from fedtide.learn.device import to_cpu
+from fedtide.learn.task import with_branches
 from fedtide.mixtures.branches import BranchDivisor, predict_by_branch, step_branches, train_branch
 from fedtide.mixtures.priors import need_period
 from fedtide.models.branched import BranchCount

@@ -19,7 +19,7 @@ from fedtide.clusters.rounds import refuse_equal_start
 from fedtide.cohorts import Arrivals, Cohort, OneModel
 from fedtide.core.base import Algorithm
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
-from fedtide.learn.branched_task import with_branches
+from fedtide.learn.task import with_branches
 from fedtide.mixtures.branches import ChoosePer, predict_by_certainty
 from fedtide.models.branched import Averaged, BranchCount, branched, without_average
 

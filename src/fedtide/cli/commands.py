@@ -181,9 +181,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
 def _play(work: Any, output: Output) -> int:
     """Play the rest of a job and print the path of its report, or after a stop how to go on; return the exit status."""
     from fedtide.api.jobs import play
-    from fedtide.fleets.this_machine import keep_freed
 
-    keep_freed()
     # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
     again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {work.root}"

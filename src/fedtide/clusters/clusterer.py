@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.distance import Center, Distance, between, means, renormalize, set_scales, sum_distances, unit
+from fedtide.clusters.distance import Distance, between, means, renormalize, set_scales, sum_distances, unit
 from fedtide.core.rng import Rng, draw_some
 from fedtide.fields.types import Count, ModelCount, StepCount, ingredient
 
@@ -62,7 +62,6 @@ class KMeans:
         k_max: largest number of clusters; 1 means one cluster, whatever `k_min`.
         min_silhouette: if no mean silhouette is as large there is one cluster, as there are no groups; -1 takes any.
         n_init: starts for each number of clusters; the one of the lowest cost is used.
-        center: center of a cluster; "median" is for label distributions only.
         silhouette_samples: rows drawn at random to compute silhouettes; None means all.
         fit_samples: rows drawn at random to find centers, the others go to the nearest; None means all. If all drawn
             rows are equal there is one cluster.
@@ -79,7 +78,6 @@ class KMeans:
     k_max: ModelCount = 10
     min_silhouette: Silhouette = -1.0
     n_init: StepCount = 10
-    center: Center = "mean"
     silhouette_samples: Count | None = 1000
     fit_samples: Count | None = 20_000
     kind: Literal["k-means"] = "k-means"
@@ -100,12 +98,12 @@ class KMeans:
         kind = set_scales(distance, draw_some(x, SCALED, rng.at("scales")))
         rows = unit(x) if kind == "cosine" else x
         if self.k_max == 1 or len(x) < 3 or _alike(rows):
-            return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, self.center)
+            return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind)
         count = None if self.fit_samples is None else max(self.fit_samples, 3)
         fitted = draw_some(rows, count, rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
-        labels = kmeans_for_each(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
+        labels = kmeans_for_each(fitted, ks, kind, rng.at("starts"), n_init=self.n_init)
         scores: dict[int, float] = {}
         best = 0
         if len(ks) > 1 or self.min_silhouette > -1:
@@ -114,12 +112,12 @@ class KMeans:
             scores = dict(zip(ks, mean_silhouettes, strict=True))
             best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
         if scores and max(scores.values()) < self.min_silhouette:
-            return _finished(rows, torch.zeros(len(x), dtype=torch.int64), scores, kind, self.center)
+            return _finished(rows, torch.zeros(len(x), dtype=torch.int64), scores, kind)
         label = labels[best]
         if len(fitted) < len(rows):
-            centers = means(fitted, label, ks[best], fitted[: ks[best]], kind, self.center)
+            centers = means(fitted, label, ks[best], fitted[: ks[best]], kind)
             label = between(rows, centers, kind).min(1).indices
-        return _finished(rows, label, scores, kind, self.center)
+        return _finished(rows, label, scores, kind)
 
 
 @ingredient
@@ -130,7 +128,6 @@ class KCenter:
 
     Args:
         k: number of clusters; fewer if rows are equal.
-        center: center of a cluster; "median" is for label distributions only.
 
     >>> found = KCenter(3).fit(torch.tensor([[0.0], [1.0], [9.0], [5.0]]), "l1", Rng(0))
     >>> found.label.tolist(), found.centers.flatten().tolist()
@@ -138,7 +135,6 @@ class KCenter:
     """
 
     k: ModelCount
-    center: Center = "mean"
     kind: Literal["k-center"] = "k-center"
 
     @property
@@ -150,9 +146,7 @@ class KCenter:
         """Cluster rows; arguments are those of `KMeans.fit`."""
         kind = set_scales(distance, draw_some(x, SCALED, rng.at("scales")))
         clustering = k_center(x, self.k, kind)
-        return replace(
-            clustering, centers=means(x, clustering.label, clustering.k, clustering.centers, kind, self.center)
-        )
+        return replace(clustering, centers=means(x, clustering.label, clustering.k, clustering.centers, kind))
 
 
 Clusterer = Annotated[KMeans | KCenter, Field(discriminator="kind")]
@@ -165,7 +159,7 @@ def _alike(rows: Tensor) -> bool:
 
 
 def _finished(
-    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Distance, center: Center, centers: Tensor | None = None
+    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Distance, centers: Tensor | None = None
 ) -> Clustering:
     """Remove empty clusters, order the others by their lowest members, and compute their centers."""
     first = torch.full((int(label.max()) + 1,), len(label))
@@ -174,16 +168,14 @@ def _finished(
     number = torch.empty_like(first)
     number[order] = torch.arange(len(order))
     label = number[label]
-    chosen = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
+    chosen = means(rows, label, len(order), rows[first[order]], kind) if centers is None else centers[order]
     return Clustering(label, chosen, kind, scores, len(order))
 
 
 # -- the fits ---------------------------------------------------------------------------------------------------------
 
 
-def kmeans_for_each(
-    x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, center: Center = "mean"
-) -> Tensor:
+def kmeans_for_each(x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10) -> Tensor:
     """Return for each K the labels (Ks, rows) int64 of the lowest cost among `n_init` starts; no cluster is empty.
 
     Args:
@@ -192,10 +184,9 @@ def kmeans_for_each(
         kind: the distance.
         rng: the key of the starts.
         n_init: number of starts.
-        center: center of a cluster.
     """
     seeds = draw_starts(x, max(ks), n_init, kind, rng)
-    fits = ([lloyd(x, x[start[:k]], kind, center) for start in seeds] for k in ks)
+    fits = ([lloyd(x, x[start[:k]], kind) for start in seeds] for k in ks)
     return torch.stack([min(starts, key=lambda fit: fit[1])[0] for starts in fits])
 
 
@@ -216,7 +207,7 @@ def draw_starts(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> Ten
     return seeds
 
 
-def lloyd(x: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> tuple[Tensor, float]:
+def lloyd(x: Tensor, centers: Tensor, kind: Distance) -> tuple[Tensor, float]:
     """Run Lloyd's algorithm from centers (K, d): labels (rows,) int64 and the cost, the sum of distances.
 
     Each row goes to the nearest center. An empty cluster gets the row that is farthest from its center, among clusters
@@ -231,7 +222,7 @@ def lloyd(x: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -
         before, label = label, _assign(far)
         if torch.equal(label, before):
             break
-        new = means(x, label, len(centers), centers, kind, center)
+        new = means(x, label, len(centers), centers, kind)
         moved = (new != centers).any(1)
         centers, far[:, moved] = new, between(x, new[moved], kind)
     return label, float(far.gather(1, label[:, None]).sum(dtype=torch.float64))
@@ -309,7 +300,7 @@ def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
         picked.append(int(near.argmax()))
         far = torch.cat([far, between(x, x[picked[-1:]], kind)], 1)
     far[picked, torch.arange(len(picked))] = -1  # rounding sends no center elsewhere
-    return _finished(x, far.min(1).indices, {}, kind, "mean", x[picked])
+    return _finished(x, far.min(1).indices, {}, kind, x[picked])
 
 
 Linkage = Literal["single", "complete"]
@@ -338,7 +329,7 @@ def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarr
 class MovingCenters:
     """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
 
-    The cost of a move grows with the number of clusters, not of clients, but for medians. An empty cluster keeps its
+    The cost of a move grows with the number of clusters, not of clients. An empty cluster keeps its
     center and is nobody's nearest.
 
     Args:
@@ -346,7 +337,6 @@ class MovingCenters:
         label: (rows,) int64, the cluster of each client, -1 for none.
         centers: (K, d), centers before.
         kind: the distance.
-        center: mean or median.
 
     >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
     >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
@@ -357,8 +347,8 @@ class MovingCenters:
     ([0, 0, 0, 1], [2.0, 9.0])
     """
 
-    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
-        self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
+    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> None:
+        self.x, self.label, self.centers, self.kind = x, label.clone(), centers.clone(), kind
         self.rows = (unit(x) if kind == "cosine" else x).double()
         in_cluster = label >= 0
         self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(
@@ -386,10 +376,112 @@ class MovingCenters:
             self.stale.remove(k)
 
     def _recompute(self, k: int) -> None:
-        if self.center == "median":
-            member, before = self.label == k, self.centers[k : k + 1]
-            first = torch.zeros(int(member.sum()), dtype=torch.int64)
-            self.centers[k] = means(self.x[member], first, 1, before, self.kind, "median")[0]
-        elif self.counts[k]:
+        if self.counts[k]:
             mean = (self.sums[k] / self.counts[k])[None]
-            self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]
+            self.centers[k] = renormalize(mean, self.kind, self.centers[k : k + 1])[0]
+
+
+# -- k-means of plain arrays -------------------------------------------------------------------------------------------
+
+
+Points = np.ndarray
+"""(rows, d) float64."""
+
+STARTS = 10
+"""Number of k-means starts; the best is taken."""
+
+
+def distances(x: Points, centers: Points) -> Points:
+    """Return squared Euclidean distances (rows, K)."""
+    square = (x * x).sum(1)[:, None] - 2 * x @ centers.T + (centers * centers).sum(1)
+    return np.maximum(square, 0.0)
+
+
+def draw_seeds(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> Points:
+    """Draw k-means++ seeds (k, d), each in proportion to the squared distance to the seeds before it.
+
+    Arthur and Vassilvitskii 2007. If every row is a seed already, the rest are drawn uniformly.
+
+    Args:
+        x: (rows, d).
+        k: number of seeds.
+        rng: the key of the draw.
+        weights: (rows,) weight of each row; None means 1.
+    """
+    draw = rng.numpy()
+    first = draw.integers(len(x)) if weights is None else draw.choice(len(x), p=weights / weights.sum())
+    seeds = [x[first]]
+    while len(seeds) < k:
+        far = distances(x, np.stack(seeds)).min(1) * (1.0 if weights is None else weights)
+        seeds.append(x[draw.choice(len(x), p=far / far.sum() if far.sum() > 0 else None)])
+    return np.stack(seeds)
+
+
+def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
+    """Summarize rows by at most k centers: centers (k, d), rows of each (k,), and variances around them (k, d).
+
+    k-means++ and ten Lloyd iterations. With fewer than k rows the last centers are empty, so that all summaries have
+    the same shape.
+
+    >>> centers, counts, variances = summary(np.array([[0.0], [2.0], [9.0]]), 4, Rng(0))
+    >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
+    ([0.0, 2.0, 9.0], 3)
+    """
+    means, member = kmeans_from(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
+    centers, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
+    centers[: len(means)], counts[: len(means)] = means, np.bincount(member, minlength=len(means))
+    for j in np.unique(member):
+        variances[j] = x[member == j].var(0)
+    return centers, counts, variances
+
+
+def farthest_first(x: Points, k: int, first: int) -> Points:
+    """Pick k rows, each the farthest from those before it, beginning with row `first` (Gonzalez 1985).
+
+    >>> farthest_first(np.array([[0.0], [1.0], [5.0]]), 2, first=1).tolist()
+    [[1.0], [5.0]]
+    """
+    picked = [first]
+    while len(picked) < k:
+        picked.append(int(distances(x, x[picked]).min(1).argmax()))
+    return x[picked]
+
+
+def kmeans_from(
+    x: Points, seeds: Points, *, weights: np.ndarray | None = None, iterations: int = 100
+) -> tuple[Points, np.ndarray]:
+    """Run Lloyd's algorithm from given seeds; return centers (K, d) and the cluster of each row.
+
+    A center without members stays where it is.
+
+    >>> centers, member = kmeans_from(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
+    >>> centers.tolist(), member.tolist()
+    ([[1.0], [9.0]], [0, 0, 1])
+    """
+    weights = np.ones(len(x)) if weights is None else weights
+    centers, member = seeds.astype(np.float64), np.full(len(x), -1)
+    for _ in range(iterations):
+        now = distances(x, centers).argmin(1)
+        if (now == member).all():
+            break
+        member = now
+        for k in range(len(centers)):
+            mass = weights * (member == k)
+            if mass.sum() > 0:
+                centers[k] = mass @ x / mass.sum()
+    return centers, distances(x, centers).argmin(1)
+
+
+def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> tuple[Points, np.ndarray]:
+    """Run k-means from ten k-means++ starts; return centers (K, d) and clusters of the cheapest; ties: the first.
+
+    >>> best_kmeans(np.array([[0.0], [9.0], [1.0]]), 2, Rng(0))[1].tolist() in ([0, 1, 0], [1, 0, 1])
+    True
+    """
+    mass = np.ones(len(x)) if weights is None else weights
+    results = [
+        kmeans_from(x, draw_seeds(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)
+    ]
+    costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in results]
+    # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
+    return results[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]

@@ -47,9 +47,6 @@ class Joint:
 Distance = Kind | Joint
 """A distance, by name or of several representations together."""
 
-Center = Literal["mean", "median"]
-"""Center of a cluster: the mean, or the renormalized median of each column (for label vectors only)."""
-
 BLOCK = 1 << 16
 """Numbers in a block: few enough for a cache, and enough that the work outweighs the call."""
 CELLS = 1 << 20
@@ -248,33 +245,23 @@ def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
 def is_wider(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
     """Tell whether two rows of one cluster are more than `delta` apart.
 
-    Distances to a cluster's first member mostly decide. One larger than `delta` means yes. With the triangle inequality
-    no two rows are more than twice the largest apart.
-
     >>> x, label = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1])
     >>> is_wider(x, label, 0.9), is_wider(x, label, 1.0)
     (True, False)
     """
-    doubtful = []
-    for cluster in label.unique().tolist():
-        members = x[label == cluster]
-        far = float(between(members, members[:1], kind).max())
-        if len(members) > 1 and far > delta:
-            return True
-        if len(members) > 2 and (2 * far > delta or isinstance(kind, Joint) or kind in ("sq-l2", "cosine")):
-            doubtful.append(members)
+    clusters = (x[label == cluster] for cluster in label.unique().tolist())
     return any(
         bool((between(members[rows], members[rows.start :], kind).fill_diagonal_(0) > delta).any())
-        for members in doubtful
+        for members in clusters
         for rows in blocks(len(members), len(members), CELLS)
     )
 
 
-def means(x: Tensor, label: Tensor, k: int, before: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:
+def means(x: Tensor, label: Tensor, k: int, before: Tensor, kind: Distance = "l1") -> Tensor:
     """Return the center of each cluster (k, d), in the type of x, from sums in float64.
 
-    An empty cluster keeps its center. So does one without a direction under the cosine distance (where centers are
-    normalized means of unit vectors), and one whose medians are all zero.
+    An empty cluster keeps its center. So does one without a direction under the cosine distance, under which centers
+    are normalized means of unit vectors.
 
     Args:
         x: (rows, d).
@@ -282,43 +269,26 @@ def means(x: Tensor, label: Tensor, k: int, before: Tensor, kind: Distance = "l1
         k: number of clusters.
         before: (k, d) the previous centers.
         kind: the distance.
-        center: mean or median.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> means(x, torch.tensor([1, 1]), 2, x).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
     out = before.to(x.dtype).clone()
-    if center == "median":
-        for one in range(k):
-            if (member := label == one).any():
-                middle = median(unit(x[member]) if kind == "cosine" else x[member])
-                out[one] = renormalize(middle[None], kind, center, out[one][None])[0]
-        return out
     rows = (unit(x) if kind == "cosine" else x).double()
     sums = torch.zeros(k, x.shape[1], dtype=torch.float64).index_add_(0, label, rows)
     counts = torch.bincount(label, minlength=k)
     filled = counts > 0
     new = (sums[filled] / counts[filled, None]).to(x.dtype)
-    out[filled] = renormalize(new, kind, center, out[filled])
+    out[filled] = renormalize(new, kind, out[filled])
     return out
 
 
-def median(x: Tensor) -> Tensor:
-    """Return the median of each column (d,); the average of the middle two for an even number of rows."""
-    return torch.from_numpy(np.median(x.numpy(), 0))
-
-
-def renormalize(centers: Tensor, kind: Distance, center: Center, before: Tensor) -> Tensor:
+def renormalize(centers: Tensor, kind: Distance, before: Tensor) -> Tensor:
     """Normalize centers for the distance; keep the old ones where that is impossible."""
     if kind == "cosine":
         return torch.where(centers.norm(dim=1, keepdim=True) > LEAST, unit(centers), before)
-    if kind == "js":
-        centers = centers.clamp(min=0)  # rounding errors of sums after rows were subtracted
-    if center == "median":
-        total = centers.sum(1, keepdim=True)
-        return torch.where(total > 0, centers / total.clamp(min=LEAST), before)
-    return centers
+    return centers.clamp(min=0) if kind == "js" else centers  # rounding errors of sums after rows were subtracted
 
 
 def blocks(rows: int, width: int, numbers: int = BLOCK) -> Iterator[slice]:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedtide.cohorts.oort import Oort
 from fedtide.cohorts.participation import (
     OneModel,
     ask_to_train,
@@ -40,6 +39,7 @@ from fedtide.cohorts.selection import (
     Everyone,
     InTurn,
     Nearest,
+    Oort,
     PickedBy,
     Picking,
     PowerOfChoice,

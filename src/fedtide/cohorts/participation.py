@@ -17,7 +17,7 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, S,
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn import LocalTrainer, Server, step_server, training_cost
-from fedtide.learn.shared_passes import utility
+from fedtide.learn.steps import utility
 from fedtide.learn.target import Target
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.training import Training, training_loss

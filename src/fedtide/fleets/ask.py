@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Scores, Slot, State
+from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Scores, Slot
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore, Version
+from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
 from fedtide.wire.vector import Form
 
@@ -239,24 +239,3 @@ class Replayed:
 
     scores: Scores | None
     why: str = ""
-
-
-class Engine(Protocol):
-    """An engine runs blocks of clients in any process and yields results in the order of the blocks.
-
-    A result of an ask may be the sum of a branch of blocks (`fedtide.fleets.totals.add_up`). The engine holds the
-    memory of clients. The fleet that asks says when a version counts (`memory.commit`).
-    """
-
-    @property
-    def memory(self) -> MemoryStore:
-        """The memory of clients."""
-
-    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
-        """Run a question."""
-
-    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
-        """Run a scoring."""
-
-    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
-        """Put a question to clients once more, one by one, and evaluate the resulting models."""

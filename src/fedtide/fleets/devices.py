@@ -23,17 +23,10 @@ from fedtide.fleets.ask import Ask
 
 
 class Clock(Protocol):
-    """A simulated clock."""
+    """A simulated clock; see `DeviceClock` for the arguments."""
 
     def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
-        """Compute the seconds until each client would have answered (clients,), in float64.
-
-        Args:
-            ask: the question and its clients.
-            rows: (clients,) training rows of each client.
-            down: bytes that each client receives.
-            up: bytes that each client sends.
-        """
+        """Compute the seconds until each client would have answered (clients,), in float64."""
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
         """Compute the seconds of a round from those of its asks and of the server's own work."""
@@ -46,7 +39,7 @@ class SteadyClock:
     seconds: float = 1.0
 
     def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
-        """Return the seconds of a round for each."""
+        """Return the seconds of a round for each client (clients,); arguments are those of `DeviceClock.answers`."""
         return torch.full((len(ask.clients),), self.seconds, dtype=torch.float64)
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
@@ -83,7 +76,14 @@ class DeviceClock:
     overhead: float = 0.0
 
     def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
-        """Add up the time of computing and of transfers for each client."""
+        """Compute the seconds until each client would have answered (clients,), in float64.
+
+        Args:
+            ask: the question and its clients.
+            rows: (clients,) training rows of each client.
+            down: bytes that each client receives.
+            up: bytes that each client sends.
+        """
         clients = ask.clients
         cost = self.cost(ask.question, rows) if ask.passes is None else rows * ask.passes / 3
         compute = self.compute[clients].double() * cost

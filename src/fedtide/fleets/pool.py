@@ -7,11 +7,16 @@ If a process dies another one does its calls again. Nothing is pickled.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +27,168 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+import torch
+
 from fedtide.core import codec
+from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError
-from fedtide.core.trees import Tree
+from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.fields.user_code import current_folder
 from fedtide.fleets.this_machine import Scratch, search_path
-from fedtide.fleets.worker import SharedRef, read_shared, write_shared
+
+
+def write_shared(path: Path, tree: Tree) -> None:
+    """Write a tree into a file, over its former content."""
+    with naming(path), open(path, "wb") as file:
+        file.writelines(codec.pieces(tree))
+
+
+def read_shared(path: Path) -> Tree:
+    """Read the tree in a file, as a copy."""
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+        memoryview(memory) as data,
+    ):
+        return codec.from_bytes(data)
+
+
+LARGE = 64 * 1024
+"""Bytes from which a result goes through a file in shared memory instead of the pipe."""
+
+STOP = "stop"
+"""A file of this name in a pool's folder asks its calls to end soon."""
+
+
+@dataclass(frozen=True)
+class SharedRef:
+    """The name of a large tree that a pool shares with its calls, so that it need not travel with each of them.
+
+    Args:
+        kind: purpose; a process keeps the last tree of each kind.
+        name: its place in the pool.
+    """
+
+    kind: str
+    name: str
+
+
+class Channel(ABC):
+    """The connection of a call to its caller. It keeps the shared trees that were read last, one of each kind."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[SharedRef, Tree]] = {}
+
+    def get(self, ref: SharedRef) -> Tree:
+        """Return a shared tree, which must not be written to."""
+        if ref.kind not in self._last or self._last[ref.kind][0] != ref:
+            self._last[ref.kind] = ref, self._read(ref)
+        return self._last[ref.kind][1]
+
+    @abstractmethod
+    def _read(self, ref: SharedRef) -> Tree:
+        """Read a shared tree."""
+
+    @abstractmethod
+    def send(self, value: Tree) -> None:
+        """Send something small on the way."""
+
+    @abstractmethod
+    def stopping(self) -> bool:
+        """Tell whether a person has asked to stop."""
+
+
+class PipeChannel(Channel):
+    """The channel over a worker's end of the pipe."""
+
+    def __init__(self, connection: Connection, folder: Path) -> None:
+        super().__init__()
+        self._connection, self._folder, self._results = connection, folder, 0
+
+    def _read(self, ref: SharedRef) -> Tree:
+        return read_shared(Path(ref.name))
+
+    def stopping(self) -> bool:
+        """Tell whether the file `STOP` is there."""
+        return (self._folder / STOP).exists()
+
+    def send(self, value: Tree) -> None:
+        """Send something small on the way."""
+        self._connection.send_bytes(codec.to_bytes({"kind": "message", "value": value, "file": None}))
+
+    def finish(self, value: Tree, kind: str = "done") -> None:
+        """Send what a call returned."""
+        file = None
+        if size_in_bytes(value) >= LARGE:
+            self._results += 1
+            file = str(self._folder / f"{os.getpid()}-{self._results}")
+            write_shared(Path(file), value)
+            value = None
+        self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
+
+
+def echo(arguments: Tree, channel: Channel) -> Tree:
+    """Return the arguments, to see whether a worker is there."""
+    return arguments
+
+
+def own_function(name: str) -> Callable[..., Any]:
+    """Import a function `module:function` of this package."""
+    module, _, attribute = name.partition(":")
+    if not module.startswith("fedtide."):
+        raise ValueError(f"{name} is not a function of this package")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def watch(parent: int, every: float = 1.0) -> None:
+    """End this process as soon as the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(every)
+    os._exit(0)
+
+
+def main(descriptor: int, folder: str) -> None:
+    """Take calls until the pipe closes.
+
+    Args:
+        descriptor: file descriptor of this process's end of the pipe.
+        folder: where large results are put.
+    """
+    torch.set_num_threads(1)
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    connection = Connection(descriptor)
+    channel = PipeChannel(connection, Path(folder))
+    while True:
+        try:
+            received = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            call = codec.from_bytes(received)
+            channel.finish(own_function(call["call"])(call["arguments"], channel))
+        except BrokenPipeError:
+            return  # the process that started this one is gone
+        except Exception as error:
+            channel.finish(error_message(error), "error")
+
+
+def error_message(error: Exception) -> Tree:
+    """Describe an error of a call: its line if a person can mend it (`user`), else its traceback.
+
+    >>> error_message(MemoryError("Unable to allocate 18.2 TiB"))
+    {'line': 'not enough memory: Unable to allocate 18.2 TiB', 'user': True}
+    """
+    if isinstance(error, FedtideError):
+        return {"line": str(error), "user": True}
+    if isinstance(error, OSError):
+        return {"line": f"{error.filename or 'input/output'}: {error.strerror or error}", "user": True}
+    if isinstance(error, MemoryError):
+        return {"line": f"not enough memory: {str(error) or 'none is left'}", "user": True}
+    return {"line": "".join(traceback.format_exception(error)), "user": False}
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
+
 
 DEATHS = 3
 """Number of processes that one call may take down before the run gives up."""
@@ -231,7 +392,7 @@ START = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # before anything slow: the process that started this one decides
 import os, sys
-from fedtide.fleets.worker import main
+from fedtide.fleets.pool import main
 os.dup2(int(sys.argv[3]), 2)  # what went wrong until here is in a file, and one line of it is told
 main(int(sys.argv[1]), sys.argv[2])
 """
@@ -254,7 +415,7 @@ class Pool(Processes[_Worker]):
         joined: whether this process is one of them, and takes short calls, too.
 
     >>> with Pool(1) as pool:
-    ...     list(pool.map("fedtide.fleets.worker:echo", [{"x": 1}, {"x": 2}]))
+    ...     list(pool.map("fedtide.fleets.pool:echo", [{"x": 1}, {"x": 2}]))
     [{'x': 1}, {'x': 2}]
     """
 
@@ -270,7 +431,6 @@ class Pool(Processes[_Worker]):
         self._scratch = Scratch(memory if roomy else None)
         self.folder = self._scratch.path
         self._numbers = self._started = 0
-        self._spare: dict[str, Path] = {}  # of each kind a file that holds nothing that anyone reads
         self.members: list[_Worker] = []
         try:
             while len(self.members) < size - joined:
@@ -281,24 +441,17 @@ class Pool(Processes[_Worker]):
 
     def share(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Write a tree into shared memory, where all calls can read it."""
-        if name is not None:
-            path = self.folder / f"{kind}-{name}"
-            if not path.exists():
-                self._write(path, tree)
-            return SharedRef(kind, str(path))
-        self._numbers += 1
-        path = self._spare.pop(kind, self.folder / f"{kind}-{self._numbers}")
-        self._write(path, tree)
-        return SharedRef(kind, str(path), self._numbers)
-
-    def _write(self, path: Path, tree: Tree) -> None:
-        try:
-            write_shared(path, tree)
-        except BaseException as error:
-            path.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
-            raise FedtideError(self._advised(f"{path}: {error.strerror}")) from None
+        self._numbers += name is None
+        path = self.folder / f"{kind}-{name or self._numbers}"
+        if not path.exists():
+            try:
+                write_shared(path, tree)
+            except BaseException as error:
+                path.unlink(missing_ok=True)
+                if not isinstance(error, OSError):
+                    raise
+                raise FedtideError(self._advised(f"{path}: {error.strerror}")) from None
+        return SharedRef(kind, str(path))
 
     def _advised(self, line: str) -> str:
         """Add to the line of an error what to do if shared memory is full."""
@@ -307,11 +460,8 @@ class Pool(Processes[_Worker]):
         return line + advice if full else line
 
     def free(self, ref: SharedRef) -> None:
-        """Let the next tree of the kind take its place."""
-        if ref.kind in self._spare:
-            Path(ref.name).unlink(missing_ok=True)
-        else:
-            self._spare[ref.kind] = Path(ref.name)
+        """Remove the file of a shared tree."""
+        Path(ref.name).unlink(missing_ok=True)
 
     @property
     def processes(self) -> list[int]:
@@ -361,8 +511,12 @@ class Pool(Processes[_Worker]):
             message = codec.from_bytes(member.connection.recv_bytes())
         except (EOFError, OSError):
             return None
-        file = message["file"]
-        return [(message["kind"], message["value"] if file is None else read_shared(Path(file)))]
+        if message["file"] is None:
+            return [(message["kind"], message["value"])]
+        file = Path(message["file"])
+        value = read_shared(file)
+        file.unlink()
+        return [(message["kind"], value)]
 
     def _recover(self, member: _Worker, batch: Batch) -> None:
         lines = member.began.read_text(errors="replace").split("\n") if member.began.exists() else []

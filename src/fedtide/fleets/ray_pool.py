@@ -29,9 +29,8 @@ from fedtide._version import installed
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
-from fedtide.fleets.pool import Batch, Member, Processes
-from fedtide.fleets.this_machine import Scratch, cores, keep_freed, search_path
-from fedtide.fleets.worker import STOP, Channel, SharedRef, error_message, own_function
+from fedtide.fleets.pool import STOP, Batch, Channel, Member, Processes, SharedRef, error_message, own_function
+from fedtide.fleets.this_machine import Scratch, cores, search_path
 
 SOCKET_SECONDS = 5.0
 """Seconds within which an address has to accept a connection."""
@@ -190,7 +189,6 @@ class Actor:
         if os.path.isdir(directory):
             os.chdir(directory)
         torch.set_num_threads(threads)
-        keep_freed()
         self._channel = RayChannel()
 
     def process(self) -> int:

@@ -30,7 +30,6 @@ from fedtide.data.population import Population
 from fedtide.fleets.ask import (
     Ask,
     BlockResult,
-    Engine,
     Query,
     Replay,
     Replayed,
@@ -41,7 +40,7 @@ from fedtide.fleets.ask import (
     make_scoring,
 )
 from fedtide.fleets.devices import Clock, SteadyClock
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Engine, Host
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import BLOCKS, PLAIN, Vectors, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.learn.task import ROWS

@@ -15,10 +15,10 @@ from fedtide.core.base import Answer, Moment, Notes, Weighted
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
-from fedtide.fleets.local_engine import Host, LocalEngine, threads
+from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.learn.device import CPU, Drawing, drawing, drawn_from
 from fedtide.learn.stack import Copies, fitted_parts, make_stack, train_stacked
-from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.training import Training
 
 RECEIVED_BYTES = 2**28
@@ -53,7 +53,7 @@ class Working:
     @property
     def rows(self) -> int:
         """Number of rows that it waits to be trained on."""
-        return len(self.request.training.shard)
+        return len(self.request.shard)
 
     def run_single(self) -> Any:
         """Compute the request for this client only."""
@@ -174,26 +174,24 @@ class StackedEngine(LocalEngine):
         if hasattr(first, "run_batched"):
             yield from zip(group, first.run_batched([client.request for client in group]), strict=True)
             return
-        if isinstance(first, Train | Gradient):
-            least = 2 if first.training.task.scratch.needs_pairs else 1
+        if isinstance(first, Train):
+            least = 2 if first.task.scratch.needs_pairs else 1
             able = [
                 client for client in group if client.rows >= least
             ]  # whoever is not cannot show what can be stacked
-            if able and (stack := self._stack(able[0].request.training)) is not None:
+            if able and (stack := self._stack(able[0].request)) is not None:
                 group = [client for client in group if client.rows < least]
                 yield from self._trained(stack, sorted(able, key=lambda client: -client.rows))
         for client in group:
             yield client, client.run_single()
 
     def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
-        first: Train = group[0].request.training
+        first: Train = group[0].request
         counts = torch.tensor([client.rows for client in group])
         for cut in self._cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
             members = [group[k] for k in cut.tolist()]
-            requests = [client.request.training for client in members]
-            parts = fitted_parts(train_stacked(stack, requests), requests)
-            for client, part in zip(members, parts, strict=True):
-                yield client, client.request.result(part)
+            requests = [client.request for client in members]
+            yield from zip(members, fitted_parts(train_stacked(stack, requests), requests), strict=True)
 
     def _stack(self, request: Train) -> Copies | None:
         """Return what trains several copies of a model; None if there is nothing."""

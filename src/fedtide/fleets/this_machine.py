@@ -1,11 +1,10 @@
-"""Parts that processes of one machine share: temporary folders, the search path, cores and the C library's allocator.
+"""Parts that processes of one machine share: temporary folders, the search path, and cores.
 
 Nothing here imports torch, so that a process that must start fast can use it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import stat
@@ -80,28 +79,6 @@ def remove_left_behind(directory: Path) -> None:
 def _ours(path: Path, kind: Callable[[int], bool]) -> bool:
     status = path.lstat()
     return kind(status.st_mode) and status.st_uid == os.getuid()
-
-
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Names of settings in malloc.h of the GNU C library."""
-
-KEPT = 2**26
-"""Bytes that may lie free at the end of the heap: as many as the library comes to by itself, in the end."""
-
-FROM_HEAP = 2**25
-"""Bytes below which a block comes from the heap: the largest threshold that the library takes."""
-
-
-def keep_freed() -> None:
-    """Let this process keep up to `KEPT` bytes that it has freed, if its C library can be told so.
-
-    For processes that train and are ours: the setting is of the whole process.
-    """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-        if mallopt is not None:
-            mallopt(TRIM_THRESHOLD, KEPT)
-            mallopt(MMAP_THRESHOLD, FROM_HEAP)
 
 
 def search_path() -> str:

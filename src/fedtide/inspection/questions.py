@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtide.clusters.array_kmeans import distances, draw_seeds, kmeans_from
+from fedtide.clusters.clusterer import distances, draw_seeds, kmeans_from
 from fedtide.core.rng import Rng
 from fedtide.inspection import shares
 from fedtide.inspection.linear import Ahead, Explained, explain, judge_ahead, means_by, split_rows

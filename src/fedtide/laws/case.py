@@ -20,7 +20,7 @@ from fedtide.core.base import Payload, Reply, Scores, Slot
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, leaves, same
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Vectors

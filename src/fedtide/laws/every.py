@@ -29,11 +29,10 @@ from fedtide.evaluate.probe import QUESTION as TRAIN
 from fedtide.fleets import scoring
 from fedtide.fleets import stacked_engine as stacked
 from fedtide.fleets.ask import Ask, BlockResult
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine, WorkersEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import join
-from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.laws.case import Broken, Case, NotApplicable, Played, Watched, alike, hold, judged, near, played, toy
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.models.branched import branch_of

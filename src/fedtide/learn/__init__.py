@@ -5,17 +5,25 @@
 (Flip(p=0.5, kind='flip'),)
 """
 
-from fedtide.learn.augment import Augment, Flip, RandomCrop
-from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, training_cost
+from fedtide.learn.local import (
+    Augment,
+    Correction,
+    Fitted,
+    Flip,
+    LocalTrainer,
+    LocalUpdate,
+    Proximal,
+    RandomCrop,
+    Term,
+    training_cost,
+)
 from fedtide.learn.server import KERAS, SGD, Server, step_server
-from fedtide.learn.shared_passes import mean_losses
-from fedtide.learn.steps import Gradient, Losses, Steps, Stepwise, Train, local_update
+from fedtide.learn.steps import Losses, Steps, Stepwise, Train, local_update, mean_losses
 from fedtide.learn.task import Task, needs_likelihood
-from fedtide.learn.terms import Correction, Proximal
 from fedtide.learn.training import FairTraining, Training, Weighting, client_weight, fair_totals
 
 __all__ = [
-    "KERAS", "SGD", "Augment", "Correction", "FairTraining", "Fitted", "Flip", "Gradient", "LocalTrainer",
+    "KERAS", "SGD", "Augment", "Correction", "FairTraining", "Fitted", "Flip", "LocalTrainer",
     "LocalUpdate", "Losses", "Proximal", "RandomCrop", "Server", "Steps", "Stepwise", "Task", "Term", "Train",
     "Training", "Weighting", "client_weight", "fair_totals", "local_update", "mean_losses", "needs_likelihood",
     "step_server", "training_cost",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -18,9 +17,8 @@ from fedtide.core.checkpoint import load_weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
-from fedtide.learn.branched_task import join_models, logits_and_features, width, with_branches
 from fedtide.learn.device import to_cpu
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, join_models, logits_and_features, width, with_branches
 
 __all__ = [
     "PCA",
@@ -151,36 +149,23 @@ def _public(task: Task, what: str, instead: str) -> Tensor:
     return task.public
 
 
-@dataclass(frozen=True)
-class Projected:
-    """Features projected on the principal components of the public samples' features.
+def _projected(extract: Extract, public: Tensor, wide: int, key: str) -> Extract:
+    """Project features on principal components of the public samples; raise if these do not determine as many.
 
     The components are computed at first use, since algorithms are also constructed without being run.
     """
-
-    extract: Extract
-    public: Tensor
-    wide: int
-
-    @cached_property
-    def basis(self) -> tuple[Tensor, Tensor]:
-        """Mean and components; the space is frozen, so no model is needed."""
-        return principal(self.extract(Weights({}), self.public), self.wide)
-
-    def __call__(self, first: Weights, x: Tensor) -> Tensor:
-        """Return the features (rows, wide)."""
-        center, components = self.basis
-        return (self.extract(first, x) - center) @ components
-
-
-def _projected(extract: Extract, public: Tensor, wide: int, key: str) -> Extract:
-    """Project features on principal components; raise if there are more than the public samples determine."""
     numbers = extract(Weights({}), public[:1]).shape[1]
     most = min(len(public) - 1, numbers)
     if wide > most:
         allowed = f"at most {most}, with {len(public)} public rows of {numbers} numbers"
         raise refused(f"{key}.width", wide, allowed)
-    return Projected(extract, public, wide)
+    basis = cache(lambda: principal(extract(Weights({}), public), wide))
+
+    def project(first: Weights, x: Tensor) -> Tensor:
+        center, components = basis()
+        return (extract(first, x) - center) @ components
+
+    return project
 
 
 def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:

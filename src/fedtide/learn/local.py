@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.base import ComputeCost, Moment, Shard, Weights
@@ -15,7 +17,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, unshare
 from fedtide.core.weights import sub
 from fedtide.fields.types import (
+    Count,
+    Finite,
     ForWeights,
+    Fraction,
     NonNegative,
     OpenFraction,
     Positive,
@@ -24,14 +29,188 @@ from fedtide.fields.types import (
     Whole,
     ingredient,
 )
-from fedtide.learn.augment import Augment
-from fedtide.learn.device import read
+from fedtide.learn.device import Scratch, read
 from fedtide.learn.losses import Loss
 from fedtide.learn.schedules import Constant, Schedule
-from fedtide.learn.scratch import Scratch
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+
+
+@ingredient
+class RandomCrop:
+    """Pad images on all sides and cut out a window at a random place.
+
+    Args:
+        padding: width of the padding on each side.
+        size: height and width of the window; None keeps the size of the image.
+        fill: the padding. "edge" repeats the nearest pixel; a tuple gives one number per channel, in the model's scale;
+            None means 0. With `data.transforms` that normalize, black is (0 - mean) / std.
+
+    >>> x = torch.ones(2, 1, 3, 3)
+    >>> RandomCrop(padding=1)(x, torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 1, 3, 3])
+    """
+
+    padding: Whole = 4
+    size: Count | None = None
+    fill: Literal["edge"] | tuple[Finite, ...] | None = None
+    kind: Literal["random-crop"] = "random-crop"
+
+    def shape(self, shape: tuple[int, ...], key: str = "local") -> tuple[int, ...]:
+        """Return the shape of an image after cropping.
+
+        Raises:
+            FedtideError: the samples are not images, or are smaller than the window.
+        """
+        depth, height, width = _picture(self.kind, shape, key)
+        if isinstance(self.fill, tuple) and len(self.fill) != depth:
+            raise refused(f"{key}.augment: 'random-crop': fill", list(self.fill), f"{depth} numbers, one per channel")
+        largest = min(height, width) + 2 * self.padding
+        if self.size is None:
+            return shape
+        if self.size > largest:
+            side = f"the smaller side of pictures of {height} x {width} with the padding of {self.padding}"
+            raise refused(f"{key}.augment: 'random-crop': size", self.size, f"at most {largest}, {side}")
+        return depth, self.size, self.size
+
+    def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        """Return a random window of each image (samples, channels, height, width)."""
+        _, high, wide = self.shape(tuple(x.shape[1:]))
+        padded = self._padded(x)
+        rows, _, height, width = padded.shape
+        top = torch.randint(height - high + 1, (rows,), generator=draw, device=x.device)
+        left = torch.randint(width - wide + 1, (rows,), generator=draw, device=x.device)
+        # A view of all windows of every image; one window per image is copied.
+        windows = padded.unfold(2, high, 1).unfold(3, wide, 1)
+        return windows[torch.arange(rows, device=x.device), :, top, left]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        sides = (self.padding,) * 4
+        if self.fill is None:
+            return F.pad(x, sides)
+        if self.fill == "edge":
+            return F.pad(x, sides, mode="replicate")
+        fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device)[:, None, None]
+        padded = fill.expand(len(x), -1, x.shape[2] + 2 * self.padding, x.shape[3] + 2 * self.padding).clone()
+        padded[:, :, self.padding : self.padding + x.shape[2], self.padding : self.padding + x.shape[3]] = x
+        return padded
+
+
+@ingredient
+class Flip:
+    """Mirror images horizontally at random.
+
+    Args:
+        p: probability of mirroring an image.
+
+    >>> Flip(p=1.0)(torch.tensor([[[[1.0, 2.0]]]]), torch.Generator()).tolist()
+    [[[[2.0, 1.0]]]]
+    """
+
+    p: Fraction = 0.5
+    kind: Literal["flip"] = "flip"
+
+    def shape(self, shape: tuple[int, ...], key: str = "local") -> tuple[int, ...]:
+        """Return the shape of an image, which mirroring leaves unchanged.
+
+        Raises:
+            FedtideError: the samples are not images.
+        """
+        return _picture(self.kind, shape, key)
+
+    def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        """Mirror each image (samples, channels, height, width) with probability `p`."""
+        mirrored = torch.rand(len(x), generator=draw, device=x.device) < self.p
+        return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+Augment = Annotated[RandomCrop | Flip, Field(discriminator="kind")]
+
+
+def _picture(kind: str, shape: tuple[int, ...], key: str) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        allowed = "(channels, height, width), pictures; or [], no augmentation"
+        raise refused(f"{key}.augment: '{kind}': shape of rows", shape, allowed)
+    return shape[0], shape[1], shape[2]
+
+
+# -- gradient terms ----------------------------------------------------------------------------------------------------
+
+
+Layout = Callable[[list[Tensor]], list[Tensor]]
+"""Puts tensors of the shapes of the parameters into the layout in which several clients' are held."""
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The gradient of (mu/2) * ||v - w||^2, a pull towards the received parameters w (Li et al. 2020, FedProx).
+
+    Only trainable parameters are affected, not running statistics.
+
+    >>> Proximal(0.5)([torch.tensor([3.0])], [torch.tensor([1.0])])
+    [tensor([1.])]
+    """
+
+    mu: float
+
+    @property
+    def alike(self) -> float:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.mu
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return mu * (v - w)."""
+        pull = list(torch._foreach_sub(now, received))
+        torch._foreach_mul_(pull, self.mu)
+        return pull
+
+    def stacked(self, terms: Sequence[Proximal], layout: Layout) -> Proximal:
+        """Return the term of several clients that are trained at once, which have the same `mu`."""
+        return self
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A constant correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).
+
+    >>> Correction([torch.tensor([-1.0])])([torch.tensor([3.0])], [torch.tensor([1.0])])
+    [tensor([-1.])]
+    """
+
+    by: list[Tensor]
+
+    @property
+    def alike(self) -> bool:
+        """Return True, as any corrections can be stacked."""
+        return True
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return the correction, which does not depend on the parameters."""
+        return [leaf.to(value.device) for leaf, value in zip(self.by, now, strict=True)]
+
+    def stacked(self, terms: Sequence[Correction], layout: Layout) -> StackedCorrection:
+        """Return the term of several clients that are trained at once."""
+        corrections = [layout(term.by) for term in terms]
+        return StackedCorrection([torch.stack(parts) for parts in zip(*corrections, strict=True)])
+
+
+@dataclass(frozen=True)
+class StackedCorrection:
+    """The corrections of several clients (clients, ...).
+
+    >>> StackedCorrection([torch.tensor([[1.0], [2.0]])])([torch.zeros(1, 1)], [])
+    [tensor([[1.]])]
+    """
+
+    by: list[Tensor]
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return the corrections of the clients that take the step, which come first."""
+        return [leaf[: len(value)] for leaf, value in zip(self.by, now, strict=True)]
+
+
+# -- local training ----------------------------------------------------------------------------------------------------
+
 
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
@@ -137,8 +316,8 @@ class LocalTrainer:
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             term: a gradient term, for example a proximal pull or a control variate.
         """
-        *_, fitted = self._epochs(task, loss, weights, shard, moment, rng, term)
-        return fitted()  # the losses of all epochs are read at once
+        *_, fitted = self.iter_epochs(task, loss, weights, shard, moment, rng, term)
+        return fitted
 
     def iter_epochs(
         self,
@@ -148,19 +327,12 @@ class LocalTrainer:
         shard: Shard,
         moment: Moment,
         rng: Rng,
-        *,
         term: Term | None = None,
     ) -> Iterator[Fitted]:
-        """Train like `__call__`, and yield the result so far after each epoch; the last one is final.
+        """Train like `__call__`, and yield the result so far after each epoch, and at the end.
 
         The caller may read and evaluate `fitted.weights`, but must not load other weights into the task.
         """
-        return (fitted() for fitted in self._epochs(task, loss, weights, shard, moment, rng, term))
-
-    def _epochs(
-        self, task: Task, loss: Loss, weights: Weights, shard: Shard, moment: Moment, rng: Rng, term: Term | None
-    ) -> Iterator[Callable[[], Fitted]]:
-        """Train, and yield after each epoch, and at the end, what returns the result so far."""
         scratch = task.scratch
         self.check(scratch, tuple(shard.x.shape[1:]))
         if weights is scratch.weights:  # training continues from fitted weights: keep a copy of the start
@@ -182,8 +354,8 @@ class LocalTrainer:
 
         def fitted() -> Fitted:
             nonlocal total
-            for loss, count in read(unread):  # a device is waited for here alone
-                total += loss * count
+            for mean, count in read(unread):  # a device is waited for here alone
+                total += mean * count
             unread.clear()
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
@@ -192,7 +364,7 @@ class LocalTrainer:
         for epoch, (x, y, *rest) in batches:
             if epoch > done:
                 done = epoch
-                yield fitted
+                yield fitted()
                 scratch.set_mode(True)  # the caller may have evaluated
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
@@ -208,7 +380,7 @@ class LocalTrainer:
             unread.append((value, labels))
             seen += labels
             steps += 1
-        yield fitted
+        yield fitted()
 
     def terms(self, term: Term | None) -> list[Term]:
         """Return the terms of each gradient: the method's own term, and FedProx's pull."""

@@ -18,11 +18,10 @@ from fedtide.core.base import Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.weights import add
-from fedtide.learn.device import to_cpu
-from fedtide.learn.fast import Copies, stack_copies
+from fedtide.learn.device import Scratch, to_cpu
+from fedtide.learn.fast.stacks import Copies, stack_copies
 from fedtide.learn.local import LocalOptimizer, LocalTrainer
 from fedtide.learn.losses import Columns, is_stacked
-from fedtide.learn.scratch import Scratch
 from fedtide.learn.steps import Train
 from fedtide.learn.task import joined
 

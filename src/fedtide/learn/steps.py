@@ -17,10 +17,83 @@ from torch import Tensor
 from fedtide.core.base import Answer, Memory, Moment, Payload, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
+from fedtide.learn.device import CPU, to_cpu
+from fedtide.learn.fast.stacks import LayerStack, stack_models
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.losses import Loss
-from fedtide.learn.shared_passes import finite_losses, mean_losses, row_losses
 from fedtide.learn.task import Task, joined
+
+SIDE_BY_SIDE_BYTES = 32 * 2**20
+"""Bytes of models that are held side by side: of larger ones the product takes so long that a copy weighs little."""
+PASS_BYTES = 16 * 2**20
+"""Bytes that a pass through models side by side takes, as if it went back, too."""
+GPU_PASS_BYTES = 2**30
+"""Bytes that a pass takes on a GPU, which is fast only with much to do at once."""
+
+
+def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
+    """Return the mean plain loss (K,) of each model on a client's samples; infinite if it is not finite."""
+    return finite_losses(row_losses(task, models, shard).flatten(1).mean(1))
+
+
+def row_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
+    """Return the plain loss (K, samples) of each sample by each model in float64, in evaluation mode.
+
+    Sequences without a mask have a loss for each step.
+    """
+    x, count, stack = task.inputs(shard.x), len(models), _stack_of(task, models, shard)
+    if stack is None:
+        return torch.stack([task.row_losses(model, x, shard.y, shard.mask) for model in models])
+    most, losses = PASS_BYTES if stack.device.type == CPU else GPU_PASS_BYTES, []
+    size = max(most // (stack.row_bytes * count), 1)
+    with torch.no_grad():
+        for rows, labels in zip(x.split(size), shard.y.split(size), strict=True):
+            outputs = stack.outputs(task.to_device(rows).expand(count, *rows.shape))
+            answers = task.target.read_outputs(to_cpu(outputs).double().flatten(0, 1))
+            labels = labels.expand(count, *labels.shape).flatten(0, 1)
+            losses.append(task.target.losses(answers, labels, None).unflatten(0, (count, -1)))
+    return torch.cat(losses, 1)
+
+
+def finite_losses(losses: Tensor) -> Tensor:
+    """Return losses with infinity in place of values that are not finite, so that no such model is chosen."""
+    return torch.where(losses.isfinite(), losses, torch.inf)
+
+
+def _stack_of(task: Task, models: Sequence[Weights], shard: Shard) -> LayerStack | None:
+    """Return models side by side, as they are from the last call if they are the same; None if they cannot be."""
+    if len(models) < 2 or task.bfloat or shard.mask is not None or not len(shard) or not shard.x.is_floating_point():
+        return None  # rows that torch refuses are refused here, too
+    tensors, shape, scratch = leaves(list(models)), tuple(shard.x.shape[1:]), task.scratch
+    if any(leaf.is_inference() for leaf in tensors):
+        return None  # changes of such tensors have no version
+    state = shape, tuple((id(leaf), leaf._version) for leaf in tensors)
+    if scratch.compared is None or scratch.compared[0] != state:
+        scratch.compared = None
+        if sum(leaf.nbytes for leaf in tensors) > SIDE_BY_SIDE_BYTES or models[0].buffers:
+            return None
+        stack = stack_models(scratch, shape)
+        if stack is not None:
+            stack.read(stack.starts(models))
+            scratch.compared = state, stack, models  # which keeps their storage from being reused for other models
+    return None if scratch.compared is None else scratch.compared[1]
+
+
+def utility(losses: Tensor, trained: int) -> Tensor:
+    """Return Oort's utility of a client (1,): samples that it trains on times the root of their mean squared loss.
+
+    Args:
+        losses: (samples,) cross-entropy of its samples under the model that it received.
+        trained: number of samples that a round uses.
+
+    >>> utility(torch.tensor([3.0, 4.0, 5.0, 5.0]), 2).tolist()
+    [8.660254037844387]
+    """
+    return trained * losses.double().square().mean().sqrt().reshape(1) if len(losses) else torch.zeros(1).double()
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -106,48 +179,12 @@ class Train:
         objective: Loss = self.task.loss if self.loss is None else self.loss
         return objective
 
-    @property
-    def training(self) -> Train:
-        """The training of a stack: the request itself."""
-        return self
-
-    def result(self, fitted: Any) -> Any:
-        """Return the client's part of a stack's result: all of it."""
-        return fitted
-
     def run_single(self) -> Fitted:
         """Train one client."""
         fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, term=self.term)
         if not (self.features and fitted.steps):
             return fitted
         return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).run_single())
-
-
-@dataclass(frozen=True, eq=False)
-class Gradient:
-    """One gradient over all of a client's samples in place of a training. The result is that of `gradient_step`."""
-
-    instead: Train
-
-    @property
-    def key(self) -> Hashable:
-        """That of the step of SGD, but for which request it is."""
-        return Gradient, self.training.key
-
-    @property
-    def training(self) -> Train:
-        """The step of plain SGD that a stack takes, with the same update but for rounding."""
-        step = replace(self.instead.local, epochs=None, local_steps=1, batch_size=0)
-        return replace(self.instead, local=step, term=None)
-
-    def result(self, fitted: Any) -> tuple[Weights, float]:
-        """Return the step and the loss before it."""
-        return fitted.delta, fitted.loss
-
-    def run_single(self) -> tuple[Weights, float] | None:
-        """Take it for one client; None if its samples are too few."""
-        asked = self.instead
-        return gradient_step(asked.task, asked.local, asked.weights, asked.shard, asked.moment)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +219,7 @@ def all_rows(shards: Sequence[Shard]) -> Shard:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.shared_passes.mean_losses`."""
+    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.steps.mean_losses`."""
 
     task: Task
     models: Sequence[Weights]
@@ -222,8 +259,7 @@ def local_update(
 
     `term` is the gradient term of local training.
     """
-    training = Train(task, local, weights, shard, moment, rng, term)
     if variant == "gradient":
-        return (yield Gradient(training))  # type: ignore[no-any-return]
-    fitted = yield training
+        return gradient_step(task, local, weights, shard, moment)
+    fitted = yield Train(task, local, weights, shard, moment, rng, term)
     return (fitted.delta, fitted.loss) if fitted.steps else None

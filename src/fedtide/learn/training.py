@@ -16,9 +16,8 @@ from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.weights import mul, squared_lengths
 from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.local import LocalTrainer, Term
-from fedtide.learn.shared_passes import utility
 from fedtide.learn.stack import Fit
-from fedtide.learn.steps import Steps, Train, run_steps
+from fedtide.learn.steps import Steps, Train, run_steps, utility
 from fedtide.learn.task import Task
 
 Weighting = Annotated[

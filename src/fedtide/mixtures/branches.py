@@ -20,13 +20,12 @@ from fedtide.core.base import Answer, Facts, Moment, Notes, Prediction, Reply, S
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.learn import Fitted, LocalTrainer, Weighting, client_weight
-from fedtide.learn.branched_task import logits_and_features
 from fedtide.learn.device import to_cpu
 from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_part, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
 from fedtide.learn.steps import Steps, Stepwise, Train, all_rows, same_weights
 from fedtide.learn.target import CLASSES, Target
-from fedtide.learn.task import Task, concat_passes, parts
+from fedtide.learn.task import Task, concat_passes, logits_and_features, parts
 from fedtide.models.branched import branch_of
 
 CERTAIN = "it answers by the branch that is more certain of a class"

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.array_kmeans import best_kmeans, summary
+from fedtide.clusters.clusterer import best_kmeans, summary
 from fedtide.clusters.rounds import init_models
 from fedtide.cohorts import Cohort, collect_before, with_cohort
 from fedtide.core.base import Algorithm, Answer, Fleet, Holdings, Moment, Reply, Shard, Weighted, Weights, Work

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.served import decision_rows
+from fedtide.clusters.rounds import decision_rows
 from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng

@@ -20,9 +20,8 @@ from fedtide.core.memory import Version
 from fedtide.core.trees import Tree, detached
 from fedtide.fields.shapes import bare, fields_of
 from fedtide.fleets.ask import Ask, Scoring
-from fedtide.fleets.client import ClientRows, Clients, is_finite
-from fedtide.fleets.local_engine import threads
-from fedtide.fleets.scoring import score
+from fedtide.fleets.engines import threads
+from fedtide.fleets.scoring import ClientRows, Clients, is_finite, score
 from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.remote.messages import (
     AnyHeader,

@@ -25,7 +25,7 @@ from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.devices import SteadyClock
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Vectors
 from fedtide.learn.target import CLASSES

@@ -35,7 +35,7 @@ from fedtide.fields.shapes import fields_of, marks_of
 from fedtide.fields.types import WEIGHTS, IsFile
 from fedtide.fields.user_code import build_part, call, called_itself, imported
 from fedtide.fleets.devices import Clock
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import Classes

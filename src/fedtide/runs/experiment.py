@@ -18,11 +18,10 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.core.trees import Tree
-from fedtide.fleets.pool import Message, Pool, Processes
+from fedtide.fleets.pool import STOP, Channel, Message, Pool, Processes, own_function
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.this_machine import cores
 from fedtide.fleets.totals import BLOCKS
-from fedtide.fleets.worker import STOP, Channel, own_function
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, digest_to_read
 from fedtide.runs.folder import Planned, check_entries, plan, shift_file

@@ -10,7 +10,7 @@ from fedtide.config import Experiment, Method, points
 from fedtide.config.settings import Privacy
 from fedtide.core.base import Moment
 from fedtide.core.errors import refused, unknown
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.remote.offline import trial
 from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling

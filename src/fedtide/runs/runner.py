@@ -21,12 +21,10 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
-from fedtide.fleets.ask import Engine
-from fedtide.fleets.local_engine import LocalEngine, threads
+from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine, why_alone
-from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of
 from fedtide.runs.folder import shift_file

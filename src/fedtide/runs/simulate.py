@@ -26,7 +26,7 @@ from fedtide.evaluate.metrics import Metric, metrics_for
 from fedtide.evaluate.rounds import rows_of_scores
 from fedtide.fields.types import Count, Spelled, Strict, Whole, as_written
 from fedtide.fleets.devices import Devices, Steady
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import CLASSES

@@ -19,7 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.fields.vocabulary import nearest
 from fedtide.fleets.ask import Ask
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.fleets.scoring import decision_units
 from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.target import CLASSES

@@ -18,7 +18,7 @@ from fedtide.config import Experiment
 from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import refused
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.runs.privacy import ledger_with, plan_without_sampling
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private

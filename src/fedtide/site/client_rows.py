@@ -28,7 +28,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.cells import read_cells, read_names
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.learn.target import CLASSES, Target
 from fedtide.runs.build import algorithm_of, host_of, task_of
 from fedtide.site.tickets import RowsAbout
@@ -124,7 +124,7 @@ class OneClient:
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows of a node's clients (`fedtide.fleets.client.ClientRows`).
+    """Rows of a node's clients (`fedtide.fleets.scoring.ClientRows`).
 
     Args:
         clients: rows by client.

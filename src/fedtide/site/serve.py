@@ -18,7 +18,7 @@ from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fields.types import seconds_of
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier

@@ -20,7 +20,7 @@ from fedtide.core.atomic import append, check_free, write_text
 from fedtide.core.base import Memory, Moment, Payload
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.local_engine import Host
+from fedtide.fleets.engines import Host
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.node import Node
 from fedtide.remote.node_memory import Judged

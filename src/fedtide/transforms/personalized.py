@@ -15,7 +15,7 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from fedtide.clusters.served import Served
+from fedtide.clusters.rounds import Served
 from fedtide.core.base import Algorithm, Answer, Holdings, Memory, Moment, Payload, Prediction, Shard, Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedtide
 from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, aem
-from fedtide.clusters.served import Served
+from fedtide.clusters.rounds import Served
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Prediction
 from fedtide.core.errors import FedtideError

@@ -20,8 +20,8 @@ from fedtide.core.trees import same
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.scoring import BATCH, decision_units
-from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.task import logits_and_features, with_branches
 from fedtide.mixtures.branches import branch_losses, certainty
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.networks import MLP

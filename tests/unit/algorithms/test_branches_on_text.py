@@ -10,8 +10,7 @@ from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
-from fedtide.learn.branched_task import with_branches
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, with_branches
 from fedtide.runs.preflight import preflight
 from helpers.studies import A, study
 from helpers.texts import Network, chatter

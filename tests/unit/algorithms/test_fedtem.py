@@ -16,10 +16,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
-from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.mixtures.feature_gaussians import floor_variances, posteriors
 from fedtide.mixtures.priors import Linear, Soft
 from fedtide.models.networks import MLP

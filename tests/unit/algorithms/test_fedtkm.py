@@ -12,9 +12,9 @@ from fedtide.cohorts import Arrivals
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
+from fedtide.learn.task import logits_and_features, with_branches
 from fedtide.mixtures.priors import Cosine, EMOnly, Linear, Uniform
 from fedtide.mixtures.step_size import PerPeriod
 from helpers.answering import DIMS, WIDTH, begun, task

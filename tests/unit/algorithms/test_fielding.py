@@ -136,8 +136,6 @@ def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, mo
 @pytest.mark.parametrize(("options", "said"), [
     ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"representation": {"kind": "embedding", "distance": "js"}}, "representation.distance: found 'js'"),
-    ({"clustering": {"kind": "k-means", "center": "median"}, "representation": "gradient"},
-     "method 'toy'.clustering.center: found 'median', allowed: 'mean'; 'median' needs"),
     ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
      "method 'toy'.clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1"),
     ({"clustering": {"kind": "k-means", "k_max": 0}}, "method 'toy'.clustering.k_max: found 0, allowed: 1 or more"),
@@ -153,7 +151,6 @@ def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, mo
     ({"representation": {"kind": "combined", "parts": ["labels", "emb"]}}, "allowed"),
     ({"representation": {"kind": "combined", "parts": ["labels", {"kind": "embedding", "distance": "cosine"}]}},
      "found labels or an embedding by 'cosine'"),
-    ({"representation": TWO, "clustering": {"kind": "k-means", "center": "median"}}, "center: found 'median'"),
     ({"reassign": "al"}, "reassign: found 'al', allowed: drifted, all"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_one_line(options, said):

@@ -15,7 +15,7 @@ from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.representation import Embedding, Gradient, Labels, Places, hashing
-from fedtide.clusters.served import Served
+from fedtide.clusters.rounds import Served
 from fedtide.clusters.triggers import Adaptive, FixedFraction, event_of
 from fedtide.cohorts import Everyone, Nearest
 from fedtide.core.base import Moment, Shard

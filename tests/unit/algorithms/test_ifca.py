@@ -11,9 +11,9 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.shared_passes import mean_losses
+from fedtide.learn.steps import mean_losses
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import run_rounds

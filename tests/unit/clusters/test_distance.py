@@ -104,12 +104,3 @@ def test_a_center_under_cosine_is_a_unit_vector_and_one_without_direction_is_kep
     found = means(x, torch.tensor([0, 0, 1, 1]), 2, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "cosine")
     assert found[0].tolist() == pytest.approx([math.sqrt(0.5)] * 2)
     assert found[1].tolist() == [0.0, 1.0]
-
-
-def test_medians_are_made_to_sum_to_one_and_all_zero_ones_are_kept():
-    x = torch.tensor([[0.6, 0.4, 0.0], [0.6, 0.0, 0.4], [0.2, 0.4, 0.4], [1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]])
-    kept = torch.full((2, 3), 1 / 3)
-    found = means(x, torch.tensor([0, 0, 0, 1, 1, 1]), 2, kept, "l1", "median")
-    assert found[0].tolist() == pytest.approx([0.6 / 1.4, 0.4 / 1.4, 0.4 / 1.4])
-    assert found[1].tolist() == kept[1].tolist()
-    assert means(x, torch.zeros(6, dtype=torch.int64), 2, kept, "l1", "median")[1].tolist() == kept[1].tolist()

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.clusters import served as clusters
-from fedtide.clusters.served import Served
+from fedtide.clusters import rounds as clusters
+from fedtide.clusters.rounds import Served
 from fedtide.cohorts import BySize, InTurn, Nearest, Oort, PowerOfChoice, Uniform
 from fedtide.cohorts.selection import draw_clients
 from fedtide.core import codec
@@ -23,7 +23,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.shared_passes import utility
+from fedtide.learn.steps import utility
 from fedtide.learn.task import Task
 from helpers.toys import played, toy
 

@@ -16,7 +16,7 @@ from fedtide.data.partition import IID, HeldOutClients, OneGroup, Rotation, Spli
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
 from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, apply_transforms, shape_after
-from fedtide.fleets.worker_engine import WorkersEngine
+from fedtide.fleets.engines import WorkersEngine
 from fedtide.runs.build import host_of, rows_of, spec_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight

@@ -23,7 +23,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.evaluate.probe import Probe, averages, owners_of, without_common_class
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy

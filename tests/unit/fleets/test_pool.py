@@ -17,15 +17,14 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.fleets import pool as calls
 from fedtide.fleets import pool as pools
-from fedtide.fleets import worker
-from fedtide.fleets.pool import Pool
+from fedtide.fleets import pool as worker
+from fedtide.fleets.pool import LARGE, Pool
 from fedtide.fleets.this_machine import Scratch
-from fedtide.fleets.worker import LARGE
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
 from helpers.toys import toy
 
-ECHO = "fedtide.fleets.worker:echo"
+ECHO = "fedtide.fleets.pool:echo"
 PLAY = "fedtide.runs.experiment:play_in_worker"
 
 
@@ -94,7 +93,7 @@ def test_an_error_that_a_person_can_mend_comes_back_as_its_line(pool):
 
 def test_a_fault_of_the_program_comes_back_with_its_traceback(pool):
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*no_such_function"):
-        list(pool.map("fedtide.fleets.worker:no_such_function", [1]))
+        list(pool.map("fedtide.fleets.pool:no_such_function", [1]))
     assert list(pool.map(ECHO, [1])) == [1]
 
 

@@ -24,14 +24,14 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.fleets import ray_pool
+from fedtide.fleets.engines import WorkersEngine
 from fedtide.fleets.ray_pool import RayPool, packed, unpacked
 from fedtide.fleets.this_machine import Scratch
-from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import spec_of
 from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
-ECHO = "fedtide.fleets.worker:echo"
+ECHO = "fedtide.fleets.pool:echo"
 MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 LARGE = {"model": {"kind": "mlp", "hidden": [600]}}
 """A model whose copy in a client's memory is a file."""

@@ -1,4 +1,4 @@
-"""Trees in files that are written again and again: what is read is what was written last, bit for bit."""
+"""Trees in files: what is read is what was written last, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.base import Weights
 from fedtide.core.trees import same
-from fedtide.fleets.worker import read_shared, write_shared
+from fedtide.fleets.pool import read_shared, write_shared
 from helpers.examples import examples
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

@@ -17,9 +17,9 @@ from fedtide.core.trees import same
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.ask import Ask, BlockResult, Query
+from fedtide.fleets.engines import Branch, cut_branches
 from fedtide.fleets.simulated import _sends
 from fedtide.fleets.totals import BLOCKS, add_up, join
-from fedtide.fleets.worker_engine import Branch, _last_done, cut_evenly
 from helpers.examples import examples
 from helpers.handmade import client_of, fleet, people
 
@@ -104,7 +104,7 @@ def test_branches_that_are_added_up_elsewhere_change_no_bit(work, processes):
         sums = Sum(torch.tensor([value(k) for k in ask.clients.tolist()], dtype=torch.float64), 1.0)
         return BlockResult({"n": sums} if len(ask.clients) else None, ask.clients.tolist(), {}, [], {}, [], 1)
 
-    branches = cut_evenly(work, processes)
+    branches = cut_branches(0, len(work), processes)
     assert [first for first, _ in branches] == [0, *(last for _, last in branches[:-1])]
     assert branches[-1][1] == len(work)
     made = [Branch.of(blocks[first:last]) for first, last in branches]
@@ -113,16 +113,6 @@ def test_branches_that_are_added_up_elsewhere_change_no_bit(work, processes):
     assert same(there.total, here.total)
     assert there.clients == here.clients
     assert (there.blocks, there.up) == (len(work), len(work))
-
-
-@pytest.mark.parametrize("processes", range(1, 20))
-@pytest.mark.parametrize("clients", [1, 2, 10, 16])
-def test_equal_blocks_are_shared_evenly_in_few_calls(clients, processes):
-    branches = cut_evenly([60] * clients, processes)
-    takes = [last - first for first, last in branches]
-    assert _last_done(takes, processes) <= 1.1 * -(-clients // processes)
-    assert len(branches) == clients if processes >= clients else len(branches) <= max(clients, 1)
-    assert [len(cut_evenly([60] * 16, processes)) for processes in (1, 2, 4, 8, 16)] == [1, 2, 4, 8, 16]
 
 
 # -- who counts --------------------------------------------------------------------------------------------------------

@@ -17,15 +17,14 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked_engine as engines
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import with_rows
 from fedtide.learn import stack
-from fedtide.learn.fast.func_stack import FuncStack
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn.fast.stacks import FuncStack
+from fedtide.learn.local import LocalTrainer, Proximal
 from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
 from fedtide.runs.runner import Run, judge_of

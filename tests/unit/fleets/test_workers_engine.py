@@ -14,9 +14,8 @@ from fedtide.config import from_dict
 from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.fleets.local_engine import LocalEngine
+from fedtide.fleets.engines import LocalEngine, WorkersEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.worker_engine import WorkersEngine
 from fedtide.runs.build import spec_of
 from helpers.blended import BLEND, SPLITTING
 from helpers.toys import TOY, played, toy

@@ -15,8 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.data.transforms import Normalize
-from fedtide.learn.augment import Flip, RandomCrop
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn.local import Flip, LocalTrainer, RandomCrop
 from fedtide.learn.task import Task
 from fedtide.mixtures.priors import Linear
 from fedtide.runs.preflight import preflight

@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.fleets.worker_engine import WorkersEngine
+from fedtide.fleets.engines import WorkersEngine
 from fedtide.learn.device import warn_of_bfloat
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task

@@ -29,15 +29,14 @@ from fedtide.data.shift.how import Rotation
 from fedtide.data.transforms import Normalize
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import judged
-from fedtide.learn import device, stack
+from fedtide.learn import device, local, stack
 from fedtide.learn import losses as loss
 from fedtide.learn import task as tasks
-from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, Blended, CrossEntropy
 from fedtide.learn.steps import Train
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, with_branches
 from fedtide.mixtures.branches import BranchLoss, predict_by_certainty
 from fedtide.models.networks import LSTM
 from fedtide.runs import build, digest
@@ -211,13 +210,13 @@ def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_a_device_is_waited_for_once_a_training(epochs, monkeypatch):
+def test_a_device_is_waited_for_once_an_epoch(epochs, monkeypatch):
     read = []
-    monkeypatch.setattr(device, "to_cpu", lambda value: read.append(len(value)) or value)
+    monkeypatch.setattr(local, "read", lambda losses: read.append(len(losses)) or device.read(losses))
     task, trainer = Task(network, device="cpu:0"), LocalTrainer(batch_size=4, epochs=epochs)
     given = task, task.loss, task.init(Rng(0)), pictures(), Moment(0, 1), Rng(0)
     whole = trainer(*given).loss
-    assert read == [3 * epochs]
+    assert read == [3] * epochs
     assert [fitted.loss for fitted in trainer.iter_epochs(*given)][-1] == whole
 
 

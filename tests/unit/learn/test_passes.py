@@ -10,16 +10,14 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.branched_task import with_branches
 from fedtide.learn.fast import passes
 from fedtide.learn.fast.passes import ModulePasses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss, weighs_rows
-from fedtide.learn.shared_passes import row_losses
 from fedtide.learn.stack import unstackable
-from fedtide.learn.steps import Train
+from fedtide.learn.steps import Train, row_losses
 from fedtide.learn.target import LabelsTarget, NumberTarget
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, with_branches
 from fedtide.mixtures.branches import BranchLoss
 from fedtide.models.branched import branched
 from unit.learn.test_layers import MODELS, SHAPE, Squared

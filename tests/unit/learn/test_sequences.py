@@ -20,14 +20,13 @@ from fedtide.core.trees import same
 from fedtide.data.partition import Natural, Split
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.fleets.local_engine import Host, LocalEngine
+from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
-from fedtide.learn.branched_task import logits_and_features, with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy, label_count
 from fedtide.learn.target import row_losses
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.mixtures.branches import blend_branches, losses_of, most_certain, predict_chosen
 from fedtide.models.networks import LSTM
 from fedtide.runs.simulate import simulate

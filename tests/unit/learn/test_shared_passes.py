@@ -10,9 +10,8 @@ from torch import nn
 
 from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
-from fedtide.learn import shared_passes as judging
-from fedtide.learn.shared_passes import mean_losses
-from fedtide.learn.steps import Losses
+from fedtide.learn import steps as judging
+from fedtide.learn.steps import Losses, mean_losses
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import ROWS, Task
 

@@ -18,10 +18,9 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.branched_task import with_branches
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy, Plain
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, with_branches
 from fedtide.mixtures.branches import BranchLoss, losses_of
 from fedtide.models.branched import WHOLE
 from helpers.examples import examples

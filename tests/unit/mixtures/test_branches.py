@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fedtide.core.base import Shard, Weights
 from fedtide.core.rng import Rng
-from fedtide.learn.branched_task import with_branches
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, with_branches
 from fedtide.mixtures.branches import (
     BranchLoss,
     most_certain,

@@ -13,8 +13,7 @@ from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.branched_task import with_branches
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, with_branches
 from fedtide.models import (
     CNN,
     LSTM,

@@ -13,8 +13,8 @@ from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
+from fedtide.learn.device import Scratch
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.scratch import Scratch
 from fedtide.learn.task import Task
 from fedtide.models import MobileNetV2, ResNet8, ResNet18, ShuffleNetV2, ViT, branched
 from helpers.networks import COLOUR, GREY, LARGE, SMALL, built, parameters, pictures

@@ -7,7 +7,7 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
-from fedtide.fleets.worker_engine import WorkersEngine
+from fedtide.fleets.engines import WorkersEngine
 from fedtide.runs.build import spec_of
 from fedtide.runs.preflight import preflight
 from helpers.studies import A, lines_of, raw, run_of, study

@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
-from fedtide.fleets.worker_engine import WorkersEngine
+from fedtide.fleets.engines import WorkersEngine
 from fedtide.laws.case import Broken, Case, played, toy, variants_of
 from fedtide.laws.every import InAnyOrder
 from fedtide.laws.every import private as law_of_private_sums

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.core.errors import FedtideError
-from fedtide.learn.fast.layer_stack import LayerStack, feature_of
-from fedtide.learn.fast.layers import has_wide, known_layers
-from fedtide.learn.fast.plan import Layer, Plan, Room
+from fedtide.learn.device import Scratch
+from fedtide.learn.fast.layers import Layer, Plan, Room, has_wide, known_layers
+from fedtide.learn.fast.stacks import LayerStack, feature_of
 from fedtide.learn.losses import known_part
-from fedtide.learn.scratch import Scratch
 from fedtide.models.branched import Branched, Branches
 
 MOST_BYTES = 32 * 2**20
