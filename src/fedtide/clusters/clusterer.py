@@ -9,8 +9,6 @@ Starts are drawn by k-means++ in proportion to a row's part of the cost, the sum
 that number. Lloyd's iterations compute the distances from centers that moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal

@@ -6,8 +6,6 @@ Several representations side by side are compared by the sum of their distances 
 that fit a processor's cache, so memory is that of the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal

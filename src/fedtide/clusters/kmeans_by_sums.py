@@ -26,8 +26,6 @@ Not hidden: two sums, asked one after the other, may differ by one client, whose
 noise hides it. Clients may also vanish between the two questions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """K whole models of one task: a training round in clusters, model selection by clients, and prediction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ validation accuracy. An event is a round in which at least one client reported. 
 can be saved.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

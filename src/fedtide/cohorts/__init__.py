@@ -17,8 +17,6 @@ selects clients. `learn(memo, reply, moment)` updates the memo after a round. Th
 so it is saved in checkpoints.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field

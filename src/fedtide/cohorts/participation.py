@@ -1,7 +1,5 @@
 """Participation: answers of an algorithm's clients to the questions of its cohort."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -28,8 +28,6 @@ Choices of power-of-choice:
     - ours: the losses cost a question each round, in bytes and in seconds of passes over a client's samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,10 +1,8 @@
 """Questions to clients and what comes of them; all but `Query` are trees, so any engine can carry them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -50,12 +48,12 @@ class Ask:
         """Version of what clients keep after it; they work with what they kept before."""
         return self.moment.round, self.number
 
-    def of(self, where: Tensor) -> Ask:
+    def of(self, where: Tensor) -> Self:
         """Return the question to some of its clients, by mask or by position."""
         return replace(self, clients=self.clients[where], slot=None if self.slot is None else self.slot[where])
 
     @classmethod
-    def joined(cls, blocks: Sequence[Ask]) -> Ask:
+    def joined(cls, blocks: Sequence[Self]) -> Self:
         """Return the question to the clients of several blocks of it, in their order."""
         clients, slots = [block.clients for block in blocks], [block.slot for block in blocks if block.slot is not None]
         return replace(blocks[0], clients=torch.cat(clients), slot=torch.cat(slots) if slots else None)
@@ -72,7 +70,7 @@ def make_ask(
     clients: Tensor,
     payload: Payload,
     moment: Moment,
-    before: Sequence[Query],
+    before: Sequence["Query"],
     *,
     slot: Slot | None = None,
     slots: int | None = None,
@@ -131,7 +129,7 @@ class Scoring:
     group: Tensor | None = None
     pooled: tuple[str, ...] = ()
 
-    def of(self, where: Tensor) -> Scoring:
+    def of(self, where: Tensor) -> Self:
         """Return the scoring of some of its clients, by mask or by position."""
         return replace(self, ask=self.ask.of(where), group=None if self.group is None else self.group[where])
 

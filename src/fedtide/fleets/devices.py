@@ -1,7 +1,5 @@
 """Devices and their clock: how fast the clients of a simulation compute and send, and how long answers take."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

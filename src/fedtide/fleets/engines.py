@@ -1,7 +1,5 @@
 """The local engine, which runs every client's work in this process, and the host that it runs it with."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -193,7 +191,7 @@ class Branch:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, blocks: Sequence[Ask]) -> Branch:
+    def of(cls, blocks: Sequence[Ask]) -> Self:
         """Return the branch of some blocks that stand side by side."""
         return cls(Ask.joined(blocks), tuple(len(block.clients) for block in blocks))
 

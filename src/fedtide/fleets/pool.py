@@ -4,8 +4,6 @@ A call names a function of this package, `module:function`, which a process impo
 If a process dies another one does its calls again. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import math

@@ -4,8 +4,6 @@ It takes the same calls as `fedtide.fleets.pool.Pool`, and Ray carries them. A s
 each node.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue

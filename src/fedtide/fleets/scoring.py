@@ -1,7 +1,5 @@
 """Predictions of clients for their own rows, as sums for each client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol

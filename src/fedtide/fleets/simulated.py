@@ -1,11 +1,9 @@
 """The simulated fleet, which does everything but run the work: that is for an engine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -131,7 +129,7 @@ class SimulatedFleet:
     @classmethod
     def of(
         cls, host: Host, engine: Engine, clock: Clock, replayable: Collection[int] = (), wire: Wire | None = None
-    ) -> SimulatedFleet:
+    ) -> Self:
         """Build the fleet of a run, as its algorithm demands; `wire` is as the server knows it, None as clients do."""
         algorithm = host.algorithm
         return cls(

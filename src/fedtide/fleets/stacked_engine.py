@@ -1,7 +1,5 @@
 """The stacked engine, which trains several clients at once: several models in one step of torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

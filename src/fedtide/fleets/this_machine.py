@@ -3,8 +3,6 @@
 Nothing here imports torch, so that a process that must start fast can use it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -4,8 +4,6 @@ Blocks are added along one binary tree that follows from their number alone. So 
 branch, and the whole has the same bits whoever added what. A simulation and a server of real clients add alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -176,7 +174,7 @@ class Vectors:
     schemas: Schemas
 
     @staticmethod
-    def of(wire: Wire, algorithm: Algorithm, few: tuple[Shard, int]) -> Vectors:
+    def of(wire: Wire, algorithm: Algorithm, few: tuple[Shard, int]) -> "Vectors":
         """Build the sums of an algorithm from some rows and the number of classes."""
         return Vectors(wire, Schemas(algorithm.works, made_up(*few)))
 

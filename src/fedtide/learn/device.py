@@ -8,8 +8,6 @@ In bfloat16, parameters, gradients, sums and updates stay in float32. Matrix pro
 output of a module is converted back to float32, and so losses, decisions and predictions are in float32.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Features for Gaussian mixtures: one vector per row, in one space for all clients and models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

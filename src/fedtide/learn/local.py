@@ -1,10 +1,8 @@
 """Local training: epochs or steps of SGD or Adam on one client's samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -164,7 +162,7 @@ class Proximal:
         torch._foreach_mul_(pull, self.mu)
         return pull
 
-    def stacked(self, terms: Sequence[Proximal], layout: Layout) -> Proximal:
+    def stacked(self, terms: Sequence["Proximal"], layout: Layout) -> "Proximal":
         """Return the term of several clients that are trained at once, which have the same `mu`."""
         return self
 
@@ -188,7 +186,7 @@ class Correction:
         """Return the correction, which does not depend on the parameters."""
         return [leaf.to(value.device) for leaf, value in zip(self.by, now, strict=True)]
 
-    def stacked(self, terms: Sequence[Correction], layout: Layout) -> StackedCorrection:
+    def stacked(self, terms: Sequence["Correction"], layout: Layout) -> "StackedCorrection":
         """Return the term of several clients that are trained at once."""
         corrections = [layout(term.by) for term in terms]
         return StackedCorrection([torch.stack(parts) for parts in zip(*corrections, strict=True)])
@@ -422,7 +420,7 @@ class LocalTrainer:
         """
         return torch.minimum(self.samples(rows), rows)
 
-    def draw_partial(self, rng: Rng) -> LocalTrainer:
+    def draw_partial(self, rng: Rng) -> Self:
         """Return a trainer with a random part of the work: 1 to epochs - 1 epochs, or 1 to local_steps - 1 steps.
 
         >>> LocalTrainer(epochs=2).draw_partial(Rng(0)).epochs

@@ -13,8 +13,6 @@ Decisions (best model, posteriors, utilities) use plain cross-entropy, whatever 
 the losses of `fedtide.learn.target`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
@@ -69,7 +67,7 @@ def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple
 
 
 def mean_of_each(
-    loss: StackedLoss, outputs: Tensor, y: Tensor, columns: Sequence[Tensor], shared: Any, eps: float
+    loss: "StackedLoss", outputs: Tensor, y: Tensor, columns: Sequence[Tensor], shared: Any, eps: float
 ) -> Tensor:
     """Return the mean of `loss.each` over a batch, restricted to the mask if there is one."""
     if y.device.type == CPU or not columns:

@@ -1,7 +1,5 @@
 """Learning-rate schedules over the rounds."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -17,8 +17,6 @@ Choices:
     - All computation uses the parameters' own precision.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The steps equal those of local training: same shuffles from the same keys, same 
 Only the order of summation in matrix products differs, and with it the last bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ A client of IFCA takes the losses of K models and then trains one of them. As a 
 stacked fleet starts the works of many clients, computes equal requests together, and sends each client its part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -204,7 +202,7 @@ class Features:
         """Compute them for one client."""
         return torch.cat([z for _, z in self.task.outputs(self.weights, self.x)])
 
-    def run_batched(self, others: Sequence[Features]) -> Sequence[Tensor]:
+    def run_batched(self, others: Sequence["Features"]) -> Sequence[Tensor]:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
         samples = [other.x for other in others]
         return replace(self, x=joined(samples)).run_single().split([len(x) for x in samples])
@@ -234,7 +232,7 @@ class Losses:
         """Compute them for one client."""
         return mean_losses(self.task, self.models, self.shard)
 
-    def run_batched(self, others: Sequence[Losses]) -> list[Tensor]:
+    def run_batched(self, others: Sequence["Losses"]) -> list[Tensor]:
         """Compute them for several clients, from passes of all models over all of their samples.
 
         Args:

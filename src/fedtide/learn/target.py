@@ -5,8 +5,6 @@ Losses, mixtures and sums of an evaluation take these answers. Settings that bec
 `fedtide.data.targets`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

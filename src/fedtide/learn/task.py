@@ -1,7 +1,5 @@
 """A task: a model, its loss and the reading of its outputs; the only place where weights are loaded into a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Plain local training: the work of every method whose clients train the received weights and send the update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal

@@ -7,8 +7,6 @@ maxima. A convolution is a product for each row of its kernel; their sum is the 
 the weights by the product that makes the gradient; the gradient then exists nowhere.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +91,7 @@ class Plan:
         rate: learning rate of steps in place of a gradient.
     """
 
-    def __init__(self, layers: Sequence[Layer], rows: Input, purpose: Purpose, room: Room) -> None:
+    def __init__(self, layers: Sequence["Layer"], rows: Input, purpose: Purpose, room: Room) -> None:
         self.rows, self.purpose, self.room, self.rate = rows, purpose, room, 0.0
         self.fills: list[Callable[[], object]] = []
         self.forward: list[Callable[[], object]] = []

@@ -1,7 +1,5 @@
 """Copies of a network that are trained or evaluated side by side: by its layers, or any network by `torch.func`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
