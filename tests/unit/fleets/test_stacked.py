@@ -142,8 +142,6 @@ def test_networks_for_sequences_are_stacked_without_a_warning(algorithm):
 
 WORKING = {
     "ifca": {"n_init": 2},
-    "ifca of gradients": {"variant": "gradient"},
-    "fedsgd": {},
     "scaffold": {"local": {"epochs": 2}},
     "scaffold I": {"variant": "I"},
     "q-fedavg": {},
