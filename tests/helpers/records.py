@@ -23,7 +23,7 @@ def run_of_lines(folder: Path, *lines: dict[str, Any]) -> RunRecord:
 
 def record_like(**settings: Any) -> Any:
     """A record of an experiment that has these settings alone."""
-    return SimpleNamespace(**{"view": "train_clients", "groups": [], "period": None, **settings})
+    return SimpleNamespace(**{"view": "train_clients", "groups": [], **settings})
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

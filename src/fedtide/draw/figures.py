@@ -5,10 +5,9 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -84,19 +83,8 @@ def look(number: int) -> Look:
 Curve = tuple[np.ndarray, np.ndarray]
 """Places on the horizontal axis, and values."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that draws in the style of a report."""
-
-    @wraps(draw)
-    def draw_styled(*args: P.args, **options: P.kwargs) -> T:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **options)
-
-    return draw_styled
+styled = matplotlib.rc_context(STYLE)
+"""Decorator of a function that draws in the style of a report."""
 
 
 def band(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,14 @@ from fedtide.draw.tables import Table
 NUMBER = re.compile(r"(?<=[\d±]) (?=±|%|\d|(?:points?|rounds?|seeds?|simulated|s|min|[kMGT]?B)\b)")
 """Spaces inside a number with its error and unit, at which no line may break."""
 
-TEMPLATES = {
-    file.name: file.read_text(encoding="utf-8")
-    for file in files("fedtide.draw").iterdir()
-    if file.name.endswith(".html")
-}
+TEMPLATES = Environment(
+    autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    loader=DictLoader({
+        file.name: file.read_text(encoding="utf-8")
+        for file in files("fedtide.draw").iterdir()
+        if file.name.endswith(".html")
+    }),
+)  # fmt: skip
 """Templates, read with this module: at the end of a long run the files may be of another version."""
 
 
@@ -148,17 +150,9 @@ def unbreakable(text: str) -> str:
     return NUMBER.sub("\u00a0", text)
 
 
+TEMPLATES.filters["whole"] = unbreakable
+
+
 def render(name: str, **values: Any) -> str:
     """Render the template `name` with values; text that is not `Markup` is escaped."""
-    return _templates().get_template(name).render(**values)
-
-
-@cache
-def _templates() -> Environment:
-    """Return the compiled templates."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=DictLoader(TEMPLATES),
-    )  # fmt: skip
-    environment.filters["whole"] = unbreakable
-    return environment
+    return TEMPLATES.get_template(name).render(**values)

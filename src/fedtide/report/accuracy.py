@@ -211,7 +211,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn:
     """
     if record.dated:
         return accuracy_over_dates(record)
-    shifted = next((m for m in record.methods if m.shifted and m.runs and record.groups), None)
+    shifted = next((m for m in record.methods if m.shift.who.changes and m.runs and record.groups), None)
     blended = next((run for run in record.runs if any("domains" in line for line in run.lines)), None)
     drifting = next((run for run in record.runs if any("drifted" in line for line in run.lines)), None)
     parts: list[tuple[Callable[..., None], Any]]

@@ -137,9 +137,7 @@ def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
     """Return a list of the rival with the best mean, the first one of equal or unknown means; empty without rivals."""
     judged = [rival for rival in rivals if rival.measure(claim.measured).mean is not None]
     sign = -1.0 if claim.below else 1.0
-    return (
-        [max(judged, key=lambda rival: sign * (rival.measures[claim.measured].mean or 0.0))] if judged else rivals[:1]
-    )
+    return sorted(judged, key=lambda rival: -sign * (rival.measures[claim.measured].mean or 0.0))[:1] or rivals[:1]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -470,7 +470,7 @@ def drift_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     """
     distances = record.curves(lambda run: heterogeneity(run)[:2])
     counts = record.curves(lambda run: (cluster_counts(run)[0] + 1, cluster_counts(run)[1]))
-    counts = {number: of_runs for number, of_runs in counts.items() if record.methods[number].drifts}
+    counts = {number: of_runs for number, of_runs in counts.items() if record.methods[number].shift.drifts}
     moves = record.curves(lambda run: figures.by_round(run.fact("moved")))
     moves = {number: [(ends, np.nan_to_num(moved)) for ends, moved in of_runs] for number, of_runs in moves.items()}
     curves = {

@@ -254,7 +254,7 @@ def transfer_of(run: RunRecord, view: str, groups: Sequence[str]) -> Transfer | 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
     """Return the forgetting of groups that were absent, over the last rounds, and local forgetting."""
-    transfer, window = transfer_of(run, record.view, record.groups) if method.shifted else None, record.window
+    transfer, window = transfer_of(run, record.view, record.groups) if method.shift.who.changes else None, record.window
     if transfer is None:
         return measure_local(run)
     back = transfer.recoveries(window=window)
@@ -320,8 +320,8 @@ def groups_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
 
     {Score} of each group of clients as a mean over seeds; white lines are its turns.
     """
-    shifted = [method for method in record.methods if method.shifted and method.runs]
-    folded = record.period is not None and record.period <= record.experiment.rounds
+    shifted = [method for method in record.methods if method.shift.who.changes and method.runs]
+    folded = record.experiment.period is not None and record.experiment.period <= record.experiment.rounds
     if len(record.groups) < 2 or not shifted or (folded and len(record.groups) == 2):
         return None
     maps = [(method, *_mean_matrix(record, method)) for method in shifted]

@@ -167,7 +167,7 @@ def _with_and_without(record: ExperimentRecord) -> tuple[str, ...]:
     """Return the names of two methods that differ by the shift alone; () without such methods."""
     for shifted, steady in product(record.methods, repeat=2):
         settings = [(m.method.algorithm, m.method.options) for m in (shifted, steady)]
-        if settings[0] == settings[1] and shifted.shifted and not steady.shifted:
+        if settings[0] == settings[1] and shifted.shift.who.changes and not steady.shift.who.changes:
             return shifted.name, steady.name
     return ()
 

@@ -43,10 +43,10 @@ NOTHING = 1e-9
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
     """Return the swing of accuracy within a period, of all rows and of each group, and numbers of a learned prior."""
     out = {}
-    if record.period and run.ends_judged(record.view):
+    if record.experiment.period and run.ends_judged(record.view):
         curves = {"swing": run.accuracy(record.view)}
         curves |= {f"swing_{group}": run.accuracy(record.view, group) for group in record.groups}
-        out = {name: swing(*curve, record.period, record.window) for name, curve in curves.items()}
+        out = {name: swing(*curve, record.experiment.period, record.window) for name, curve in curves.items()}
     return out | measure_rhythm(run)
 
 
@@ -127,7 +127,7 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
 
     {Score} over {span}, folded into one period; the background is light if the first group takes part.
     """
-    period = record.period
+    period = record.experiment.period
     methods = [m for m in record.methods if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not period or not record.groups or not methods or period > record.experiment.rounds:
         return None
@@ -153,7 +153,7 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
 def _shade_hours(axes: Axes, method: MethodRecord, period: float) -> None:
     """Shade the hours by the expected participants: darker with fewer of the first group."""
     share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])[: int(period)]
-    if method.shifted and len(share):
+    if method.shift.who.changes and len(share):
         axes.imshow(
             1 - share[None, :], extent=(0, period, 0, 1), transform=axes.get_xaxis_transform(), aspect="auto",
             cmap=matplotlib.colors.LinearSegmentedColormap.from_list("day", ["#E69F0038", "#3B4C8A58"]), zorder=-2,
@@ -182,7 +182,7 @@ def participants(record: ExperimentRecord) -> figures.Drawn | None:
     {Score} of the model as it was sent out, on the participants' training rows before they train.{band}
     """
     rounds = record.experiment.rounds
-    span = int(min(4 * record.period, rounds)) if record.period else rounds
+    span = int(min(4 * record.experiment.period, rounds)) if record.experiment.period else rounds
     curves = record.curves(lambda run: figures.by_round(run.every_round(lambda line: score_in(line["participants"]))))
     if not curves or span < 4:
         return None

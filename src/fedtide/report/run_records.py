@@ -14,6 +14,7 @@ from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.data.saved import labels_of, names_of
+from fedtide.data.shift import Shift
 from fedtide.draw.figures import Curve
 from fedtide.evaluate.metrics import faded, mean_of_last
 from fedtide.evaluate.rounds import score_in, weight_in
@@ -249,19 +250,14 @@ class MethodRecord:
         return self.name.rpartition(f", {other}")[0] + self.method.form if other else ""
 
     @property
-    def shifted(self) -> bool:
-        """True if the population changes for this method."""
-        return self.experiment.shift_of(self.method).who.changes
-
-    @property
-    def drifts(self) -> bool:
-        """True if clients' rows or the meaning of their labels change at events."""
-        return self.experiment.shift_of(self.method).drifts
+    def shift(self) -> Shift:
+        """Shift of the population and of clients' rows under this method."""
+        return self.experiment.shift_of(self.method)
 
     @property
     def cycles(self) -> float | None:
         """Number of cycles of a blend of domains over the run; None without a blend."""
-        return self.experiment.shift_of(self.method).what.rhythm(self.experiment.rounds).get("cycles")
+        return self.shift.what.rhythm(self.experiment.rounds).get("cycles")
 
 
 @dataclass(frozen=True)
@@ -316,7 +312,7 @@ class ExperimentRecord:
     @property
     def timed(self) -> bool:
         """True if devices differ, or the shift reads seconds."""
-        clocks = {self.experiment.shift_of(method.method).clock for method in self.methods}
+        clocks = {method.shift.clock for method in self.methods}
         return self.experiment.timing.seconds is None or "seconds" in clocks
 
     @cached_property
@@ -338,11 +334,6 @@ class ExperimentRecord:
     def dated(self) -> bool:
         """True if rounds are windows of wall-clock time."""
         return any("window" in line for run in self.runs for line in run.lines)
-
-    @property
-    def period(self) -> float | None:
-        """Period of the shift in rounds, of the first method that has one; None without any."""
-        return self.experiment.period
 
     @property
     def window(self) -> int:

@@ -84,7 +84,7 @@ def summarize(record: ExperimentRecord) -> Summary:
         experiment.rounds,
         record.view,
         record.window,
-        record.period,
+        record.experiment.period,
         record.groups,
         methods,
         _paired(experiment.baseline, methods),

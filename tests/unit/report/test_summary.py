@@ -233,7 +233,7 @@ SHIFTED = {**A, "name": "shifted", "shift": {"who": {"kind": "periodic", "period
 def test_the_period_is_that_of_the_shift_or_of_the_first_method_with_one(methods, shift, period, window):
     experiment = study(*methods, shift=shift, rounds=1000)
     record = ExperimentRecord("", experiment, [MethodRecord(m, experiment, [], 0) for m in experiment.method])
-    assert (record.period, record.window) == (period, window)
+    assert (record.experiment.period, record.window) == (period, window)
 
 
 def test_a_swing_of_a_period_that_was_judged_once_is_unknown(tmp_path):
