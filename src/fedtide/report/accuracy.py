@@ -251,14 +251,12 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     colors = figures.GROUP_COLORS
     areas = [(f"{first}, expected", colors[0], 0.45), (f"{others}, expected", colors[1], 0.25)]
     figures.draw_areas(axes, np.arange(1, len(share) + 1), np.stack([share, 1 - share], axis=1), areas)
-    ends, arrived = figures.by_round(figures.mean_of_runs([run.every_round(_share_of_first) for run in method.runs]))
+    counts = [run.every_row(at("groups")) for run in method.runs]
+    shares = [groups[:, 0] / np.maximum(groups.sum(axis=1), 1) for groups in counts]
+    ends, arrived = figures.by_round(figures.mean_of_runs(shares))
     axes.plot(ends, 100 * arrived, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylabel("participants, %")
     figures.small_legend(axes, 3)
-
-
-def _share_of_first(line: dict[str, Any]) -> float | None:
-    return line["groups"][0] / max(sum(line["groups"]), 1) if "groups" in line else None
 
 
 def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:

@@ -1,5 +1,6 @@
 """Single clients: how accuracy is spread over them, their labels, and nodes of real clients with their answers."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -166,17 +167,12 @@ def nodes_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     if not lines or not names:
         return None
     order = list(STATES)
-    cells = np.full((len(names), len(lines)), order.index("away"))
-    for column, line in enumerate(lines):
-        states: dict[str, list[int]] = {name: [] for name in names}
-        for ask in line["asks"]:
-            for name, node in ask["nodes"].items():
-                if name in states:
-                    states[name] += [order.index(state_of(word)) for word in node["clients"].values()]
-        for row, name in enumerate(names):
-            # The worst state, because a person has to look at it.
-            silent = "idle" if name in line["present"] else "away"
-            cells[row, column] = max(states[name], default=order.index(silent))
+    cells = np.zeros((len(names), len(lines)), dtype=np.int64)
+    for (row, name), (column, line) in product(enumerate(names), enumerate(lines)):
+        answers = [ask["nodes"][name]["clients"].values() for ask in line["asks"] if name in ask["nodes"]]
+        states = [order.index(state_of(word)) for words in answers for word in words]
+        # The worst state, because a person has to look at it.
+        cells[row, column] = max(states, default=order.index("idle" if name in line["present"] else "away"))
     figure = Figure(figsize=(9.6, min(1.2 + 0.22 * len(names), 9.0)))
     axes = figure.subplots()
     colors = ListedColormap([color for _, color in STATES.values()])

@@ -650,5 +650,4 @@ def _draw_sizes(axes: Axes, after: np.ndarray, table: np.ndarray, color_of: Call
     if figures.leftmost(axes):
         axes.set_ylabel("clients, %")
     else:
-        axes.set_yticklabels([])
-        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="y", labelleft=False, length=0)

@@ -482,8 +482,7 @@ def _draw_map(axes: Axes, line: Line, kind: Map, scale: Normalize) -> None:
     _label_ticks(axes.yaxis, models, bottom + gap + high / 2, kind.below)
     axes.tick_params(axis="x", rotation=90)
     axes.tick_params(labelsize=7, length=0)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def _label_ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
