@@ -121,8 +121,8 @@ class Spans:
         count: number of consecutive rows in the list.
 
     >>> spans = Spans(clients=1_000_000, each=10, first=2, count=3)
-    >>> spans[7].tolist(), spans.total
-    ([72, 73, 74], 3000000)
+    >>> spans[7].tolist(), len(spans)
+    ([72, 73, 74], 1000000)
     """
 
     clients: int
@@ -136,11 +136,6 @@ class Spans:
     def __getitem__(self, client: int) -> Tensor:
         start = client * self.each + self.first
         return torch.arange(start, start + self.count)
-
-    @property
-    def total(self) -> int:
-        """Number of entries of all lists together."""
-        return self.clients * self.count
 
     def sizes(self, clients: Tensor) -> Tensor:
         """Count the rows of each of some clients (clients,)."""

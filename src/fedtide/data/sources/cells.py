@@ -275,7 +275,8 @@ def numbers_of(cells: Any, marks: frozenset[str] = MARKS) -> tuple[np.ndarray, n
 def number(where: str, column: str, cell: Any, least: float = -math.inf) -> float:
     """Return a finite number; raise for another cell, or for a number below `least`."""
     try:
-        value = math.nan if isinstance(cell, bool) or not _western(cell) else float(cell)
+        unread = isinstance(cell, bool) or (isinstance(cell, str) and not is_number(cell))
+        value = math.nan if unread else float(cell)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not (math.isfinite(value) and value >= least):
@@ -291,14 +292,10 @@ def is_number(cell: str) -> bool:
     (True, False, False)
     """
     try:
-        return _western(cell) and math.isfinite(float(cell))
+        # Python alone reads 5_0, and digits of other scripts.
+        return cell.isascii() and "_" not in cell and math.isfinite(float(cell))
     except ValueError:
         return False
-
-
-def _western(cell: Any) -> bool:
-    """Tell whether a text is free of what Python alone takes for part of a number: 5_0, and digits of other scripts."""
-    return not isinstance(cell, str) or (cell.isascii() and "_" not in cell)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
