@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("here", "undrawn")
 # -- about -------------------------------------------------------------------------------------------------------------
 
 
-NAMES = [name.removeprefix("list_") for names in commands.COMMANDS.values() for name in names.split()]
+NAMES = [command.__name__.removeprefix("list_") for command in commands.OURS] + commands.OF_REAL_CLIENTS.split()
 
 
 @pytest.mark.parametrize("command", NAMES)

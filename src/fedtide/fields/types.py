@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 from zoneinfo import ZoneInfo
 
@@ -61,12 +61,11 @@ Text = Annotated[str, AfterValidator(_visible)]
 
 
 def _different(values: Any) -> Any:
-    seen, tables = set[Any](), list[Any]()
+    seen = set[str]()
     for value in values:
-        hashable = isinstance(value, Hashable)
-        if value in (seen if hashable else tables):
+        if repr(value) in seen:  # tables are not hashable
             raise ValueError(f"found {shown(value)} twice, allowed: each once")
-        seen.add(value) if hashable else tables.append(value)
+        seen.add(repr(value))
     return values
 
 
