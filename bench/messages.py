@@ -95,7 +95,7 @@ def main(grid, context):
 """
 ADAPTED = """from flwr.app import Message
 from flwr.clientapp import ClientApp
-from fedtide.site.flower_client import ASK, WHO, pack, seal, unpack
+from fedtide.site.flower_app import ASK, WHO, pack, seal, unpack
 app = ClientApp()
 @app.query("who")
 def who(message, context):
@@ -107,7 +107,7 @@ def ask(message, context):
 ADAPTER = """import json, os, time
 from flwr.serverapp import ServerApp
 from fedtide.remote.messages import Question
-from fedtide.site.flower_server import GridCarrier
+from fedtide.site.flower_app import GridCarrier
 app = ServerApp()
 @app.main()
 def main(grid, context):

@@ -54,9 +54,7 @@ def test_an_app_holds_study_and_tickets_and_no_secret(here, capsys):
     assert project["tool"]["flwr"]["app"]["config"] == {"site": f"site-{ticket.digest}", "rehearsal": False}
     for end in ("server", "client"):
         made = ast.parse((package / f"{end}_app.py").read_text())
-        assert [node.module for node in made.body if isinstance(node, ast.ImportFrom)][
-            -1
-        ] == f"fedtide.site.flower_{end}"
+        assert [node.module for node in made.body if isinstance(node, ast.ImportFrom)][-1] == "fedtide.site.flower_app"
 
 
 def test_without_names_each_client_is_a_node(here):

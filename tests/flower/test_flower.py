@@ -20,11 +20,10 @@ pytest.importorskip("cryptography")
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.remote.messages import Question
-from fedtide.site import flower_server
+from fedtide.site import flower_app
 from fedtide.site.certificates import make_authority
 from fedtide.site.deploying import write_app
-from fedtide.site.flower_client import pack, seal, seat_of
-from fedtide.site.flower_server import GridCarrier
+from fedtide.site.flower_app import GridCarrier, pack, seal, seat_of
 from fedtide.site.parity import compare_with_simulation, free_port, replay
 from fedtide.site.site import Site
 from helpers.hospitals import hospitals
@@ -236,8 +235,8 @@ class Grid:
 def carrying(monkeypatch) -> Iterator[tuple[Grid, GridCarrier, list[str], list[float]]]:
     """A grid of three SuperNodes, two of which say that they are berlin; its carrier, what that says, and the time."""
     now, said = [1000.0], list[str]()
-    monkeypatch.setattr(flower_server.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(flower_server, "Message", message)
+    monkeypatch.setattr(flower_app.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(flower_app, "Message", message)
     grid = Grid({7: "berlin", 8: "lyon", 9: "berlin"})
     carrier = GridCarrier(grid, said.append)  # type: ignore[arg-type]
     assert carrier.present() == {"berlin", "lyon"}

@@ -12,7 +12,7 @@ from fedtide.core import codec
 from fedtide.core.base import Weighted
 from fedtide.core.trees import map_leaves
 from fedtide.site.node_process import answer_questions
-from fedtide.site.work import node_of
+from fedtide.site.seat import node_of
 
 LIES = ("honest", "garbage", "nan", "shape", "weight", "version", "lost", "large", "honest")
 LARGE = 400_000_000

@@ -17,10 +17,9 @@ from fedtide.remote.schedule import Present, RoundClock
 from fedtide.site.accounts import private_wire
 from fedtide.site.client_rows import host_without_rows
 from fedtide.site.deploying import make_site
-from fedtide.site.seat import RECORD, Seat
+from fedtide.site.seat import RECORD, Seat, WatchedNode, node_of
 from fedtide.site.serve import fleet_of
 from fedtide.site.site import Roster, Site
-from fedtide.site.work import WatchedNode, node_of
 from helpers.hospitals import NAMES, hospitals
 
 

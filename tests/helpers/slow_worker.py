@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fedtide.site.node_process import answer_questions
-from fedtide.site.work import node_of
+from fedtide.site.seat import node_of
 
 SECONDS = {"lyon": 1.0, "oslo": 8.0}
 

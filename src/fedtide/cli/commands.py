@@ -368,7 +368,7 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
     from fedtide.runs.export import ENDINGS, Model, check_onnx
     from fedtide.runs.export import export as write
     from fedtide.runs.trained import Trained
-    from fedtide.site.work import model_at_node
+    from fedtide.site.seat import model_at_node
 
     if format == "onnx":
         check_onnx()
@@ -401,7 +401,7 @@ def predict(
     """
     from fedtide.runs.export import predict_file
     from fedtide.runs.trained import Trained
-    from fedtide.site.work import predict_at_node
+    from fedtide.site.seat import predict_at_node
 
     if _is_node(run_folder, choice):
         title, last, count = predict_at_node(run_folder, rows, out, choice.client)

@@ -70,7 +70,7 @@ class OpenQuestion:
     """
 
     question: Question
-    asked: float = field(default_factory=time.monotonic, kw_only=True)
+    asked: float = field(default_factory=lambda: time.monotonic(), kw_only=True)
 
     @property
     def left(self) -> float:

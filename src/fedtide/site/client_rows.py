@@ -114,26 +114,19 @@ def divide_rows(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @dataclass(frozen=True)
-class OneClient:
-    """Rows of one client: all of them, their ids, and the positions of each part."""
-
-    rows: Rows
-    ids: Tensor
-    parts: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
 class FileRows:
     """Rows of a node's clients (`fedtide.fleets.scoring.ClientRows`).
 
     Args:
-        clients: rows by client.
-        transforms: transforms of images before the model sees them.
+        people: the clients as a population, in the order of their ids.
+        ids: of all rows, by their content.
+        places: by client, its number in the population.
         val: whether the study sets validation rows aside.
     """
 
-    clients: Mapping[int, OneClient]
-    transforms: tuple[Prepare, ...] = ()
+    people: Population
+    ids: Tensor
+    places: Mapping[int, int]
     val: bool = False
     target: ClassVar[Target] = CLASSES
     apart: ClassVar[bool] = False
@@ -154,50 +147,19 @@ class FileRows:
         if len(paths) != len(clients):
             allowed = f"{len(clients)}, one for each client of the ticket, in order"
             raise refused("--data", f"{len(paths)} files", allowed)
-        by_client = {}
-        for path, client in zip(paths, clients, strict=True):
-            rows = read_rows(path, about)
-            ids, parts = divide_rows(rows, split)
-            if not len(parts["train"]):
-                raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
-            by_client[client] = OneClient(rows, ids, parts)
-        return FileRows(by_client, transforms, split.val > 0)
-
-    def count(self, client: int, part: str) -> int:
-        """Return the number of rows of a client in a part."""
-        return len(self.clients[client].parts[part])
-
-    def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
-        """Return the rows of one client; its validation rows are fetched when they are used."""
-        source = self.clients[client]
-        positions = source.parts[part]
-        x, y = source.rows.take(positions)
-        x = apply_transforms(self.transforms, features(x))
-        time = None if source.rows.time is None else source.rows.time[positions]
-        fetch_val = partial(self.shard, client, moment, "val") if part == "train" and self.val else None
-        return Shard(x, y, source.ids[positions], time, source.rows.mask(y), fetch_val)
-
-    def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
-        """Count the rows of a part of each of `clients`."""
-        return torch.tensor([self.count(client, part) for client in clients.tolist()], dtype=torch.int64)
-
-    def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
-        """Return the rows of several clients, and for each row its owner's position in `clients`."""
-        shards = [self.shard(client, moment, part) for client in clients.tolist()]
-        owner = torch.repeat_interleave(torch.arange(len(shards)), torch.tensor([len(shard) for shard in shards]))
-        x, y, ids = (torch.cat([getattr(shard, name) for shard in shards]) for name in ("x", "y", "ids"))
-        return Shard(x, y, ids), owner
-
-    def population(self) -> Population:
-        """Return the clients as a population: the same rows in the same order."""
         parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
-        sorted_rows, first = list[Rows](), 0
-        for _, client in sorted(self.clients.items()):
-            order = client.ids.argsort(stable=True)
+        sorted_rows, sorted_ids, first = list[Rows](), list[Tensor](), 0
+        for _, path in sorted(zip(clients, paths, strict=True)):
+            rows = read_rows(path, about)
+            ids, positions = divide_rows(rows, split)
+            if not len(positions["train"]):
+                raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
+            order = ids.argsort(stable=True)
             place = order.argsort()
             for part in PARTS:
-                parts[part].append((place[client.parts[part]] + first).tolist())
-            sorted_rows.append(client.rows.pick(order))
+                parts[part].append((place[positions[part]] + first).tolist())
+            sorted_rows.append(rows.pick(order))
+            sorted_ids.append(ids[order])
             first += len(order)
         times = [rows.time for rows in sorted_rows if rows.time is not None]
         joined = replace(
@@ -207,7 +169,31 @@ class FileRows:
             time=torch.cat(times) if len(times) == len(sorted_rows) else None,
             held_out=None,
         )
-        return _population(joined, parts, len(sorted_rows), self.transforms)
+        people = _population(joined, parts, len(sorted_rows), transforms)
+        places = {client: place for place, client in enumerate(sorted(clients))}
+        return FileRows(people, torch.cat(sorted_ids), places, split.val > 0)
+
+    def count(self, client: int, part: str) -> int:
+        """Return the number of rows of a client in a part."""
+        return int(self.people.counts(self._local(torch.tensor([client])), part))
+
+    def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
+        """Return the rows of one client; its validation rows are fetched when they are used."""
+        shard = self.people.shard(self.places[client], moment, part)
+        fetch_val = partial(self.shard, client, moment, "val") if part == "train" and self.val else None
+        return replace(shard, ids=self.ids[shard.ids.long()], fetch_val=fetch_val)
+
+    def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
+        """Count the rows of a part of each of `clients`."""
+        return self.people.counts(self._local(clients), part)
+
+    def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
+        """Return the rows of several clients, and for each row its owner's position in `clients`."""
+        shard, owner = self.people.pool(self._local(clients), moment, part)
+        return replace(shard, ids=self.ids[shard.ids.long()]), owner
+
+    def _local(self, clients: Tensor) -> Tensor:
+        return torch.tensor([self.places[client] for client in clients.tolist()], dtype=torch.int64)
 
 
 def _population(

@@ -47,9 +47,9 @@ MODULE = '''"""The {end} of the study: Fedtide, as it is installed here."""
 
 from pathlib import Path
 
-from fedtide.site.flower_{end} import app_of
+from fedtide.site.flower_app import {end}_app
 
-app = app_of(Path(__file__).parent)
+app = {end}_app(Path(__file__).parent)
 '''
 
 
@@ -197,17 +197,13 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     check_new(root, " with --out")
     library()
     site = _plan_site(experiment, method, roster, root, address, where)
-    try:
-        with making(root, 0o700) as temporary:
-            new = replace(site, root=temporary)
-            for folder in (new.authority, temporary / "tickets"):
-                folder.mkdir(mode=0o700)
-            certificates.make_authority(new.authority, new.deploy.address)
-            new.write()
-            new.write_tickets(roster.node)
-    except OSError:
-        check_new(root, " with --out")  # another command may have been faster
-        raise
+    with making(root, 0o700) as temporary:
+        new = replace(site, root=temporary)
+        for folder in (new.authority, temporary / "tickets"):
+            folder.mkdir(mode=0o700)
+        certificates.make_authority(new.authority, new.deploy.address)
+        new.write()
+        new.write_tickets(roster.node)
     return site
 
 

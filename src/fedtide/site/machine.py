@@ -12,6 +12,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -162,12 +163,13 @@ class Log:
         line = f"{now.astimezone():%H:%M:%S} {printable(' '.join(text.split()))}"
         if self.lines:
             head = {"at": now.isoformat(timespec="milliseconds"), "event": event, "text": text}
-            line = json.dumps(head | _plain(facts))
-        with self._lock:
-            try:
-                print(line, file=self.file or sys.stdout, flush=True)
-            except (OSError, ValueError):  # the reader is gone, or the disk is full
-                return
+            if facts:
+                from fedtide.core.record import plain  # and torch
+
+                facts = plain(facts)
+            line = json.dumps(head | facts)
+        with self._lock, suppress(OSError, ValueError):  # the reader is gone, or the disk is full
+            print(line, file=self.file or sys.stdout, flush=True)
 
 
 class Health:
@@ -186,23 +188,16 @@ class Health:
         except (OSError, OverflowError) as error:
             raise FedtideError(f"--health {port}: {error}; allowed: a free port of this machine") from None
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
 
     @property
     def address(self) -> str:
         """The address that it listens at."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/health"
 
-    def __enter__(self) -> "Health":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._server.shutdown()
-        self.close()
-
     def close(self) -> None:
-        """Stop bind_address."""
+        """Listen no longer."""
+        self._server.shutdown()
         self._server.server_close()
 
 
@@ -214,7 +209,7 @@ def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             # A page in a browser may ask for any address, under a host name of its own.
             allowed = self.path == "/health" and host in ("127.0.0.1", "localhost")
-            answer = _plain(status()) if allowed else {"problem": "allowed: GET /health"}
+            answer = status() if allowed else {"problem": "allowed: GET /health"}
             body = json.dumps(answer).encode()
             self.send_response(404 if not allowed else 503 if answer.get("problem") else 200)
             self.send_header("Content-Type", "application/json")
@@ -226,13 +221,3 @@ def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
             """Write nothing: the log is for events of the federation."""
 
     return Handler
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as JSON takes them; torch is imported only if there are any."""
-    if not facts:
-        return {}
-    from fedtide.core.record import plain
-
-    values: dict[str, Any] = plain(facts)
-    return values

@@ -90,7 +90,7 @@ def write_settings(folder: Path, worker: Mapping[str, Any], line: LineSettings) 
 
     Args:
         folder: the node's folder.
-        worker: settings of its worker, see `fedtide.site.work`.
+        worker: settings of its worker, see `fedtide.site.seat`.
         line: settings of its stream.
     """
     (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -307,7 +307,7 @@ def main(path: Path) -> int:
         log.say("process", text)
 
     worker = Worker(
-        [*(line.worker or (sys.executable, "-P", "-m", "fedtide.site.work")), str(path)],
+        [*(line.worker or (sys.executable, "-P", "-m", "fedtide.site.seat")), str(path)],
         path.with_name("worker.log"),
         say,
         (lock_file.fileno(),),

@@ -320,7 +320,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         if data:
             split, transforms = run.experiment.data.split, run.experiment.data.transforms
             rows = FileRows.read(data, range(site.roster.clients), site.about.rows, split, transforms)
-            host = replace(host, population=rows.population())
+            host = replace(host, population=rows.people)
         recorded = recorded_sums(site, host)
     else:
         host = host_of(run.experiment, run.method, run.seed, store)

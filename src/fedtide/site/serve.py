@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -213,9 +213,9 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     _renew(site, log)
     host, port = bind_address(site.deploy.address)
     with ExitStack() as stack:
-        carrier = stack.enter_context(
-            GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=len(site.roster.node))
-        )
+        nodes = len(site.roster.node)
+        carrier = GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=nodes)
+        stack.callback(carrier.close)
         latest = RosterFile(site.root, site.roster, log)
         watch = Watch(site, log, carrier, latest, len(read_rounds(site.record)))
         stack.enter_context(repeat(partial(_admit_keys, carrier, latest), LOOK, log))
@@ -223,7 +223,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         if not site.run.exists():
             folder.create(site.experiment, site.run)
         if health is not None:
-            answers = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
+            answers = stack.enter_context(closing(Health(health, lambda: watch.look().model_dump(mode="json"))))
             log.say("health", f"health: {answers.address}")
         stack.enter_context(repeat(watch.write, WRITE, log))
         log.say("served", f"nodes are let in at {site.deploy.address}", address=site.deploy.address)

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_descriptors_stay_within_what_is_checked_at_the_start(federation, crowd,
 
     monkeypatch.setattr(door.Door, "_take", counted)
     other = GrpcCarrier("127.0.0.1", 0, run=RUN, authority=federation.authority, nodes=1)
-    with other:
+    with closing(other):
         for _ in range(600):
             crowd(other.port)
         until(lambda: made["now"] == door.STRANGERS, 10.0)
@@ -176,7 +176,7 @@ def test_a_server_that_is_closed_has_no_files_left(federation):
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = count()
-    with serve(federation, "127.0.0.1", 0) as other:
+    with closing(serve(federation, "127.0.0.1", 0)) as other:
         silent = [plain(other.port) for _ in range(20)]
     for each in silent:
         assert not left_open(each, 5.0)

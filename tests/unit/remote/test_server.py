@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -354,7 +354,8 @@ def test_old_versions_of_tls_are_refused(federation):
 def other(federation, tmp_path):
     """Another server of the site, with an authority's folder of its own."""
     shutil.copytree(federation.authority, tmp_path / "authority")
-    with GrpcCarrier("127.0.0.1", 0, run=RUN, authority=tmp_path / "authority", nodes=1) as made:
+    carrier = GrpcCarrier("127.0.0.1", 0, run=RUN, authority=tmp_path / "authority", nodes=1)
+    with closing(carrier) as made:
         yield made, tmp_path / "authority"
 
 

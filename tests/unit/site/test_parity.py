@@ -61,13 +61,13 @@ def play(site: Site, carrier=NearCarrier, stop=lambda: False) -> int:
         nodes[name] = Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)
     roster = {node.name: node.clients for node in site.roster.node}
-    vectors = Vectors.of(FLOATING, algorithm, rows_of(site).population().few())
+    vectors = Vectors.of(FLOATING, algorithm, rows_of(site).people.few())
     fleet = RemoteFleet(
         carrier(nodes), roster, Present(site.seed), run=site.digest, traits=algorithm.traits, patience=5.0,
         vectors=vectors,
     )  # fmt: skip
     run = Run(site.experiment, site.method, site.seed, site.record)
-    judge = Judge(algorithm, fleet, views(rows_of(site).population()), site.method.decide_per)
+    judge = Judge(algorithm, fleet, views(rows_of(site).people), site.method.decide_per)
     return [step.round for step in run.play(stop, lambda _: judge)][-1]
 
 
@@ -76,7 +76,7 @@ def served(place: Path, method: str, **changes: Any) -> Site:
     site = made(place, method, **changes)
     host = host_at(site)
     fleet = fleet_at(site, nodes_of(place, site, lambda name: ""), host)
-    judge = Judge(host.algorithm, fleet, views(rows_of(site).population()), site.method.decide_per)
+    judge = Judge(host.algorithm, fleet, views(rows_of(site).people), site.method.decide_per)
     list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
     forget(site)
     return site

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -190,7 +191,7 @@ def answer(address: str, **headers: str) -> tuple[int, dict]:
 
 def test_health_is_told_on_the_loopback_alone():
     values = {"round": 3, "problem": ""}
-    with Health(0, lambda: values) as health:
+    with closing(Health(0, lambda: values)) as health:
         assert answer(health.address) == (200, values)
         values["problem"] = "no node"
         assert answer(health.address) == (503, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import urllib.request
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,7 @@ from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
 from fedtide.site.machine import Health
-from fedtide.site.seat import Seat
-from fedtide.site.work import WatchedNode, node_of, predict_at_node
+from fedtide.site.seat import Seat, WatchedNode, node_of, predict_at_node
 from fedtide.wire.pipeline import FLOATING
 from helpers.hospitals import CLASSES, COLUMNS, NAMES
 from helpers.near_sites import site_of
@@ -50,11 +50,11 @@ def place(tmp_path_factory) -> Path:
     roster = {node.name: node.clients for node in site.roster.node}
     rows = FileRows.read(data, range(3), site.about.rows, site.experiment.data.split)
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)
-    vectors = Vectors.of(FLOATING, algorithm, rows.population().few())
+    vectors = Vectors.of(FLOATING, algorithm, rows.people.few())
     fleet = RemoteFleet(NearCarrier(nodes), roster, Present(site.seed), run=site.digest, patience=5.0, vectors=vectors)
     folder.create(site.experiment, site.run)
     run = Run(site.experiment, site.method, site.seed, site.record)
-    list(run.play(judge_of=lambda _: Judge(algorithm, fleet, views(rows.population()))))
+    list(run.play(judge_of=lambda _: Judge(algorithm, fleet, views(rows.people))))
     return place
 
 
@@ -116,7 +116,7 @@ def watch(record: Path, **answer) -> WatchedNode:
 
 def test_a_node_says_how_it_is(tmp_path):
     node = watch(tmp_path / "asked.jsonl")
-    with Health(0, node.status) as health:
+    with closing(Health(0, node.status)) as health:
         assert json.load(urllib.request.urlopen(health.address, timeout=5))["answered"] == 0
         node.handle(HEADER, b"")
         status = json.load(urllib.request.urlopen(health.address, timeout=5))

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
@@ -190,12 +190,6 @@ class GrpcCarrier:
         if not self._ended.is_set():  # a thread whose join was interrupted is taken for one that has ended
             self._loop.call_soon_threadsafe(self._closing.set)
             self._ended.wait(seconds + 10 * GRACE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def _response(self, node: str, message: Message) -> Response | None:
         """Return the response to a question; None if it was answered before, or is another node's."""
