@@ -58,11 +58,11 @@ class Planned:
         return any((self.folder / "checkpoints" / f"{number:08d}").is_dir() for number in rounds)
 
 
-def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[Planned]:
+def plan(experiment: Experiment, root: Path) -> list[Planned]:
     """List every run of an experiment: points x seeds x methods."""
     return [
         Planned(point.name, point.experiment, method, seed, root / point.folder / slug(method.name) / str(seed))
-        for point in points(experiment, where)
+        for point in points(experiment)
         for seed in point.experiment.seeds
         for method in point.experiment.method
     ]
