@@ -21,6 +21,9 @@ SAME_RUN = (
 )
 """Sentence about two methods that are the same run, with the likely reasons."""
 
+ONE = 0.98
+"""Share of the clients or rows at one model above which the others hardly count."""
+
 # -- alarms ------------------------------------------------------------------------------------------------------------
 
 SOME = 0.1
@@ -105,6 +108,10 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         text += f" That is no better than {_floor(method, words)}."
     if method.untrained:
         text += " New clients have no model of their own, so this is an untrained one."
+    # If each client holds a blend of domains, clients may well be alike.
+    fullest = "fullest_component" if "split_purity" in method.measures else "fullest_cluster"
+    if any(share > ONE for share in measure(fullest).values):
+        text += " Nearly all clients or rows are at one of its models."
     rounds, reached = measure("rounds_to_target").mean, measure("reached_target").values
     if rounds is not None:
         some = f"in {sum(reached):.0f} of {counted(len(reached), 'run')}"
