@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
+import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
 from fedtide.core.base import Grouping
 from fedtide.core.codec import parse
-from fedtide.core.errors import FedtideError, shown
-from fedtide.wire.masks import Bundle, Shown
+from fedtide.core.errors import FedtideError, refused, shown
+from fedtide.core.trees import Tree
+from fedtide.wire.masks import SEED, Bundle, Shown
 from fedtide.wire.vector import Form, Leaf
 
 
@@ -171,23 +174,39 @@ class KeyHeader(Header):
         return Bundle(**dict(self))
 
 
-class SecretsHeader(Header):
-    """The secrets of a client that open a sum (`fedtide.wire.masks.Shown`), in hexadecimal digits."""
+def secrets_tree(shown: Shown) -> dict[str, Any]:
+    """Return the secrets of a client that open a sum as a message has them: bytes in tensors, with whose they are."""
 
-    sealed: Secret
-    opens: dict[ClientKey, Secret]
-    links: dict[ClientKey, Secret]
+    def table(secrets: Mapping[int, bytes]) -> dict[str, Tensor]:
+        rows = torch.tensor(list(b"".join(secrets.values())), dtype=torch.uint8)
+        return {"clients": torch.tensor(list(secrets), dtype=torch.int64), "secrets": rows.view(len(secrets), SEED)}
 
-    @staticmethod
-    def of(shown: Shown) -> dict[str, Any]:
-        """Return the plain values of secrets."""
-        opens, links = ({str(k): table[k].hex() for k in sorted(table)} for table in (shown.opens, shown.links))
-        return {"sealed": shown.sealed.hex(), "opens": opens, "links": links}
+    sealed = torch.tensor(list(shown.sealed), dtype=torch.uint8)
+    return {"sealed": sealed, "opens": table(shown.opens), "links": table(shown.links)}
 
-    def shown(self) -> Shown:
-        """Return the secrets."""
-        opens, links = ({int(k): bytes.fromhex(table[k]) for k in table} for table in (self.opens, self.links))
-        return Shown(bytes.fromhex(self.sealed), opens, links)
+
+def read_secrets(tree: Tree) -> Shown:
+    """Return the secrets of a client that open a sum (`fedtide.wire.masks.Shown`).
+
+    Raises:
+        FedtideError: the tree of its message is not that.
+    """
+
+    def rows(value: Any, *shape: int) -> bytes:
+        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (*shape, SEED):
+            raise refused("secrets", value, f"{SEED} bytes each")
+        return value.numpy().tobytes()
+
+    def table(value: Any) -> dict[int, bytes]:
+        ids = value.get("clients") if isinstance(value, dict) and set(value) == {"clients", "secrets"} else None
+        if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
+            raise refused("secrets", value, "clients, secrets")
+        content = rows(value["secrets"], len(ids))
+        return {client: content[SEED * place : SEED * (place + 1)] for place, client in enumerate(ids.tolist())}
+
+    if not isinstance(tree, dict) or set(tree) != {"sealed", "opens", "links"}:
+        raise refused("secrets", tree, "sealed, opens, links")
+    return Shown(rows(tree["sealed"]), table(tree["opens"]), table(tree["links"]))
 
 
 class MaskHeader(Header):

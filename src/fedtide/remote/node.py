@@ -28,11 +28,11 @@ from fedtide.remote.messages import (
     KeysHeader,
     QuestionHeader,
     ScoreHeader,
-    SecretsHeader,
     UnmaskHeader,
     WorkHeader,
     read,
     read_question,
+    secrets_tree,
 )
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.policy import Policy
@@ -40,7 +40,7 @@ from fedtide.wire.masks import ALONE, Context, Masker, Question, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge, form_of
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of headers and payloads; a node refuses questions of another."""
 
 Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes]
@@ -390,7 +390,7 @@ def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int,
 def show(masker: Masker, asked: UnmaskHeader, fewest: int) -> dict[int, Tree]:
     """Return by client what opens the sum that it is in."""
     return {
-        client: SecretsHeader.of(
+        client: secrets_tree(
             masker.show(_context(asked, client), client, asked.alive.get(_slot(asked, client), []), fewest)
         )
         for client in asked.clients

@@ -32,12 +32,12 @@ Post = Literal["ask", "flight", "score", "keys", "unmask"]
 masks, and what opens a sum."""
 
 
-SECRET = 200
-"""Bytes that two secrets take in a message at most, with whose they are."""
+SECRET = 80
+"""Bytes that two secrets take in a message, with whose they are."""
 
 READERS: Mapping[Post, Callable[[Tree], Any]] = {
     "keys": lambda tree: messages.read(messages.KeyHeader, tree, "key for masks").bundle(),
-    "unmask": lambda tree: messages.read(messages.SecretsHeader, tree, "secrets").shown(),
+    "unmask": messages.read_secrets,
 }
 """How what a client sends is read, of questions about masks."""
 

@@ -20,7 +20,7 @@ from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
 from fedtide.remote.asks import REFUSED
-from fedtide.remote.messages import KeyHeader, Response, read_question
+from fedtide.remote.messages import KeyHeader, Response, read_question, read_secrets, secrets_tree
 from fedtide.remote.node import masked, objection
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
@@ -28,8 +28,10 @@ from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
 from fedtide.wire import masks
-from fedtide.wire.masks import Masker
+from fedtide.wire.masks import SEED, Masker, Shown
 from fedtide.wire.noise import simulated_noise
+from fedtide.wire.pipeline import Wire
+from fedtide.wire.vector import Form, Leaf
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
 
@@ -102,6 +104,20 @@ def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tm
     told = {name: line["clients"] for name, line in fleet.record.asks[0]["nodes"].items()}
     assert told["node-2"] == {"2": "lost: its node did not open the sum: lost: lost"}
     assert told["node-1"] == {"1": "lost: its sum was not opened: too few answered, or some vanished meanwhile"}
+
+
+def test_a_second_list_of_clients_is_not_asked_to_open_the_same_sum(tmp_path):
+    """Of two lists that both were opened the difference would be one client."""
+
+    def lost(kind: str, node: str, times: int) -> bool:
+        return (kind, node, times) in (("unmask", "node-2", 1), ("ask", "node-3", 2))
+
+    host, fleet, _ = fleet_of(tmp_path, lost)
+    reply = asked(host, fleet, torch.arange(6))
+    lists = [tuple(each.header["alive"]["0"]) for each in fleet.carrier.asked if each.header["kind"] == "unmask"]
+    assert set(lists) == {tuple(range(6))}
+    assert len(lists) == 12, "in the first try and in the third, in which all answer again"
+    assert reply.clients.tolist() == list(range(6))
 
 
 @pytest.mark.parametrize("kind", ["unmask", "ask"])
@@ -358,6 +374,15 @@ def test_an_answer_in_fixed_point_is_looked_at_before_it_is_added(tmp_path, priv
     assert word is None or word in said
 
 
+def test_a_number_beyond_the_room_of_a_client_is_refused():
+    """Two of them would wrap around to another sum."""
+    form, wire = Form((Leaf("delta", 1),), people=6), Wire()
+    assert wire.fault(torch.tensor([-(2**60), 1]), form, 1, 1e6) is None
+    for number in (2**61, -(2**61), -(2**63)):
+        assert "beyond the room" in str(wire.fault(torch.tensor([number, 1]), form, 1, 1e6))
+    assert wire.fault(torch.tensor([2**61, 1]), form, 2, 1e6) is None
+
+
 def test_a_masked_private_sum_has_the_weight_of_its_clients_or_is_none(tmp_path):
     """Else one of them chose the divisor."""
     for lie, why in ((0.5, "delta: found weight 5.5, allowed: 6"), (1.0, None)):
@@ -379,20 +404,34 @@ def about(header: Any) -> str:
     return kept[0]
 
 
-def test_zeros_are_sent_in_no_name_of_the_servers_choosing(tmp_path):
-    """Where sums are private a work that fails sends zeros; a server that could bring that about would pick who."""
+def private_fleet(home: Path) -> tuple[Any, Any]:
     privacy = {"multiplier": 1.0, "distance": 1, "clip": {"delta": 1.0, "loss": 5.0}}
     study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "privacy": privacy}, rounds=3)
     host = host_of(study, study.method[0], 0, MemoryStore(None))
     wire = server_wire(study, study.method[0], host, simulated_noise(0))
-    fleet = near_fleet(host, 8, tmp_path, Meddling, wire, patience=1.0)
+    fleet = near_fleet(host, 8, home, Meddling, wire, patience=1.0)
     fleet.begin(replace(fleet.moment, round=0, rounds=3))
     asked(host, fleet, torch.arange(6))
+    return host, fleet
+
+
+def test_a_private_study_reveals_nothing_of_a_client_by_itself(tmp_path):
+    _, fleet = private_fleet(tmp_path)
+    sent = question(fleet, "ask")
+    header = {**json.loads(json.dumps(sent.header)), "reveal": ["n"]}
+    told, payload = fleet.carrier.nodes["node-0"].handle(header, sent.payload)
+    word = "its study is private, and shows nothing of a client by itself, such as 'n'"
+    assert (told["clients"], payload) == ({"0": REFUSED + word}, b"")
+
+
+def test_zeros_are_sent_in_no_name_of_the_servers_choosing(tmp_path):
+    """Where sums are private a work that fails sends zeros; a server that could bring that about would pick who."""
+    _, fleet = private_fleet(tmp_path)
     sent, node = question(fleet, "ask"), fleet.carrier.nodes["node-0"]
     header = json.loads(json.dumps(sent.header))
     header["mask"]["attempt"] = "other"
     told, _ = node.handle({**header, "counted": {"0": [0, 7]}}, sent.payload)
-    assert told["clients"]["0"].startswith(REFUSED)
+    assert told["clients"]["0"] == f"{REFUSED}its memory of round 0 is gone from the node; restore its folder"
     ids = ["0", "1000", "1001"]
     header |= {key: dict.fromkeys(ids) for key in ("counted", "settled")} | {"clients": [0, 1000, 1001]}
     header["mask"]["peers"] = {"0": dict.fromkeys(ids, "node-0")}
@@ -409,6 +448,35 @@ def test_a_question_that_comes_twice_is_answered_with_the_same_bytes(tmp_path):
         before = next(each for each in fleet.carrier.came if each.id == sent.id)
         header = json.loads(json.dumps(sent.header))
         assert fleet.carrier.nodes["node-0"].handle(header, sent.payload)[1] == before.payload
+
+
+def test_secrets_of_many_clients_of_a_node_travel_within_the_bounds_of_a_message():
+    """Of 330 in a sum of 660."""
+    table = {client: bytes([client % 251]) * SEED for client in range(659)}
+    shown = {client: Shown(b"s" * SEED, table, {client: b"l" * SEED}) for client in range(330)}
+    content = codec.to_bytes({client: secrets_tree(each) for client, each in shown.items()})
+    assert len(content) < 330 * (660 * 40 + 2000)
+    assert {client: read_secrets(tree) for client, tree in codec.decode_message(content).items()} == shown
+
+
+@pytest.mark.parametrize("place", ["", "sealed", "opens", "links", "opens.clients", "links.secrets"])
+@pytest.mark.parametrize(
+    "value",
+    [None, "00" * SEED, {}, torch.zeros(SEED), torch.zeros(3, SEED - 1, dtype=torch.uint8), torch.arange(3)[:, None],
+     torch.zeros(2, SEED, dtype=torch.uint8), {"clients": torch.arange(1), "secrets": None, "more": 1}],
+    ids=range(8),
+)  # fmt: skip
+def test_what_are_no_secrets_is_refused(place, value):
+    table = {client: b"o" * SEED for client in range(3)}
+    made: Any = secrets_tree(Shown(b"s" * SEED, table, table))
+    assert read_secrets(made).links == table
+    first, _, second = place.partition(".")
+    if second:
+        made[first][second] = value
+    else:
+        made = made | {first: value} if first else value
+    with pytest.raises(FedtideError, match=r"^secrets: found .*allowed: "):
+        read_secrets(made)
 
 
 def test_no_secret_lies_in_a_log_a_record_a_checkpoint_or_a_file(tmp_path, monkeypatch):
