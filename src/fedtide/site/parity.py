@@ -238,23 +238,27 @@ def compare_with_simulation(site: Site) -> Iterator[str]:
 
 
 def differences(deployed: Path, simulated: Path) -> Iterator[str]:
-    """Say where two records of one study differ: the rounds, and the first leaf of the last state.
+    """Say where two records of one study differ: all of the rounds, and the first leaf of the last state.
 
     Args:
         deployed: folder of the run on nodes.
         simulated: folder of the run in simulation.
     """
-    records, theirs = ([_compared(line) for line in read_rounds(place)] for place in (deployed, simulated))
-    if not same(records, theirs):
-        yield f"rounds: {difference(records, theirs)} in simulation"
+    ours, theirs = ([_compared(line) for line in read_rounds(place)] for place in (deployed, simulated))
+    if len(ours) != len(theirs):
+        yield f"rounds: {len(ours)}, and {len(theirs)} in simulation"
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        for key in one:
+            if one[key] != other[key]:
+                yield f"round {number}: {key}: {one[key]!r:.60}, and {other[key]!r:.60} in simulation"
     newest = [checkpoint.file_of(place) for place in (deployed, simulated)]
     rounds = [int(path.parent.name) for path in newest]
     if rounds[0] != rounds[1]:
         yield f"the last checkpoint is of round {rounds[0]}, and of {rounds[1]} in simulation"
         return
-    ours, theirs = (codec.from_file(path) for path in newest)
-    if not same(ours, theirs):
-        yield f"after round {rounds[0] - 1}: state: {difference(ours, theirs)}"
+    state, simulated_state = (codec.from_file(path) for path in newest)
+    if not same(state, simulated_state):
+        yield f"after round {rounds[0] - 1}: state: {difference(state, simulated_state)}"
 
 
 def _compared(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ pytest.importorskip("cryptography")
 from fedtide.cli.commands import main
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import read_rounds
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.fleet import RemoteFleet
@@ -25,7 +26,7 @@ from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from fedtide.site.accounts import forget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
-from fedtide.site.parity import replay
+from fedtide.site.parity import differences, replay
 from fedtide.site.seat import Seat
 from fedtide.site.site import Site, invite
 from fedtide.wire.ledger import LEDGER
@@ -94,6 +95,19 @@ def test_nodes_with_files_are_played_again_with_the_same_bits(tmp_path, method):
     with pytest.raises(FedtideError, match=r"asks\.jsonl: damaged"):
         replay(site.run, files(site), tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists()
+
+
+def test_all_that_differs_in_a_round_is_named(tmp_path):
+    site = made(tmp_path, "FedAvg")
+    play(site)
+    other = shutil.copytree(site.record, tmp_path / "other")
+    assert list(differences(site.record, other)) == []
+    lines = read_rounds(other)
+    lines[1] |= {"asked": 99, "answered": 98, "seconds": int(lines[1]["seconds"])}
+    (other / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines[:-1]))
+    found = list(differences(site.record, other))
+    assert [line.split(": ")[:2] for line in found[1:]] == [["round 1", "asked"], ["round 1", "answered"]]
+    assert found[0] == f"rounds: {len(lines)}, and {len(lines) - 1} in simulation"
 
 
 def test_lost_answers_are_lost_again(tmp_path, capsys):
