@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import line as lines
 from fedtide.remote.grpc.line import CAUSES, Failed, Line, meaning
-from fedtide.remote.grpc.stream_protocol import Message, claim_bytes, make_nonce, next_message
+from fedtide.remote.grpc.stream_protocol import HEADER, MOST, Message, claim_bytes, make_nonce, next_message
 from fedtide.site import certificates
 from fedtide.wire.keys import verify_signature
 from helpers.between import Between, listening, serving
@@ -133,6 +133,20 @@ def test_a_node_shows_its_key_for_its_server_alone(federation, rome):
     assert said[-1] == "the study is over"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"nonce": None}, {"nonce": "ab"}, {"nonce": 'x", "oslo"'}, {"nonce": "0" * 64 + "\n"}, {"kind": "welcome"}],
+    ids=["none", "short", "a text to sign", "more behind it", "another kind"],
+)
+def test_a_server_that_does_not_ask_as_it_should_gets_no_signature(federation, rome, said):
+    async def script(server):
+        await server.say(Message("challenge", extra={"nonce": "0" * 64} | said))
+        assert await server.hear() is None
+
+    _, lines = played(federation, rome, script, let_in=False)
+    assert "it does not speak as 'fedtide serve' does (the server does not ask who this is)" in lines[0]
+
+
 def test_a_server_that_ends_without_a_word_is_tried_again(federation, rome, monkeypatch):
     monkeypatch.setattr(lines, "MINUTE", 0.0)
     streams = itertools.count()
@@ -169,6 +183,69 @@ QUESTIONS = {
     "no number of seconds": Message("question", "1", {"seconds": float("nan")}, b"{}"),
     "very many seconds": Message("question", "1", {"seconds": 10**400}, b"{}"),
 }
+
+
+@pytest.mark.parametrize("case", QUESTIONS)
+def test_a_question_that_does_not_say_how_long_it_may_take_ends_the_stream(federation, rome, case):
+    asked = []
+
+    async def script(server):
+        await server.say(QUESTIONS[case])
+        with suppress(asyncio.CancelledError):
+            await server.hear()
+
+    _, said = played(federation, rome, script, answer=lambda *question: asked.append(question) or (b"{}", b""))
+    assert "a question does not say how long it may take" in said[1]
+    assert not asked
+
+
+@pytest.mark.parametrize("size", [{"payload": MOST + 1}, {"header": HEADER + 1}])
+def test_a_question_that_is_too_large_ends_the_stream(federation, rome, size):
+    async def script(server):
+        await server.context.write(next(Message("question", "1", {"seconds": 5.0, **size}).pieces()))
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await server.hear()
+
+    _, said = played(federation, rome, script)
+    assert "the server asks more at a time than a node takes" in said[1]
+
+
+def test_questions_that_wait_may_have_so_many_bytes_together(federation, rome, monkeypatch):
+    monkeypatch.setattr(lines, "MOST", 1000)
+    wait = threading.Event()
+
+    async def script(server):
+        for name in "abc":
+            await server.ask(name, bytes(400))
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await server.hear()
+        wait.set()
+
+    _, said = played(federation, rome, script, answer=lambda *question: (wait.wait(5.0), (b"{}", b""))[1])
+    assert "the server asks more at a time than a node takes" in said[1]
+
+
+def test_a_question_that_is_dropped_is_not_answered(federation, rome):
+    asked, wait = [], threading.Event()
+
+    def answer(header, payload, seconds):
+        asked.append(payload)
+        wait.wait(5.0)
+        return b"{}", payload
+
+    async def script(server):
+        for name in "abc":
+            await server.ask(name, name.encode())
+        await asyncio.sleep(0.1)
+        for name in ("a", "b", "nothing"):
+            await server.say(Message("drop", name))
+        await asyncio.sleep(0.1)
+        wait.set()
+        server.heard = await server.hear()
+
+    server, _ = played(federation, rome, script, answer=answer)
+    assert server.heard.id == "c"
+    assert asked == [b"a", b"c"]
 
 
 def test_questions_without_an_end_end_the_stream(federation, rome, monkeypatch):

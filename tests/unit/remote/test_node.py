@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 
@@ -115,6 +116,16 @@ def test_another_question_is_worked_on(asked, change, tmp_path):
     assert (other == first) == (change == "memory")
 
 
+def test_a_refused_answer_is_not_kept(asked):
+    node, (train, _), _ = asked
+    node._sent.clear()
+    late, _ = node.handle(plain(train) | {"deadline": 0.0}, train.payload)
+    assert set(late["clients"].values()) == {"refused: too late"}
+    assert not node._sent
+    again, _ = node.handle(plain(train), train.payload)
+    assert set(again["clients"].values()) == {"answered"}
+
+
 # -- its owner --------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +235,40 @@ def test_files_that_no_checkpoint_counts_are_bounded(tmp_path):
     assert len(left) <= node_memory.MOST + 2
     assert left[-1] == 3 * node_memory.MOST - 1
     assert memory.read(0, (99, 0)) == {"round": 1}
+
+
+def test_rows_older_than_the_settled_version_are_removed_and_files_of_others_are_left_alone(tmp_path):
+    memory, others = NodeMemory(tmp_path, {0: (2, 0)}), {"notes.txt", "0.0.bak", "x.0"}
+    (tmp_path / "0").mkdir()
+    for name in others:
+        (tmp_path / "0" / name).write_text("mine")
+    for version in ((0, 0), (1, 0), (1, 1), (2, 0)):
+        memory.write(0, version, {}, settled=None)
+    memory.write(0, (3, 0), {}, settled=(1, 1))
+    assert {file.name for file in (tmp_path / "0").iterdir()} == others | {"1.1", "2.0", "3.0"}
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(asked, monkeypatch, tmp_path):
+    node, (train, _), _ = asked
+    kept = {file: file.read_bytes() for file in tmp_path.glob("node-0/*/*.*")}
+    assert kept
+    header, said = plain(train), []
+    header |= {"version": [1, 0], "counted": {client: [0, 0] for client in header["counted"]}}
+    header["moment"]["round"] = 1
+
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(node_memory.os, "fsync", full)
+        answer, _ = replace(node, log=said.append).handle(header, train.payload)
+    why = "the node cannot keep its memory; see whether its disk is full"
+    assert set(answer["clients"].values()) == {f"refused: {why}"}
+    assert answer["kept"] == []
+    assert f"{why} ([Errno 28] No space left on device)" in said
+    assert all(file.read_bytes() == content for file, content in kept.items())
+    answer, _ = node.handle(header, train.payload)
+    assert set(answer["clients"].values()) == {"answered"}
 
 
 def test_damaged_memory_is_said(tmp_path):

@@ -54,17 +54,25 @@ def test_a_certificate_that_was_wrapped_otherwise_is_the_same(key):
         lambda: ed25519.Ed25519PrivateKey.generate(),
         lambda: rsa.generate_private_key(65537, 2048),
         lambda: dsa.generate_private_key(1024),
+        lambda: ec.generate_private_key(ec.SECP256R1()),
     ],
-    ids=["ed25519", "rsa", "dsa"],
+    ids=["ed25519", "rsa", "dsa", "another curve"],
 )
 @pytest.mark.filterwarnings("ignore")  # some of them are told to be old
 def test_keys_of_other_kinds_hold_for_nothing(key, make):
     said = claim_bytes(**SAID)
     try:
-        line = line_of(make())
+        other = make()
     except ValueError:  # this version makes none any more
         pytest.skip("no such keys")
-    assert not verify_signature(line, sign(key, said), said)
+    signing = other if isinstance(other, ec.EllipticCurvePrivateKey) else key
+    assert not verify_signature(line_of(other), sign(signing, said), said)
+
+
+@pytest.mark.parametrize("change", ["{} me@here", "{}\n", " {}", "{} "])
+def test_a_line_with_more_than_the_key_is_not_the_line_that_is_admitted(key, change):
+    said, line = claim_bytes(**SAID), spell_public(key.public_key())
+    assert not verify_signature(change.format(line), sign(key, said), said)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ from fedtide.remote.grpc import door
 from fedtide.remote.grpc import grpc_carrier as server
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.grpc.line import channel_to
-from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, PIECE, Message
+from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, PIECE, Broken, Head, Message
 from fedtide.site import certificates
 from fedtide.wire.keys import spell_public
 from helpers.callers import (
@@ -236,6 +237,49 @@ def test_an_answer_that_is_late_counts_nothing(federation, rome):
     assert none == []
 
 
+@pytest.mark.parametrize("came", [0, 2])
+@pytest.mark.parametrize("case", ["an old stream", "a removed key"])
+def test_what_an_old_stream_or_a_removed_key_still_sends_does_not_count(federation, rome, monkeypatch, case, came):
+    """However many pieces of its answer had come before."""
+    carrier, key = federation.carrier, federation.keys["rome"]
+    old = server.Stream("rome", key)
+    monkeypatch.setitem(carrier._streams, "rome", old)
+    federation.push("rome", {"q": 1})
+    name = f"{federation._number}.rome"
+    pieces = [*Message("answer", name, {}, b"{}", b"x").pieces(), grpc.aio.EOF]
+    assert carrier._wanted(old, head := Head.of(pieces[0]))
+
+    async def read():
+        if len(pieces) == 4 - came and case == "an old stream":
+            monkeypatch.setitem(carrier._streams, "rome", server.Stream("rome", key))
+        elif len(pieces) == 4 - came:
+            monkeypatch.setattr(carrier, "_names", {})
+        return pieces.pop(0)
+
+    run(carrier._read(SimpleNamespace(read=read), old))
+    assert pulled(federation, 0.1) == []
+    assert not carrier._wanted(old, head)
+    carrier.drop([name])
+
+
+@pytest.mark.parametrize("item", ["a question", Message("welcome")], ids=["question", "message"])
+def test_a_node_that_takes_nothing_is_left_in_time(federation, monkeypatch, item):
+    monkeypatch.setattr(server, "INTRODUCTION", 0.1)
+    monkeypatch.setattr(server, "GRACE", 0.1)
+    if item == "a question":
+        federation.push("nobody", {}, seconds=0.1)
+        item = f"{federation._number}.nobody"
+    stuck = server.Stream("nobody", "")
+    stuck.out.put_nowait(item)
+
+    async def write(piece):
+        await asyncio.sleep(60.0)
+
+    with pytest.raises(Broken, match="a node does not take what it is sent"):
+        run(asyncio.wait_for(federation.carrier._write(SimpleNamespace(write=write), stuck), 5.0))
+    pulled(federation)
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [("it broke", "it broke"), ("", "failed"), (3, "3"), (["a"], "['a']"), ("a\nb\x1b[31m", "a b"), ("\ud800", "")],
@@ -333,6 +377,26 @@ def test_of_a_thousand_streams_on_one_connection_few_are_open(federation, rome, 
 
     with small(100):
         assert run(talk()) <= 2
+    answers(federation)
+
+
+def test_a_stream_that_has_ended_makes_its_connection_a_strangers_again(federation, rome, monkeypatch):
+    """Else a node, or one that was, could keep as many open as it likes."""
+    monkeypatch.setattr(door, "SECONDS", 0.5)
+    guests = federation.carrier._door._guests
+
+    async def talk():
+        async with channel_to(rome) as channel:
+            call = channel.stream_stream(METHOD)()
+            before = set(guests.values())
+            await enter(call, rome)
+            (own,) = set(guests.values()) - before
+            assert own.is_node
+            call.cancel()
+            await asyncio.to_thread(until, lambda: not own.is_node, 5.0)
+            await asyncio.to_thread(until, lambda: own not in guests.values(), 5.0)
+
+    run(talk())
     answers(federation)
 
 

@@ -467,7 +467,7 @@ def test_secrets_of_many_clients_of_a_node_travel_within_the_bounds_of_a_message
     ids=range(8),
 )  # fmt: skip
 def test_what_are_no_secrets_is_refused(place, value):
-    table = {client: b"o" * SEED for client in range(3)}
+    table = dict.fromkeys(range(3), b"o" * SEED)
     made: Any = secrets_tree(Shown(b"s" * SEED, table, table))
     assert read_secrets(made).links == table
     first, _, second = place.partition(".")
