@@ -1,7 +1,7 @@
 """Federated learning when the data will not hold still.
 
-Simulate a federation whose clients differ and come and go with the hour;
-compare methods over seeds; read one report that shows the effects of the
+Simulate a federation whose clients differ and come and go with the hour.
+Compare methods over seeds, and read one report that shows the effects of the
 shift and the method that coped.
 
     fedtide init study.toml        write a study to begin with

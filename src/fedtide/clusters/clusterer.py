@@ -228,10 +228,10 @@ def lloyd(x: Tensor, centers: Tensor, kind: Distance) -> tuple[Tensor, float]:
 
 def _assign(far: Tensor) -> Tensor:
     """Return the nearest center of each row by the distances (rows, K); an empty cluster gets the farthest row."""
-    own, label = far.min(1)
+    nearest, label = far.min(1)
     count = label.bincount(minlength=far.shape[1])
     for cluster in (count == 0).nonzero()[:, 0].tolist():
-        row = own.where(count[label] > 1, -1).argmax()
+        row = nearest.where(count[label] > 1, -1).argmax()
         count[label[row]] -= 1
         label[row], count[cluster] = cluster, 1
     return label

@@ -40,7 +40,7 @@ class Processes:
     """Processes of any kind of fleet; several runs are played side by side anyway.
 
     Args:
-        workers: processes among which several runs are divided, or with `workers` and `ray` the clients of one; None
+        workers: processes among which several runs are divided, or the clients of one with `workers` and `ray`. None
             means the machine's cores, or the CPUs of the Ray cluster.
         channels_last: keep convolutions in the memory format channels_last, which is faster on many processors.
         device: device that models compute on: "cuda", or "auto" for a GPU if there is one. Weights and sums stay on the

@@ -390,9 +390,9 @@ class Measure:
     def of(values: list[float]) -> "Measure":
         """Compute a measure from the value of each seed; the error is s / sqrt(n), s with n - 1."""
         array = np.array(values, dtype=np.float64)
-        known = len(array) > 0 and np.isfinite(array).all()
-        error = array.std(ddof=1) / math.sqrt(len(array)) if known and len(array) > 1 else math.nan
-        return Measure(float(array.mean()) if known else None, float(error) if math.isfinite(error) else None, values)
+        finite = len(array) > 0 and np.isfinite(array).all()
+        error = array.std(ddof=1) / math.sqrt(len(array)) if finite and len(array) > 1 else math.nan
+        return Measure(float(array.mean()) if finite else None, float(error) if math.isfinite(error) else None, values)
 
     @property
     def margin(self) -> float | None:

@@ -127,14 +127,14 @@ def blends(truth: Population | None, step: Step, trained: list[Query]) -> dict[s
         out["domains"] = torch.bincount(domain[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [(client, component.long()) for client, component in _notes(trained, "component")]
     if noted:
-        held = [truth.held(client, moment, "train") for client, _ in noted]
-        for (client, component), own_rows in zip(noted, held, strict=True):
+        rows_of = [truth.held(client, moment, "train") for client, _ in noted]
+        for (client, component), own_rows in zip(noted, rows_of, strict=True):
             if len(own_rows) != len(component):
                 raise FedtideError(
                     f"note 'component': found {len(component)} rows, client {client} trains on {len(own_rows)}; "
                     "allowed: one for each"
                 )
-        domains, components = domain[torch.cat(held).long()], torch.cat([component for _, component in noted])
+        domains, components = domain[torch.cat(rows_of).long()], torch.cat([component for _, component in noted])
         reported = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
         wide = max(reported, int(components.max()) + 1 if len(components) else 1)
         table = torch.zeros(several, wide, dtype=torch.int64)

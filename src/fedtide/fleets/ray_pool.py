@@ -269,8 +269,8 @@ class RayPool(Processes[_ActorState]):
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(Scratch())
         try:
-            own = (size or min(most, max(cores() // threads, 1))) * threads
-            self._ray = self._stack.enter_context(connected(address, own))
+            processors = (size or min(most, max(cores() // threads, 1))) * threads
+            self._ray = self._stack.enter_context(connected(address, processors))
             self.multi_node = sum(node["Alive"] for node in self._ray.nodes()) > 1
             self.members = [self._start() for _ in range(self._pool_size(size, most))]
             self._wait_until_started()

@@ -192,7 +192,7 @@ class StackedEngine(LocalEngine):
             yield from zip(members, fitted_parts(train_stacked(stack, requests), requests), strict=True)
 
     def _stack(self, request: Train) -> Copies | None:
-        """Return what trains several copies of a model; None if there is nothing."""
+        """Return the stack that trains several copies of a model; None if there is none."""
         if request.loss is not None and getattr(request.loss, "alike", None) is None:  # a stack for this client alone
             return None
         if request.key not in self._stacks:

@@ -107,7 +107,7 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
 
 
 def make_stack(request: Train) -> Copies | str:
-    """Return what trains several copies of the model of a request, or the reason why there is none.
+    """Return a stack that trains several copies of the model of a request, or the reason why there is none.
 
     Two copies that are trained for a step on a few samples show whether torch can do that. Lack of memory is no such
     reason: it is raised.

@@ -392,7 +392,7 @@ def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
     """
     if task.target != CLASSES:
         raise refused("algorithm", "one that chooses by certainty", "another one if rows have no classes", CERTAIN)
-    together = choose_per == "client"
+    by_client = choose_per == "client"
     return predict_by_branch(
-        task, lambda payload, logits, z, x, owner: most_certain(logits, owner, together, counted_steps(task, x))
+        task, lambda payload, logits, z, x, owner: most_certain(logits, owner, by_client, counted_steps(task, x))
     )

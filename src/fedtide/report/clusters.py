@@ -193,8 +193,8 @@ def cluster_counts(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     counts = run.every_round(_count_members)
     for name in ("models", "clusters"):
         counts = np.where(np.isfinite(run.fact(name)), run.fact(name), counts)
-    known = np.isfinite(counts)
-    return np.array([line["round"] for line in run.lines])[known], counts[known]
+    finite = np.isfinite(counts)
+    return np.array([line["round"] for line in run.lines])[finite], counts[finite]
 
 
 def _count_members(line: dict[str, Any]) -> int | None:
@@ -356,10 +356,10 @@ def agreement(run: RunRecord, view: str, groups: Sequence[str], since: int) -> d
     largest = int(np.nanmax(clusters)) + 1
     sizes, late, every = [], [], []
     for after, cluster, group in zip(members.after, clusters.T, members.groups.T, strict=True):
-        known = np.isfinite(cluster)
-        if not known.any():
+        members = np.isfinite(cluster)
+        if not members.any():
             continue
-        every.append(contingency(group[known].astype(int), cluster[known].astype(int)))
+        every.append(contingency(group[members].astype(int), cluster[members].astype(int)))
         if after > since:
             size = every[-1].sum(axis=0)
             size = size[size > 0]

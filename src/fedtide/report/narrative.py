@@ -114,8 +114,8 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         text += " Nearly all clients or rows are at one of its models."
     rounds, reached = measure("rounds_to_target").mean, measure("reached_target").values
     if rounds is not None:
-        some = f"in {sum(reached):.0f} of {counted(len(reached), 'run')}"
-        when = f"after {counted(rounds, 'round')}" if all(reached) else some
+        times = f"in {sum(reached):.0f} of {counted(len(reached), 'run')}"
+        when = f"after {counted(rounds, 'round')}" if all(reached) else times
         text += f" It reaches the target {when}."
     return f"{text}{_against(summary, method)}"
 

@@ -45,7 +45,7 @@ def device_of(experiment: Experiment) -> str:
 def digest_to_read(run: Planned) -> str | None:
     """Return the digest of a run that is read and not played; None if it is not known.
 
-    Only the code of a person's own algorithm, which is not imported, knows its other options at a point of a sweep, and
+    The code of a person's own algorithm is not imported. Only that knows its other options at a point of a sweep, and
     whether they name files.
     """
     device = CPU

@@ -239,7 +239,7 @@ def describe_terms(
         clients: number of clients of the study.
         wire: path of sums to the server.
     """
-    (*works, evaluation), kept = terms_of(algorithm, like, classes, max(clients, CLIENTS), wire)
+    (*works, evaluation), memory = terms_of(algorithm, like, classes, max(clients, CLIENTS), wire)
     asked = [term for term in works if term.down or term.up]
     for term in asked:
         values = ", ".join(f"{name} ({numbers}{_cut(name, wire)})" for name, numbers in term.sums.items())
@@ -261,8 +261,8 @@ def describe_terms(
             yield "masks: shared with the nodes whose keys the server names first; `peers` of your policy can name them"
     else:
         yield "sums: the server adds them, so it receives the answer of each client by itself; nothing hides it"
-    memory = f"{bytes_of(kept)} for each client" if kept else "nothing of the method"
-    yield f"keeps here, in the node's folder: {memory}, its key, the last model that it scored, questions and answers"
+    stays = f"{bytes_of(memory)} for each client" if memory else "nothing of the method"
+    yield f"keeps here, in the node's folder: {stays}, its key, the last model that it scored, questions and answers"
     yield "never leaves: rows, labels and memory; answers tell of them, the more the fewer rows there are"
     yield from (f"will be {line}" for line in _describe_refusals(algorithm, [*works, evaluation], policy, wire))
 

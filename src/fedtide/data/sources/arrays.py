@@ -91,8 +91,8 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
         scaled: standardize each feature over the rows outside the test set, and in a population over its training rows.
             With `time` the earliest tenth of the rows outside the test set decides.
         measured: `y` are numbers (rows,), or several labels at once (rows, labels), and no classes.
-        columns: `client` and `domain` are (rows,) numbers or names, `time` is (rows,) seconds, dates, or ISO 8601, and
-            `held_out` is (rows,) true for rows of the test set. None stands for no column.
+        columns: (rows,) each; None stands for no column. `client` and `domain` are numbers or names, `time` is seconds,
+            dates, or ISO 8601. `held_out` is true for rows of the test set.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]

@@ -430,7 +430,7 @@ class _Refused(Exception):
 
 
 def _certificate_reader(grpc: Any, folder: Path) -> Callable[[], Any]:
-    """Return what gives gRPC the server's certificate if it was made anew, and None if it is as before.
+    """Return a function that gives gRPC the server's certificate if it was made anew, and None if it is as before.
 
     One that was given is gRPC's own, which frees it: given twice it would be freed twice.
     """
