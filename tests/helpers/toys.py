@@ -14,7 +14,8 @@ from fedtide.config import Experiment
 from fedtide.core.base import PARTS, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.laws import case as laws
-from fedtide.laws.case import TOY, Played, merged, played, variants_of
+from fedtide.laws.case import TOY, Played, merged, played
+from helpers.variants import variants_of
 
 __all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 

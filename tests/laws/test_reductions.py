@@ -14,11 +14,11 @@ from fedtide.core.base import Moment, Weights
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
-from fedtide.laws.case import reductions_of
 from fedtide.laws.every import with_rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs.build import host_of, task_of
 from helpers.toys import Played, played, toy
+from helpers.variants import reductions_of
 
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}

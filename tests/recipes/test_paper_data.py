@@ -181,7 +181,6 @@ def tables(tmp_path, monkeypatch):
 
 SMALLER = {
     "fielding-openimages": ["defaults.cohort.clients_per_round=20"],
-    "fielding-waymo": ["model.depth=1", "model.width=16", "model.heads=2"],
     "fielding-small-model": ["data.partition.samples=600"],
 }
 ALIKE = ("aggregators", "heterogeneity", "malicious", "representations", "selection", "static", "threshold")

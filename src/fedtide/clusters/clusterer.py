@@ -6,10 +6,9 @@ starts, the treatment of empty clusters and ties are our own choices, documented
 
 Starts are drawn by k-means++ in proportion to a row's part of the cost, the sum of distances (Arthur and Vassilvitskii
 2007, section 5). A start with fewer clusters uses the first of its seeds, which have the distribution of a draw for
-that number. Lloyd's iterations compute the distances from centers that moved.
+that number.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -19,11 +18,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.clusters.distance import Distance, between, means, renormalize, set_scales, sum_distances, unit
+from fedtide.clusters.lloyd import kmeans_for_each
 from fedtide.core.rng import Rng, draw_some
 from fedtide.fields.types import Count, ModelCount, StepCount, ingredient
 
-ITERATIONS = 100
-"""Largest number of Lloyd iterations: if the mean does not minimize the distance, the algorithm need not terminate."""
 SCALED = 1000
 """Rows sampled to set the scales of a joint distance."""
 TIE = 1e-6
@@ -171,70 +169,6 @@ def _finished(
 
 
 # -- the fits ---------------------------------------------------------------------------------------------------------
-
-
-def kmeans_for_each(x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10) -> Tensor:
-    """Return for each K the labels (Ks, rows) int64 of the lowest cost among `n_init` starts; no cluster is empty.
-
-    Args:
-        x: (rows, d); unit vectors for "cosine".
-        ks: the numbers of clusters, ascending, each at most the number of rows.
-        kind: the distance.
-        rng: the key of the starts.
-        n_init: number of starts.
-    """
-    seeds = draw_starts(x, max(ks), n_init, kind, rng)
-    fits = ([lloyd(x, x[start[:k]], kind) for start in seeds] for k in ks)
-    return torch.stack([min(starts, key=lambda fit: fit[1])[0] for starts in fits])
-
-
-def draw_starts(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> Tensor:
-    """Draw the rows (starts, k) that are k-means++ seeds of several starts.
-
-    A row of zeros is no seed under the cosine distance. If all distances from the seeds are zero, row 0 is taken.
-    """
-    draws = torch.from_numpy(rng.numpy().random((starts, k)))
-    may = x.abs().sum(1) > 0 if kind == "cosine" else torch.ones(len(x), dtype=torch.bool)
-    seeds = torch.zeros(starts, k, dtype=torch.int64)
-    near = torch.ones(starts, len(x), dtype=x.dtype)
-    for j in range(k):
-        mass = (near.double() * may).cumsum(1)
-        seeds[:, j] = (mass > draws[:, j : j + 1] * mass[:, -1:]).max(1).indices
-        far = between(x, x[seeds[:, j]], kind).T
-        near = far if j == 0 else torch.minimum(near, far)
-    return seeds
-
-
-def lloyd(x: Tensor, centers: Tensor, kind: Distance) -> tuple[Tensor, float]:
-    """Run Lloyd's algorithm from centers (K, d): labels (rows,) int64 and the cost, the sum of distances.
-
-    Each row goes to the nearest center. An empty cluster gets the row that is farthest from its center, among clusters
-    of two or more. Ties: the first. Then centers are computed, until no row moves.
-
-    >>> x = torch.tensor([[0.0], [2.0], [9.0]])
-    >>> lloyd(x, torch.tensor([[0.0], [9.0]]), "l1")
-    (tensor([0, 0, 1]), 2.0)
-    """
-    label, far = torch.full((len(x),), -1), between(x, centers, kind)
-    for _ in range(ITERATIONS + 1):
-        before, label = label, _assign(far)
-        if torch.equal(label, before):
-            break
-        new = means(x, label, len(centers), centers, kind)
-        moved = (new != centers).any(1)
-        centers, far[:, moved] = new, between(x, new[moved], kind)
-    return label, float(far.gather(1, label[:, None]).sum(dtype=torch.float64))
-
-
-def _assign(far: Tensor) -> Tensor:
-    """Return the nearest center of each row by the distances (rows, K); an empty cluster gets the farthest row."""
-    nearest, label = far.min(1)
-    count = label.bincount(minlength=far.shape[1])
-    for cluster in (count == 0).nonzero()[:, 0].tolist():
-        row = nearest.where(count[label] > 1, -1).argmax()
-        count[label[row]] -= 1
-        label[row], count[cluster] = cluster, 1
-    return label
 
 
 # -- quality of a clustering ------------------------------------------------------------------------------------------

@@ -22,14 +22,17 @@ Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
 class Joint:
     """A distance of several representations side by side: the sum of their distances, each divided by its scale.
 
-    All allowed kinds have plain means as centers, so the parts of a center are the centers of the parts.
+    All allowed kinds have plain means as centers, so the parts of a center are the centers of the parts. The square
+    root of the sum obeys the triangle inequality, as the roots of all parts do.
 
-    kinds: distance of each part; widths: number of columns of each part; scales: divisor of each part's distance.
+    kinds: distance of each part; widths: number of columns of each part; scales: divisor of each part's distance;
+    root: use the square root of the sum.
     """
 
     kinds: tuple[Literal["l1", "l2", "sq-l2", "js"], ...]
     widths: tuple[int, ...]
     scales: tuple[float, ...]
+    root: bool = False
 
     @property
     def columns(self) -> list[slice]:
@@ -77,18 +80,17 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
     if isinstance(kind, Joint):
         total = torch.zeros(len(x), len(centers), dtype=x.dtype)
         for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
-            total += between(x[:, columns], centers[:, columns], one) / scale
-        return total
+            exact = kind.root and one == "sq-l2"  # a square root magnifies rounding errors
+            far = between(x[:, columns], centers[:, columns], "l2" if exact else one)
+            total += (far.square_() if exact else far) / scale
+        return total.sqrt_() if kind.root else total
     if kind == "l1":
         return torch.cdist(x, centers, p=1)
     if kind == "l2":
         return torch.cdist(x, centers, p=2, compute_mode="donot_use_mm_for_euclid_dist")
-    out = torch.empty(len(x), len(centers), dtype=x.dtype)
     if kind == "js":
-        for rows in blocks(len(x), x.shape[1] * max(len(centers), 1)):
-            far = _divergence(x[rows, None].numpy(), centers[None].numpy())
-            out[rows] = torch.from_numpy(far).to(x.dtype)
-        return out
+        return _divergent(x, centers)
+    out = torch.empty(len(x), len(centers), dtype=x.dtype)
     if kind == "cosine":
         centers = unit(centers)
         for rows in blocks(len(x), x.shape[1]):
@@ -103,6 +105,43 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
         torch.addmm(square, near, centers.T, alpha=-2, out=out[rows])
         out[rows] += near.square().sum(1, keepdim=True)
     return out.clamp_(min=0)
+
+
+def pairs(
+    x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance, halves: "tuple[Halves, Halves] | None" = None
+) -> Tensor:
+    """Return the distance of row `rows[p]` of x from row `others[p]` of y, for every p (pairs,).
+
+    Args:
+        x: (rows, d).
+        rows: (pairs,) int64.
+        y: (others, d).
+        others: (pairs,) int64.
+        kind: the distance.
+        halves: for "js", those of the rows of x and y if known.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> pairs(x, torch.tensor([0, 1]), x, torch.tensor([1, 1]), "l1").tolist()
+    [1.0, 0.0]
+    """
+    if isinstance(kind, Joint):
+        total = torch.zeros(len(rows), dtype=x.dtype)
+        for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
+            total += pairs(x[:, columns], rows, y[:, columns], others, one) / scale
+        return total.sqrt_() if kind.root else total
+    y, i, j = y.to(x.dtype), rows.numpy(), others.numpy()
+    out = np.empty(len(i), x.numpy().dtype)
+    if kind == "js":
+        mine, theirs = halves or (Halves.of(x), Halves.of(y))
+        for block in blocks(len(i), x.shape[1]):
+            mixed = mine.half.take(i[block], 0)
+            mixed += theirs.half.take(j[block], 0)
+            out[block] = _root(_entropy(mixed), mine.entropy[i[block]], theirs.entropy[j[block]])
+    else:
+        left, right = x.numpy(), y.numpy()
+        for block in blocks(len(i), x.shape[1]):
+            out[block] = _paired(left.take(i[block], 0), right.take(j[block], 0), kind)
+    return torch.from_numpy(out)
 
 
 def lengths(x: Tensor, y: Tensor, kind: Distance) -> Tensor:
@@ -121,27 +160,62 @@ def lengths(x: Tensor, y: Tensor, kind: Distance) -> Tensor:
             for columns, one, scale in parts
         ]
         return torch.stack(part_lengths).sum(0)
-    a, b = x.numpy(), y.to(x.dtype).numpy()
-    if kind == "js":
-        return torch.from_numpy(_divergence(a, b).astype(a.dtype))
-    if kind == "l1":
-        return torch.from_numpy(np.einsum("ij->i", np.abs(a - b)))
+    everyone = torch.arange(len(x))
+    far = pairs(x, everyone, y, everyone, kind)
+    return far.sqrt() if kind in ("sq-l2", "cosine") else far
+
+
+def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
+    """Return distances of corresponding rows; `a` is overwritten. numpy is faster than torch here."""
     if kind == "cosine":
-        norms = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
-        far = np.clip(1 - np.einsum("ij,ij->i", a, b) / np.maximum(norms, LEAST), 0, 2)
-    else:
-        far = np.einsum("ij,ij->i", a - b, a - b)
-    return torch.from_numpy(np.sqrt(far))
+        lengths = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
+        return np.clip(1 - np.einsum("ij,ij->i", a, b) / np.maximum(lengths, LEAST), 0, 2)
+    a -= b
+    if kind == "l1":
+        return np.einsum("ij->i", np.abs(a, out=a))
+    square = np.einsum("ij,ij->i", a, a)
+    return np.sqrt(square) if kind == "l2" else square
 
 
-def _divergence(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return Jensen-Shannon distances of rows of x from rows of y: entropy of the mean minus mean of the entropies.
+@dataclass(frozen=True)
+class Halves:
+    """Half of each row (rows, d) and its entropy in nats (rows,), for the Jensen-Shannon distance.
 
-    The difference is small for rows that are near each other, and so computed in float64.
+    Both are float64, since the difference of entropies is small for rows that are near each other. To halve is exact,
+    so two halves have the sum that is the mean of their rows.
+
+    >>> Halves.of(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).entropy.round(4).tolist()
+    [0.0, 0.6931]
     """
-    half, other = (0.5 * rows.astype(np.float64) + TINY for rows in (x, y))
-    entropies = _entropy(2 * half) + _entropy(2 * other)
-    return np.sqrt(np.maximum(_entropy(half + other) - 0.5 * entropies, 0.0))
+
+    half: np.ndarray
+    entropy: np.ndarray
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Halves":
+        """Halve rows."""
+        half = x.numpy().astype(np.float64)
+        half *= 0.5
+        half += TINY
+        out = np.empty(len(half))
+        for rows in blocks(len(half), half.shape[1]):
+            out[rows] = _entropy(2 * half[rows])
+        return cls(half, out)
+
+
+def _divergent(x: Tensor, centers: Tensor) -> Tensor:
+    """Return Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies, square root."""
+    left, right = Halves.of(x), Halves.of(centers)
+    out = np.empty((len(x), len(centers)), x.numpy().dtype)
+    for rows in blocks(len(x), x.shape[1] * min(len(centers), 64)):
+        for columns in blocks(len(centers), x.shape[1] * (rows.stop - rows.start)):
+            mixed = left.half[rows, None] + right.half[columns]
+            out[rows, columns] = _root(_entropy(mixed), left.entropy[rows, None], right.entropy[columns])
+    return torch.from_numpy(out)
+
+
+def _root(mixed: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(mixed - 0.5 * (mine + theirs), 0.0))
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:

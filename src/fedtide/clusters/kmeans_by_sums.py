@@ -34,8 +34,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.clusters.clusterer import TIE, KMeans, kmeans_for_each
+from fedtide.clusters.clusterer import TIE, KMeans
 from fedtide.clusters.distance import Distance, Joint, between, unit
+from fedtide.clusters.lloyd import kmeans_for_each
 from fedtide.core.base import Answer, Fleet, Memory, Moment, Shard, Weighted, Work
 from fedtide.core.rng import Rng
 

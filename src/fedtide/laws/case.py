@@ -4,11 +4,9 @@ The federation has eight clients in two groups that take turns, two held-out one
 """
 
 import inspect
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from importlib.resources import files
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -128,50 +126,6 @@ def played(
     start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
     steps = islice(play(host.algorithm, seen, start, seed=seed, rounds=experiment.rounds), rounds)
     return Played(host, simulated, list(steps), seen)
-
-
-# -- variants and reductions, in TOML ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Options with which an algorithm is another one.
-
-    Args:
-        options: of the algorithm.
-        to: name of the other algorithm.
-        its: options of the other algorithm.
-        tolerance: largest relative and absolute difference of the weights; None means equal bit for bit.
-    """
-
-    options: Mapping[str, Any]
-    to: str
-    its: Mapping[str, Any] = field(default_factory=dict)
-    tolerance: float | None = None
-
-
-@cache
-def _tables(name: str) -> Mapping[str, Any]:
-    return tomllib.loads(files("fedtide.laws").joinpath(name).read_text(encoding="utf-8"))
-
-
-def variants_of(algorithm: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return options that an algorithm is tested with, by name; "" has the options that it needs for any effect.
-
-    >>> list(variants_of("fedprox"))
-    ['by-size']
-    """
-    variants: Mapping[str, Mapping[str, Any]] = _tables("variants.toml").get(algorithm, {})
-    return variants
-
-
-def reductions_of(algorithm: str) -> Sequence[Reduction]:
-    """Return the options with which an algorithm is another one.
-
-    >>> reductions_of("fedprox")
-    [Reduction(options={'local': {'proximal': 0.0}}, to='fedavg', its={}, tolerance=None)]
-    """
-    return [Reduction(**table) for table in _tables("reductions.toml").get(algorithm, [])]
 
 
 # -- laws and their case -----------------------------------------------------------------------------------------------

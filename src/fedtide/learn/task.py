@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -158,7 +158,7 @@ class Task:
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
-        return concat_passes(self.outputs(weights, x))
+        return concat_passes(self.outputs(weights, x), len(x))
 
     def predict_rows(self, weights: Weights, x: Tensor, *, double: bool = False) -> Tensor:
         """Return the answers for samples (`Target.read_outputs`), in the shape of the logits."""
@@ -295,10 +295,22 @@ def parts(rows: int, steps: int = 1) -> Iterator[slice]:
     return (slice(i, i + size) for i in range(0, rows, size))
 
 
-def concat_passes(outputs: Iterable[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate the outputs of several passes; those of a single pass are no copy."""
-    passes = list(outputs)
-    return passes[0] if len(passes) == 1 else torch.cat(passes, dim)
+def concat_passes(outputs: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+    """Concatenate the outputs of several passes, with all `rows` along `dim`.
+
+    Each pass is copied to its place as it comes. So there is never a second copy of everything, which may be large: a
+    vocabulary has ten thousand logits at every step.
+    """
+    passes = iter(outputs)
+    first = next(passes)
+    if first.shape[dim] == rows:
+        return first
+    whole, done = first.new_empty(*first.shape[:dim], rows, *first.shape[dim + 1 :]), 0
+    for one in chain([first], passes):
+        whole.narrow(dim, done, one.shape[dim]).copy_(one)
+        done += one.shape[dim]
+        first = one
+    return whole
 
 
 def joined(columns: Sequence[Tensor]) -> Tensor:
@@ -413,7 +425,7 @@ def logits_and_features(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor
             features.append(z)
             yield outputs
 
-    return concat_passes(logits(), dim=1), torch.cat(features)
+    return concat_passes(logits(), len(x), dim=1), torch.cat(features)
 
 
 def join_models(models: Sequence[Weights], layer: str) -> Weights:

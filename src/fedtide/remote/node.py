@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -18,7 +18,7 @@ from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Scores
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree, detached
-from fedtide.fields.shapes import bare, fields_of
+from fedtide.fields.shapes import bare
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.engines import threads
 from fedtide.fleets.scoring import ClientRows, Clients, is_finite, score
@@ -311,7 +311,7 @@ def classes_in(hint: Any) -> tuple[type, ...]:
         hints += get_args(kind)
         if isinstance(kind, type) and is_dataclass(kind) and kind not in classes:
             classes[kind] = None
-            hints += fields_of(kind).values()
+            hints += get_type_hints(kind).values()
     return tuple(classes)
 
 

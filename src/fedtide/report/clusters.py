@@ -356,10 +356,10 @@ def agreement(run: RunRecord, view: str, groups: Sequence[str], since: int) -> d
     largest = int(np.nanmax(clusters)) + 1
     sizes, late, every = [], [], []
     for after, cluster, group in zip(members.after, clusters.T, members.groups.T, strict=True):
-        members = np.isfinite(cluster)
-        if not members.any():
+        counted = np.isfinite(cluster)
+        if not counted.any():
             continue
-        every.append(contingency(group[members].astype(int), cluster[members].astype(int)))
+        every.append(contingency(group[counted].astype(int), cluster[counted].astype(int)))
         if after > since:
             size = every[-1].sum(axis=0)
             size = size[size > 0]

@@ -13,6 +13,7 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
+from fedtide.core.trees import leaves
 from fedtide.data.saved import labels_of, names_of
 from fedtide.data.shift import Shift
 from fedtide.draw.figures import Curve
@@ -24,16 +25,26 @@ from fedtide.runs.folder import Planned, load, plan, shift_file
 
 ROUND = {
     "round": int, "seconds": float | int, "down": int, "up": int, "refused": int, "participants": dict,
-    "scores": dict | None, "facts": dict | None,
+    "scores": dict, "facts": dict,
 }  # fmt: skip
 """Kinds of the values in a line of `rounds.jsonl` without which there is no report."""
 
 
 def _check(line: Any, kinds: dict[str, Any], where: str) -> None:
     """Raise a clear error for a line of another form."""
-    wrong = [key for key, kind in kinds.items() if not (isinstance(line, dict) and isinstance(line.get(key), kind))]
+    present = {"scores": {}, "facts": {}, **line} if isinstance(line, dict) else {}
+    wrong = [key for key, kind in kinds.items() if not isinstance(present.get(key), kind)]
+    if not wrong:
+        scores = {f"scores.{view}": score for view, score in present["scores"].items()}
+        wrong = [key for key, score in scores.items() if not (isinstance(score, dict) and _has_numbers(score))]
+        wrong += ["a number"] * any(isinstance(leaf, int) and abs(leaf) >= 2**63 for leaf in leaves(line))
     if wrong:
         raise FedtideError(f"{where}: damaged: '{wrong[0]}' is missing or of another kind")
+
+
+def _has_numbers(score: dict[str, Any]) -> bool:
+    """Tell whether the accuracy of a score is a number, or None."""
+    return isinstance(score.get("accuracy"), float | int | None)
 
 
 # -- records -----------------------------------------------------------------------------------------------------------

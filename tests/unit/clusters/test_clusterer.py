@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from fedtide.clusters import clusterer
-from fedtide.clusters.clusterer import KMeans, draw_starts, lloyd, silhouettes
-from fedtide.clusters.distance import Joint, Kind, set_scales
+from fedtide.clusters import lloyd as fits
+from fedtide.clusters.clusterer import KMeans, silhouettes
+from fedtide.clusters.distance import Joint, Kind, between, means, set_scales
+from fedtide.clusters.lloyd import draw_starts, kmeans_for_each, lloyd
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from helpers import naive_clusters as naive
@@ -45,24 +47,25 @@ def test_lloyd_agrees_with_plain_python(kind, seed):
     x += 0.01 * torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(seed))
     x = x / (x.norm(dim=1, keepdim=True) if kind == "cosine" else x.sum(1, keepdim=True))
     picked = np.random.default_rng(seed).permuted(np.tile(np.arange(40), (6, 1)), axis=1)[:, :4]
-    for seeds in picked:
-        label, cost = lloyd(x, x[torch.from_numpy(seeds)], kind)
+    label, cost = lloyd(x, x[torch.from_numpy(picked)], kind)
+    for start, seeds in enumerate(picked):
         expected, its_cost = naive.lloyd(x.tolist(), x[torch.from_numpy(seeds)].tolist(), kind)
-        assert label.tolist() == expected
-        assert cost == pytest.approx(its_cost, rel=1e-9)
+        assert label[start].tolist() == expected
+        assert cost[start].item() == pytest.approx(its_cost, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_lloyd_agrees_with_plain_python_on_representations_side_by_side(seed):
+    """By a metric whose square is the sum of both distances, and by the sum itself."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.cat([loose(40, 3, seed), torch.randn(40, 2, dtype=torch.float64, generator=draw)], 1)
     kind = set_scales(Joint(("l1", "sq-l2"), (3, 2), (1.0, 1.0)), x)
     picked = np.random.default_rng(seed).permuted(np.tile(np.arange(40), (6, 1)), axis=1)[:, :4]
-    for seeds in picked:
-        label, cost = lloyd(x, x[torch.from_numpy(seeds)], kind)
+    label, cost = lloyd(x, x[torch.from_numpy(picked)], kind)
+    for start, seeds in enumerate(picked):
         expected, its_cost = naive.lloyd(x.tolist(), x[torch.from_numpy(seeds)].tolist(), kind)
-        assert label.tolist() == expected
-        assert cost == pytest.approx(its_cost, rel=1e-9)
+        assert label[start].tolist() == expected
+        assert cost[start].item() == pytest.approx(its_cost, rel=1e-9)
 
 
 def test_only_both_representations_together_tell_four_groups():
@@ -74,18 +77,18 @@ def test_only_both_representations_together_tell_four_groups():
     assert found.label.tolist() == (torch.arange(40) % 4).tolist()
 
 
-@pytest.mark.parametrize("kind", ["l1", "l2", "cosine", "js"])  # squared distances that are equal differ by rounding
+@pytest.mark.parametrize("kind", KINDS)
 def test_empty_clusters_are_filled_as_in_plain_python(kind):
     # Two seeds of three are the same row, so the second has nobody; one more is far from everything.
     x = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.65, 0.35], [0.1, 0.9], [0.2, 0.8], [0.4, 0.6]], dtype=torch.float64)
     x = x / x.norm(dim=1, keepdim=True) if kind == "cosine" else x
     starts = x[torch.tensor([[0, 0, 3, 0], [1, 1, 1, 1], [3, 4, 3, 4]])]
-    for seeds in starts:
-        label, cost = lloyd(x, seeds, kind)
+    label, cost = lloyd(x, starts, kind)
+    for its_label, its_cost, seeds in zip(label, cost, starts, strict=True):
         expected, price = naive.lloyd(x.tolist(), seeds.tolist(), kind)
-        assert label.tolist() == expected
+        assert its_label.tolist() == expected
         assert sorted(set(expected)) == [0, 1, 2, 3]
-        assert cost == pytest.approx(price, abs=1e-9)
+        assert its_cost.item() == pytest.approx(price, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,6 +111,16 @@ def test_silhouettes_are_those_of_scikit_learn(kind, metric, dtype):
     labels = torch.stack([torch.arange(60) % k for k in (2, 3, 7)])
     for label, its in zip(labels, silhouettes(x, labels, kind), strict=True):
         assert its.numpy() == pytest.approx(silhouette_samples(x.numpy(), label.numpy(), metric=metric), abs=1e-5)
+
+
+def test_bounds_change_no_assignment():
+    """The whole is what plain Lloyd does from the same seeds, on rows where few distances can be left out."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.rand(400, 8, generator=draw)
+    label, _ = lloyd(x, x[torch.randint(400, (3, 5), generator=draw)], "l1")
+    for one in label:
+        centers = means(x, one, 5, x[:5])
+        assert torch.equal(between(x, centers, "l1").argmin(1), one)
 
 
 # -- which K ----------------------------------------------------------------------------------------------------------
@@ -156,18 +169,31 @@ def test_an_empty_range_is_an_error():
 
 def test_seeds_are_drawn_in_proportion_to_the_distance():
     x = torch.tensor([[0.0], [1.0], [4.0]])
-    seeds = draw_starts(x, 2, 6000, "l1", Rng(0))
+    seeds, far = draw_starts(x, 2, 6000, "l1", Rng(0))
     from_zero = seeds[seeds[:, 0] == 0][:, 1]
     assert (from_zero == 2).float().mean().item() == pytest.approx(4 / 5, abs=0.03)
     assert seeds[:, 0].bincount().tolist() == pytest.approx([2000] * 3, abs=150)
-    squared = draw_starts(x, 2, 6000, "sq-l2", Rng(0))
+    squared, _ = draw_starts(x, 2, 6000, "sq-l2", Rng(0))
     assert (squared[squared[:, 0] == 0][:, 1] == 2).float().mean().item() == pytest.approx(16 / 17, abs=0.02)
+    assert torch.equal(far, (x[seeds] - x[:, 0]).abs())
 
 
 def test_a_row_without_direction_is_no_seed_and_in_a_cluster_all_the_same():
     x, group = grouped(60, 3)
     x = torch.cat([x, torch.zeros(3, 12)])
-    seeds = draw_starts(x, 5, 200, "cosine", Rng(0))
+    seeds, _ = draw_starts(x, 5, 200, "cosine", Rng(0))
     assert seeds.max() < 60
     found = KMeans(k_min=3, k_max=3).fit(x, "cosine", Rng(0))
     assert found.label[:60].tolist() == group.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_many_starts_are_worked_on_at_a_time_does_not_show(kind, monkeypatch):
+    x = loose(60, 6, 7)
+    x = x / x.norm(dim=1, keepdim=True) if kind == "cosine" else x
+    whole = kmeans_for_each(x, range(2, 6), kind, Rng(0))
+    monkeypatch.setattr(fits, "CELLS", 700)
+    assert torch.equal(kmeans_for_each(x, range(2, 6), kind, Rng(0)), whole)
+
+
+# -- k-center ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
 from fedtide.fleets.engines import WorkersEngine
-from fedtide.laws.case import Broken, Case, played, toy, variants_of
+from fedtide.laws.case import Broken, Case, played, toy
 from fedtide.laws.every import InAnyOrder
 from fedtide.laws.every import private as law_of_private_sums
 from fedtide.remote.offline import near_fleet
@@ -33,6 +33,7 @@ from fedtide.wire.clip import Clip, check_private
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of, simulated_noise
 from fedtide.wire.noise import noised as noise_once
+from helpers.variants import variants_of
 
 PRIVATE = {
     "fedavg": ("delta", "loss"),
