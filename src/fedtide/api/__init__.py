@@ -302,8 +302,8 @@ def inspect(
     """Find which shift your own data have: eight questions, each answered against the same data shuffled.
 
     Args:
-        data: a CSV, ARFF, Parquet or NPZ file, or several with the same header or a series each. Or a study (TOML file
-            or recipe:NAME), whose clients' training rows are inspected. In Python also a data frame (pandas,
+        data: a CSV, ARFF, Parquet or NPZ file. Several files share a header, or each is one series. Or a study (a TOML
+            file or recipe:NAME), whose clients' training rows are inspected. In Python also a data frame (pandas,
             polars, pyarrow), a mapping of columns, a population, an `Experiment` or nested dicts.
         label: label column; by default the one with that name, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.

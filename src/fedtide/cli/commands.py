@@ -70,8 +70,8 @@ class ColumnNames:
         time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
             with dates; "" for none.
         features: columns of the features, divided by commas; by default all other numbers.
-        zone: time zone of hours and days, e.g. Europe/Berlin; by default times are taken as they are, in UTC if they
-            name a zone.
+        zone: time zone of hours and days, e.g. Europe/Berlin. By default times without a zone stay unchanged, and times
+            with a zone become UTC.
         without: columns that are left out, divided by commas.
     """
 
@@ -93,7 +93,7 @@ class ModelChoice:
         seed: by default the first.
         client: the model of this client, with its own memory, and its own rows to adapt on; by default the model of a
             new client.
-        cluster: number of a network of the server instead: of a cluster, component or branch.
+        cluster: number of the cluster, component or branch whose network is taken instead.
     """
 
     method: str | None = None
@@ -311,7 +311,7 @@ def report(
     """Command of `fedtide.write_report`.
 
     Args:
-        figures: a directory for every picture of run folders as SVG and PDF; it may be that of the tables.
+        figures: a directory for every picture of run folders as SVG and PDF. Tables may share it.
         tables: a directory for every table of run folders as CSV and LaTeX.
     """
     from fedtide.api.jobs import of, write_page

@@ -147,7 +147,7 @@ def at_scale(values: dict[str, Any], where: str, scale: str | None) -> dict[str,
     if scale is None:
         scale = "cpu" if "cpu" in scales else None
     elif scale not in scales:
-        raise refused(f"{where}: scale", scale, ", ".join(scales) or "none: it has no [scale] tables")
+        raise refused(f"{where}: scale", scale, ", ".join(scales) or "none, because the file has no [scale] tables")
     for path, value in flatten(scales[scale]) if scale else ():
         assign(values, path, value)
     return values

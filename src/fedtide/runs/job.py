@@ -53,12 +53,13 @@ class Request:
     """A request to play something and to write it to a folder.
 
     Args:
-        out: the folder that is made; it must not exist. By default runs/NAME, with -tune or -recommend behind it.
+        out: a new or empty folder for the results. By default runs/NAME, runs/NAME-tune or runs/NAME-recommend, by
+            command.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
-        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
-            says "workers". The result does not depend on it.
+        workers: number of processes; by default one for each core. A single run takes one, unless fleet.kind is
+            "workers". The result does not depend on it.
     """
 
     out: Path | None = None
@@ -81,7 +82,7 @@ class StudyRequest(Request):
     """A request about a study with seeds.
 
     Args:
-        seeds: override the seeds, e.g. 0,1,2 or 0-4; a tuning plays the first of the study by default.
+        seeds: seeds to play, e.g. 0,1,2 or 0-4. By default tune plays only the first seed of the study.
     """
 
     seeds: str | None = None
@@ -93,10 +94,10 @@ class RunRequest(StudyRequest):
     """A request to run a study.
 
     Args:
-        fleet: engine of the clients' work, in place of fleet.kind: local, workers and ray give the same bits, stacked
-            differs from them in rounding, and auto chooses by size.
-        address: address of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto; without
-            it one is started on this machine, which ends with the command.
+        fleet: engine of the clients' work, in place of fleet.kind. The engines local, workers and ray give equal bits;
+            stacked differs in rounding; auto chooses by size.
+        address: address of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto. Without
+            an address Ray starts on this machine and ends with the command.
     """
 
     fleet: FleetKind | None = None

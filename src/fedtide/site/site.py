@@ -259,9 +259,9 @@ def check_hidden(study: Experiment, roster: Roster, where: str) -> None:
     if wire is None or not wire.secure or hidden(holders, wire.fewest):
         return
     largest = max(roster.node, key=lambda node: len(node.clients))
-    but = "this node and the server together could subtract its own clients and learn the others'"
     share = f"{len(largest.clients)} of {len(holders)} clients at {largest.name}"
-    raise refused(f"{where}: --nodes", share, f"{wire.fewest - 1} clients or more beside those of any node", but)
+    allowed = f"{wire.fewest - 1} clients or more at other nodes, or this node and the server could learn their answers"
+    raise refused(f"{where}: --nodes", share, allowed)
 
 
 @contextmanager

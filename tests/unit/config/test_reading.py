@@ -334,7 +334,7 @@ def test_a_scale_replaces_its_keys_and_cpu_is_the_default():
 
 
 @pytest.mark.parametrize(("scales", "asked", "said"), [
-    (None, "nano", "scale: found 'nano', allowed: none: it has no .scale. tables"),
+    (None, "nano", "scale: found 'nano', allowed: none, because the file has no .scale. tables"),
     ({"nano": {}, "cpu": {}}, "paper", "scale: found 'paper', allowed: nano, cpu"),
     ({"nan": {}}, None, "scale.nan: allowed: nano, cpu, paper; did you mean 'nano'"),
     ({"nano": {"rouns": 2}}, "nano", "rouns: unknown key.*did you mean 'rounds'"),

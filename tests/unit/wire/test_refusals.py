@@ -7,9 +7,10 @@ import pytest
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.laws.case import toy, variants_of
+from fedtide.laws.case import toy
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
+from helpers.variants import variants_of
 
 SECURE = {"secure": True}
 
