@@ -188,7 +188,11 @@ WRONG = {
         "row 2: label: found '9.6', .*or names; data.target = 'number' takes a measured one",
     ),
     "huge-label": ("a,label\n1,0\n2,900000\n", {}, "row 3: label: found 900000, but 2 rows are too few"),
-    "named-feature": ("a,b,label\n1,NNW,0\n", {}, "row 2: b: found 'NNW', .*; correct the cell, name other data.source.features"),
+    "named-feature": (
+        "a,b,label\n1,NNW,0\n",
+        {},
+        "row 2: b: found 'NNW', .*; correct the cell, name other data.source.features",
+    ),
     "na": ("a,b,label\n1,NA,0\n", {}, "row 2: b: found 'NA', .*; data.source.missing = 'drop' leaves such rows out"),
     "twin-columns": ("a,a,label\n1,2,0\n", {}, "'a'"),
 }
