@@ -181,7 +181,7 @@ def test_a_parquet_file_is_read_as_a_csv_file_is(tmp_path):
     assert same(one, other)
     assert same(table(tmp_path / "a.parquet", quiet=True), one)
     assert ft.inspect(tmp_path / "a.parquet").table.columns == ft.inspect(tmp_path / "a.csv").table.columns
-    with pytest.raises(FedtideError, match=r"a.parquet: row 0: wind: found 'E', allowed: a finite number; correct"):
+    with pytest.raises(FedtideError, match=r"a.parquet: row 0: wind: found 'E', allowed: a finite number; data"):
         CSV(str(tmp_path / "a.parquet"), **{**settings, "categories": ()}).load(None, 0)
     gaps = {**SHOPS, "basket": [None, *SHOPS["basket"][1:]]}
     parquet.write_table(arrow.table(gaps), tmp_path / "gaps.parquet")

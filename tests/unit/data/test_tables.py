@@ -191,7 +191,7 @@ WRONG = {
     "named-feature": (
         "a,b,label\n1,NNW,0\n",
         {},
-        "row 2: b: found 'NNW', .*; correct the cell, name other data.source.features",
+        "row 2: b: found 'NNW', .*; data.source.features can leave the column out",
     ),
     "na": ("a,b,label\n1,NA,0\n", {}, "row 2: b: found 'NA', .*; data.source.missing = 'drop' leaves such rows out"),
     "twin-columns": ("a,a,label\n1,2,0\n", {}, "'a'"),

@@ -279,7 +279,7 @@ class CSV(Loading):
         if not whole.any():
             raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
         cells = cells.take(np.flatnonzero(whole))
-        hint = "; correct the cell, name other data.source.features, or use data.source.categories = ['%s']"
+        hint = "; data.source.features can leave the column out, data.source.categories = ['%s'] reads texts"
         plain = [column for column in features if column not in self.categories]
         numbers = [cells.numbers(column, hint % column, gaps=True) for column in plain]
         measured = np.stack(numbers, 1) if numbers else np.empty((len(cells), 0))
