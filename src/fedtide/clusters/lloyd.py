@@ -107,7 +107,8 @@ def lloyd(x: Tensor, centers: Tensor, kind: Distance, *, bound: Tensor | None = 
     out, last = torch.zeros_like(label), torch.empty_like(centers)
     alive, numbers = torch.arange(starts), torch.arange(len(centers))
     for iteration in range(ITERATIONS + 1):
-        anew = _centered(sums, count, centers, kind)
+        means = renormalize((sums / count.clamp(min=1)[:, None]).to(x.dtype), kind, centers)
+        anew = torch.where(count[:, None] > 0, means, centers)
         over = ~changed.any(1) | (iteration == ITERATIONS)
         if over.any():
             ended, unfinished = over[at.owner], ~over
@@ -169,12 +170,6 @@ def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tens
         rows = x.index_select(0, place % len(x)).double()
         for labels, sign in ((label, 1), (before, -1)):
             sums.index_add_(0, labels.view(-1).index_select(0, place), rows, alpha=sign)
-
-
-def _centered(sums: Tensor, count: Tensor, centers: Tensor, kind: Distance) -> Tensor:
-    """Return the new centers (clusters, d); those of empty clusters stay."""
-    means = renormalize((sums / count.clamp(min=1)[:, None]).to(centers.dtype), kind, centers)
-    return torch.where(count[:, None] > 0, means, centers)
 
 
 def _follow(label: Tensor, upper: Tensor, bound: Tensor, at: _Runs) -> None:

@@ -35,16 +35,12 @@ def _check(line: Any, kinds: dict[str, Any], where: str) -> None:
     present = {"scores": {}, "facts": {}, **line} if isinstance(line, dict) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(present.get(key), kind)]
     if not wrong:
-        scores = {f"scores.{view}": score for view, score in present["scores"].items()}
-        wrong = [key for key, score in scores.items() if not (isinstance(score, dict) and _has_numbers(score))]
+        for view, score in present["scores"].items():
+            if not (isinstance(score, dict) and isinstance(score.get("accuracy"), float | int | None)):
+                wrong.append(view)
         wrong += ["a number"] * any(isinstance(leaf, int) and abs(leaf) >= 2**63 for leaf in leaves(line))
     if wrong:
         raise FedtideError(f"{where}: damaged: '{wrong[0]}' is missing or of another kind")
-
-
-def _has_numbers(score: dict[str, Any]) -> bool:
-    """Tell whether the accuracy of a score is a number, or None."""
-    return isinstance(score.get("accuracy"), float | int | None)
 
 
 # -- records -----------------------------------------------------------------------------------------------------------

@@ -113,14 +113,9 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
         result[key], result[f"{key}_names"] = result[key]
     classes = len(label_names) or classes_of(name, labels.numpy())
     rows = Rows(name, features, labels, classes, **result)
-    return _scale(rows) if scaled else rows
-
-
-def _scale(rows: Rows) -> Rows:
-    """Return rows with standardized features."""
-    if rows.x.dtype == torch.uint8:
-        raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
-    return with_fit(rows, partial(_standardize_rows, rows.x))
+    if scaled and rows.x.dtype == torch.uint8:
+        raise refused(f"{name}: scaled", True, "false", "pictures are read as 0 to 1")
+    return with_fit(rows, partial(_standardize_rows, rows.x)) if scaled else rows
 
 
 def _standardize_rows(x: Tensor, positions: Tensor) -> Tensor:

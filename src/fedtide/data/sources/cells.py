@@ -8,18 +8,19 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as arrow
 from pyarrow import compute, parquet
+from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.sources.files import check_unpacked, opened, reading
@@ -27,14 +28,17 @@ from fedtide.data.sources.files import check_unpacked, opened, reading
 Where = Callable[[int], str]
 """Gives the place of a row by its position, for messages."""
 
-BLOCK = 2**16
-"""Rows that are read at a time."""
+CSV = "a CSV file in UTF-8"
+BLOCK = 2**26
+"""Bytes that are read at a time, and most bytes of a row."""
 HEAD = 2**10
 """Rows by which a column seems to hold names of digits."""
 NAME = re.compile(r"0[0-9]+|[0-9]{16,}")
 """Digits that are no number."""
 ATTRIBUTE = re.compile(r"""\s*(?:'([^']+)'|"([^"]+)"|([^\s'"{]+))""")
 """The name of a column of an ARFF file, with quotes or without."""
+GAP = re.compile(r"(^|,)\s*\?\s*(?=,|$)")
+"""A missing cell of an ARFF file."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 """A number with a comma instead of a point."""
 MARKS = frozenset(("", "na", "nan", "null"))
@@ -48,52 +52,68 @@ MOSTLY = 0.9
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(path: Path) -> Generator[tuple[int, list[str]], None, None]:
-    """Yield the names of a CSV or ARFF file, packed or not, and then the rows, numbered; blank rows are left out."""
-    with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
-        rows = ((number, row) for number, row in enumerate(csv.reader(file), start=1) if row)
-        first = []
+class _Head(NamedTuple):
+    """The head of a text file: names of columns, lines and rows above the data, and the data of an ARFF file as CSV."""
+
+    names: list[str]
+    lines: int
+    rows: int
+    data: bytes | None = None
+
+
+def _read_head(path: Path) -> _Head:
+    """Read the head of a CSV file, packed or not, or a whole ARFF file."""
+    with reading(path, CSV), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         try:
-            for number, row in rows:  # comments may come before the relation of an ARFF file
-                first.append((number, row))
-                if (text := row[0].strip()) and not text.startswith("%"):
-                    break
-            relation = bool(first) and first[-1][1][0].strip().lower().startswith("@relation")
-            yield from _arff_rows(path, rows) if relation else chain(first, rows)
+            above = list[str]()
+            while not above or (above[-1] and (not above[-1].strip() or above[-1].startswith("%"))):
+                above.append(file.readline())  # comments may come before the relation of an ARFF file
+            lines = chain(above, file)
+            if above[-1].strip().lower().startswith("@relation"):
+                head = _read_arff(path, lines)
+            else:
+                rows = csv.reader(lines)
+                number, names = next(((number, row) for number, row in enumerate(rows, start=1) if row), (0, []))
+                head = _Head([name.strip() for name in names], rows.line_num, number)
         except UnicodeDecodeError as error:
-            raise ValueError(f"{_undecoded(path)}: {error.reason}; save it as UTF-8") from None
+            raise _undecoded(path, error) from None
+    if not head.names:
+        raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
+    if repeated := [name for name, count in Counter(head.names).items() if count > 1]:
+        raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
+    if len(head.names) == 1 and re.search(r"[;\t|]", head.names[0]):
+        raise refused(f"{path}: header", head.names[0], "names divided by commas, like all cells")
+    return head
 
 
-def _undecoded(path: Path) -> str:
-    """Name the first line of a file that is not UTF-8, and the byte in it."""
+def _undecoded(path: Path, error: Exception) -> Exception:
+    """Return an error that names the first line of a file that is not UTF-8, or else the given one."""
     with opened(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
-            except UnicodeDecodeError as error:
-                return f"line {number}, byte {error.start + 1}, 0x{line[error.start]:02x}"
-    return "its end"
+            except UnicodeDecodeError as wrong:
+                place = f"line {number}, byte {wrong.start + 1}, 0x{line[wrong.start]:02x}"
+                return ValueError(f"{place}: {wrong.reason}; save it as UTF-8")
+    return error
 
 
-def _arff_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the names of an ARFF file, and the rows; a missing value is a question mark.
+def _read_arff(path: Path, file: Iterator[str]) -> _Head:
+    """Read an ARFF file; a missing value is a question mark.
 
     The reader of SciPy refuses attributes without a type, which the published file of WISDM has.
     """
-    names: list[str] = []
-    for number, row in rows:
-        word, rest = [*",".join(row).split(None, 1), "", ""][:2]
+    names, number, word = list[str](), 0, ""
+    for number, line in enumerate(file, start=1):
+        word, rest = [*line.split(None, 1), "", ""][:2]
         if word.lower() == "@data":
-            yield number, names
             break
         if word.lower() == "@attribute":
-            name = ATTRIBUTE.match(rest)
-            if name is None:
-                raise refused(f"{path}: row {number}: attribute", rest, "a name and a type")
+            if (name := ATTRIBUTE.match(rest)) is None:
+                raise refused(f"{path}: row {number}: attribute", rest.strip(), "a name and a type")
             names.append(name[1] or name[2] or name[3])
-    for number, row in rows:
-        if not row[0].startswith("%"):
-            yield number, ["" if cell.strip() == "?" else cell.strip().strip("'") for cell in row]
+    rows = ("\n" if line.startswith("%") else GAP.sub(r"\1", line).replace("'", '"') for line in file)
+    return _Head(names if word.lower() == "@data" else [], 0, number, "".join(rows).encode())
 
 
 @contextmanager
@@ -118,22 +138,7 @@ def read_names(path: Path) -> list[str]:
     if is_parquet(path):
         with _parquet_file(path) as file:
             return [name.strip() for name in file.schema_arrow.names]
-    with closing(_rows(path)) as rows:
-        return _header(path, rows)
-
-
-def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
-    """Return the names of the first row."""
-    _, names = next(rows, (0, list[str]()))
-    if not names:
-        raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
-    names = [name.strip() for name in names]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
-    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
-        raise refused(f"{path}: header", names[0], "names divided by commas, like all cells")
-    return names
+    return _read_head(path).names
 
 
 def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]:
@@ -145,22 +150,33 @@ def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]
             if not parquet_file.metadata.num_rows:
                 raise FedtideError(f"{path}: no rows")
             return np.arange(parquet_file.metadata.num_rows), columns
-    with closing(_rows(path)) as rows:
-        header = _header(path, rows)
-        places = dict(zip(names, find_places(path, header, names), strict=True))
-        numbers, chunks = [], {name: list[Any]() for name in places}
-        while block := [*islice(rows, BLOCK)]:
-            for number, row in block:
-                if len(row) != len(header):
-                    allowed = f"{len(header)}, as in the header"
-                    raise refused(f"{path}: row {number}: number of cells", len(row), allowed)
-                numbers.append(number)
-            by_place = [*zip(*(row for _, row in block), strict=True)]
-            for name, place in places.items():
-                chunks[name].append(arrow.array(by_place[place], arrow.string()))
-    if not numbers:
+    head, odd = _read_head(path), list[tuple[int, int]]()
+    find_places(path, head.names, names)
+
+    def note_width(row: Any) -> str:
+        """Note the number and the width, 0 if it is blank, of a row that is not as wide as the header."""
+        odd.append((row.number - head.lines + head.rows, row.actual_columns if row.text.strip() else 0))
+        return "skip"
+
+    with reading(path, CSV, arrow.ArrowException), io.BytesIO(head.data) if head.data else opened(path) as source:
+        try:
+            table = read_csv(
+                source,
+                ReadOptions(use_threads=False, block_size=BLOCK, column_names=head.names, skip_rows=head.lines),
+                ParseOptions(newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=note_width),
+                ConvertOptions(column_types=dict.fromkeys(head.names, arrow.string()), strings_can_be_null=False),
+            )
+        except arrow.ArrowInvalid as error:
+            raise _undecoded(path, error) from None
+    for number, width in odd:
+        if width:
+            raise refused(f"{path}: row {number}: number of cells", width, f"{len(head.names)}, as in the header")
+    numbers = np.setdiff1d(np.arange(len(table) + len(odd)) + head.rows + 1, [number for number, _ in odd])
+    filled = np.any([np.asarray(compute.not_equal(column, "")) for column in table.columns], axis=0)
+    if not filled.any():
         raise FedtideError(f"{path}: no rows below the header")
-    return np.array(numbers), {name: arrow.chunked_array(parts) for name, parts in chunks.items()}
+    table = table if filled.all() else table.filter(arrow.array(filled))  # an empty line has an empty cell everywhere
+    return numbers[filled], {name: table[name] for name in names}
 
 
 def find_places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
@@ -333,10 +349,7 @@ class Column:
         values = np.full(len(self), np.nan)
         if self.raw.dtype.kind != "M":
             cells = self.raw[~self.missing]
-            try:
-                values[~self.missing] = np.fromiter(map(float, cells), np.float64, len(cells))
-            except (TypeError, ValueError):
-                values[~self.missing] = [_float(cell) for cell in cells]
+            values[~self.missing] = [_float(cell) for cell in cells]
         wrong = ~self.missing & ~np.isfinite(values)
         return np.where(wrong, np.nan, values), wrong
 

@@ -233,7 +233,13 @@ class Manifest(Cached):
         time = cells.times(["time"])[0] if "time" in header else None
         held_out = _held_out(path, cells) if "split" in header else None
         files = _listed_files(path, cells)
-        key = lambda: f"{_hash_listed(path, files)} {self.channels} {self.size}"  # noqa: E731
+
+        def key() -> str:
+            """Return a text that tells other images: of the bytes of the table and the sizes of its files."""
+            sizes = "".join(f"{file.stat().st_size}\n" for _, file in files)
+            digest = hashlib.blake2b(path.read_bytes() + sizes.encode(), digest_size=16)
+            return f"{digest.hexdigest()} {self.channels} {self.size}"
+
         x = self.read_cached(key, ("x",), lambda: {"x": self._read(files)})["x"]
         return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
 
@@ -268,9 +274,3 @@ def _listed_files(path: Path, cells: Cells) -> list[tuple[str, Path]]:
         if not os.access(file, os.R_OK) or not os.path.isfile(file):
             raise FedtideError(f"{place}: no such picture file; paths are relative to the folder of the table")
     return files
-
-
-def _hash_listed(path: Path, files: list[tuple[str, Path]]) -> str:
-    """Return a hash that detects other images: of the bytes of the table and the sizes of its files."""
-    sizes = "".join(f"{file.stat().st_size}\n" for _, file in files)
-    return hashlib.blake2b(path.read_bytes() + sizes.encode(), digest_size=16).hexdigest()
