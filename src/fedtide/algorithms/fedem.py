@@ -149,6 +149,7 @@ def fedem(
     algorithm = Algorithm("fedem", init, works, round, serve, predict, adapt)
     forward = {"train": models, "weigh": 0, "loss": 2 * models}
     traits: Any = {"models": "mixture", "refuses": {"shared": "component_layer says in which layer components differ"}}
+    traits |= {"remembers": True}
     return with_cohort(algorithm, cohort, task, local, forward=forward, trained=trained, **traits)
 
 

@@ -306,7 +306,8 @@ def fielding_by_sums(
     check = has_val(trigger)
     algorithm = Algorithm("fielding-by-sums", init, works, round, serve, predict, adapt, as_served, check)
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
-    return with_cohort(algorithm, cohort, task, local, forward=forward, sends=(Sent, New, Sets), models="clusters")
+    traits: Any = {"sends": (Sent, New, Sets), "models": "clusters", "remembers": True}
+    return with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
 
 
 def own_cluster(represent: Represent) -> Own:

@@ -63,7 +63,7 @@ def window(
         old = Kept(step, replace(shard, x=to_cpu(shard.x), fetch_val=None))
         return replace(answer, memory={"kept": (*past, old)})
 
-    return build_method("window", task, local, server, cohort, train)
+    return build_method("window", task, local, server, cohort, train, remembers=True)
 
 
 def merge_shards(shards: Sequence[Shard]) -> Shard:

@@ -40,7 +40,7 @@ from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
 from fedtide.runs.job import Output, Request, Seeds, Sets, StudyRequest, check_positive, experiment_file, fleet_sets
 from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
-from fedtide.runs.privacy import check_needed
+from fedtide.runs.privacy import check_needed, warn_of_epsilon
 from fedtide.runs.trained import Trained
 from fedtide.tracking.feed import Tracking
 from fedtide.tuning import pages, tournament, tune
@@ -412,7 +412,8 @@ class RunJob(Job):
         checked = _check(settings, where)
         settings, message = resolve_auto(settings)
         root = folder_of(request, name)
-        for line in filter(None, (message or checked.message, check_room(checked.need, root))):
+        weak = warn_of_epsilon(checked.epsilon)
+        for line in filter(None, (message or checked.message, weak, check_room(checked.need, root))):
             say(line, console(output))
         folder.create(settings, root, where, request.scale)
         return RunJob(root, workers)

@@ -503,6 +503,8 @@ class Traits:
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
         keeps: number of models' worth of values that each client keeps between rounds, at most; the disk space of a
             run follows from it.
+        remembers: whether clients keep anything else between rounds, such as a few numbers. In a private study each
+            client then keeps a row whether it has anything new or not.
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
             are shared.
         compute_cost: cost of its questions for clients on a clock of devices. None means local training for "train",
@@ -525,6 +527,7 @@ class Traits:
     refuses: Mapping[str, str] = field(default_factory=dict)
     before: int = 0
     keeps: int = 0
+    remembers: bool = False
     own_expert: bool = False
     compute_cost: ComputeCost | None = None
     first: int | None = None

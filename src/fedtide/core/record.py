@@ -26,7 +26,9 @@ FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
 ASKS = "asks.jsonl"
 """What real clients were asked and what came of it, a line for each round."""
-SOME = (FORGETTING, ASKS)
+LEDGER = "ledger.jsonl"
+"""Releases of a private run, a line each, which `fedtide.wire.ledger` writes."""
+SOME = (FORGETTING, ASKS, LEDGER)
 """Files that not every record has."""
 STOPPED = "stopped"
 """Key in the last line of a run that ended before its last round: the target that it reached."""
@@ -111,6 +113,8 @@ def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = Fal
 class Record:
     """Appends to the record files of one run folder.
 
+    A ledger is written elsewhere. It is never cut, because what it has was released.
+
     Args:
         folder: `<method>/<seed>` in the run folder; made if missing.
         marks: what to keep of each file, from a checkpoint; everything after it is cut off. None starts anew.
@@ -137,6 +141,7 @@ class Record:
         for name in files:
             (folder / name).touch()
         check_marks(folder, {**(marks or {}), **files})
+        self._folder = folder
         self._beside = {} if beside is None else {os.path.relpath(beside, folder): whole(beside)}
         self._files = {
             name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
@@ -166,7 +171,9 @@ class Record:
             with naming(Path(file.name)):
                 file.flush()
                 os.fsync(file.fileno())
-        return self._beside | {name: whole(Path(file.name)) for name, file in self._files.items()}
+        written = {name: whole(Path(file.name)) for name, file in self._files.items()}
+        ledger = self._folder / LEDGER
+        return self._beside | written | ({LEDGER: whole(ledger)} if ledger.is_file() else {})
 
     def close(self) -> None:
         """Close the files."""

@@ -72,6 +72,9 @@ METRICS = (
 )
 """The metrics of every evaluation. A line here is all that a new one needs."""
 
+OVER_CLIENTS = METRICS[2:]
+"""Those whose values may be of single clients."""
+
 NO_METRICS = (
     "rows", "choice", "weights", "others", "density", "densities", "groups", "commonest", "baselines", "reference",
 )  # fmt: skip

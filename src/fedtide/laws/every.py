@@ -378,7 +378,7 @@ def halves_add_up(case: Case) -> None:
 
 
 def kept_memory(case: Case) -> None:
-    """No client keeps more models than `keeps` says."""
+    """No client keeps more models than `keeps` says, or anything else unless `remembers` is true."""
     run = played(case.make(model={"kind": "mlp", "hidden": [300]}), rounds=3)
     algorithm = run.host.algorithm
     model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
@@ -386,6 +386,8 @@ def kept_memory(case: Case) -> None:
     keeps = algorithm.traits.keeps
     words = f"a client keeps {most} bytes, and `keeps` of the Algorithm says {keeps} models of {model}"
     hold(most <= keeps * model + 2048, words)
+    declared = bool(keeps) or algorithm.traits.remembers or bool(algorithm.traits.reveals)
+    hold(not most or declared, "a client keeps something, and `remembers` of the Algorithm is False")
 
 
 def one_slot_each(case: Case) -> None:

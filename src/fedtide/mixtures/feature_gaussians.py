@@ -389,7 +389,7 @@ class GaussianSetup:
         Its clients divide their samples into `parts`, the number of which is by the option that sets it.
         """
         algorithm = replace(algorithm, check=enough_rows_for(**parts))
-        extract, traits = self.extract, {"sends": (SentMixture,), "models": "mixture", **traits}
+        extract, traits = self.extract, {"sends": (SentMixture,), "models": "mixture", "remembers": True, **traits}
         algorithm = with_cohort(algorithm, cohort, self.task, local, forward=forward, trained=trained, **traits)
         if not self.before:
             return algorithm

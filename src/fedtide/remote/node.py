@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
@@ -187,19 +188,31 @@ class Node:
                 elif not is_finite(answer):
                     words[str(client)] = NOT_FINITE
                 else:
-                    tree = self._to_send(ask, client, answer, asked.reveal)
+                    tree = self._leave_behind(asked, ask, client, answer, memory, keeping)
                     sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
-                    if answer.memory is not None:
-                        memory.write(client, ask.version, answer.memory, _counted(asked.settled[str(client)]))
-                        keeping.append(client)
                     words[str(client)] = ANSWERED
             except Exception as error:
                 sent.pop(client, None)
                 words[str(client)] = REFUSED + self._described(error)
                 if self.wire.hides and not isinstance(error, TooLarge | MemoryLost):  # it may tell of the rows
-                    sent[client] = self._to_send(ask, client, Answer({}), ())
-                    words[str(client)] = ANSWERED
+                    with suppress(MemoryLost):
+                        sent[client] = self._leave_behind(asked, ask, client, Answer({}), memory, keeping)
+                        words[str(client)] = ANSWERED
         return {"clients": words, "kept": keeping, "fewest": self.policy().fewest}, sent
+
+    def _leave_behind(
+        self, asked: WorkHeader, ask: Ask, client: int, answer: Answer, memory: NodeMemory, keeping: list[int]
+    ) -> Tree:
+        """Return the content of an answer that leaves the node, once the client has kept what it keeps.
+
+        In a private study a client without news keeps its memory once more, because that would tell of its rows.
+        """
+        tree, traits = self._to_send(ask, client, answer, asked.reveal), self.algorithm.traits
+        if answer.memory is not None or (self.wire.hides and (traits.keeps or traits.remembers)):
+            row = memory.read(client, ask.version) if answer.memory is None else answer.memory
+            memory.write(client, ask.version, row, _counted(asked.settled[str(client)]))
+            keeping.append(client)
+        return tree
 
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
         """Return the content that leaves the node; its sum is not masked yet."""
@@ -258,6 +271,9 @@ class Node:
     ) -> tuple[dict[str, Any], Tree]:
         """Judge what was received on the clients' own rows; what is sent are sums over these."""
         memory, words = _memory_of(self.folder, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
+        if why := self.policy().withholds_score(self.wire.hides):
+            self._keep_received(asked, header, payload, memory)
+            return {"clients": dict.fromkeys(words, f"{REFUSED}{why}")}, {}
         ask, least, whole = _ask_of(asked, asked.clients), self.policy().rows_at_least, list[int]()
         rows = self.rows.sizes(ask.clients, asked.part, ask.moment)
         few = set(ask.clients[(rows > 0) & (rows < least)].tolist())
@@ -273,13 +289,17 @@ class Node:
                 words[str(client)] = REFUSED + self._described(error)
         scoring = Scoring(_ask_of(asked, whole), asked.part, asked.personal, asked.grouping, asked.other)
         scores = score(self._clients(memory), scoring, received)
+        self._keep_received(asked, header, payload, memory)
+        shown = self.shown(scores)
+        return {"clients": words}, {name: getattr(shown, name) for name in COLUMNS} | {"others": dict(shown.others)}
+
+    def _keep_received(self, asked: ScoreHeader, header: Mapping[str, Any], payload: bytes, memory: NodeMemory) -> None:
+        """Keep with what clients are evaluated: a node predicts its own rows with it."""
         if self.judged is not None and asked.part == "test" and asked.personal and not asked.other:
             try:
                 Judged(header, payload, memory).write(self.judged)
             except OSError as error:  # an evaluation does not fail by it
                 self.log(f"{self.judged}: {error}")
-        shown = self.shown(scores)
-        return {"clients": words}, {name: getattr(shown, name) for name in COLUMNS} | {"others": dict(shown.others)}
 
     def last_evaluation(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
         """Return the payload and the memory of a client's last evaluation.

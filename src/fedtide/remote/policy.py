@@ -1,7 +1,7 @@
 """A node's own policy: rules that its owner sets, whatever the study asks.
 
     reveals = []                     # no extra values of a client by itself
-    questions = ["train", "score"]   # the works that are done here; "score" judges what was sent on the rows here
+    questions = ["train", "score"]   # the works that are done here; "score" judges what was sent on rows, exactly
     fewest = 3                       # clients that are asked the same question, and so are in its sum
     rows_at_least = 20               # rows that a client needs to be judged on them
     secure = true                    # only masked sums, which the server cannot open for a single client
@@ -13,7 +13,8 @@ A missing rule forbids nothing. The number of clients in a sum is the server's w
 look at each of them. If they are masked, it is the word of the keys that masks are shared with.
 
 Some rules hold without a file, because no study needs more. A client is judged on test and validation rows alone, with
-few models in a round. The server receives its mean loss to three digits.
+few models in a round. The server receives its mean loss to three digits. In a private study, and with `epsilon`, no
+answer to "score" leaves the node unless `questions` names it, because it has no noise.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ class Policy(Strict):
 
     Args:
         reveals: names of values that the server may see client by client; None allows what the study asks.
-        questions: names of the works that are done here; None allows what the study asks.
+        questions: names of the works that are done here; None allows what the study asks, but no exact answer about a
+            client if the study is private or there is `epsilon`.
         fewest: minimum number of clients in a sum.
         rows_at_least: minimum number of rows of a part for a client to be judged on it.
         secure: whether sums must be masked.
@@ -84,6 +86,21 @@ class Policy(Strict):
         if members is not None and members < self.fewest:
             return f"its owner does not answer for a sum of {members}; allowed: {self.fewest} clients or more"
         return None
+
+    def withholds_score(self, private: bool) -> str | None:
+        """Return the reason why no answer to an evaluation leaves the node; None if it does.
+
+        Args:
+            private: whether the study is private.
+
+        >>> Policy(epsilon=4.0).withholds_score(False)
+        "its owner limits epsilon, and the owner's `questions` do not name 'score', which has no noise"
+        >>> Policy(epsilon=4.0, questions=("train", "score")).withholds_score(True)
+        """
+        if SCORE in (self.questions or ()) or not (private or self.epsilon is not None):
+            return None
+        why = "its study is private" if private else "its owner limits epsilon"
+        return f"{why}, and the owner's `questions` do not name '{SCORE}', which has no noise"
 
     def shows(self, name: str) -> bool:
         """Tell whether the server may see a value of a client by itself."""

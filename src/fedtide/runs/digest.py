@@ -17,6 +17,7 @@ from fedtide.core.record import check_marks
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
+from fedtide.wire.ledger import check_released
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int, device: str | None = None) -> str:
@@ -133,6 +134,7 @@ def verify_runs(runs: Iterable[Planned]) -> Iterator[Verdict]:
             memory.read_index(checkpoint.check_files(folder, about) / "memory.safetensors")
             memory.check_files()
             check_marks(run.folder, about.records, finished=run.finished)
+            check_released(run.folder, about.round)
         except FedtideError as error:
             yield Verdict(run, checkpoint.whole_until(folder, about), str(error))
         else:

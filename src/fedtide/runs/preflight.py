@@ -27,7 +27,7 @@ from fedtide.learn.device import CPU, find_device, warn_of_bfloat
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
-from fedtide.runs.privacy import plan_of, sums_of
+from fedtide.runs.privacy import check_delta, plan_of, sums_of
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
@@ -59,12 +59,13 @@ class Preflight:
     """Findings of a trial of an experiment.
 
     forms: of everything that its methods sum, if sums are private. alone: methods that a stacked fleet does not stack,
-    and why. needs: disk space of each method at each point.
+    and why. needs: disk space of each method at each point. epsilon: the largest one of a private run.
     """
 
     forms: frozenset[Form] = frozenset()
     alone: Mapping[str, str] = field(default_factory=dict)
     needs: Sequence[Need] = ()
+    epsilon: float = 0.0
 
     @property
     def message(self) -> str:
@@ -97,6 +98,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     dealt, sums, tried = set[tuple[str, str]](), dict[str, tuple[Form, ...]](), _Tried()
     unstacked: dict[str, str] = {}
     needs: list[Need] = []
+    epsilon = 0.0
     for point in (point.experiment for point in points(experiment, where)):
         if point.devices is None and "seconds" in {point.shift_of(method).clock for method in point.method}:
             allowed = "'rounds', or [devices], such as devices = 'steady'"
@@ -106,7 +108,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         unstacked_here: dict[str, str] = {}
         for method in point.method:
             built = _build(point, method, tried)
-            _check_bounds(built, sums)
+            epsilon = max(epsilon, _check_privacy(built, sums))
             needs += _needs(built)
             if point.fleet.kind == "stacked" and (why := why_alone(built.host)):
                 unstacked_here[method.name] = why
@@ -123,7 +125,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 dealt.add(key)
                 for seed in point.seeds[1:]:
                     build.population_of(point, shift, seed)
-    return Preflight(frozenset(form for forms in sums.values() for form in forms), unstacked, needs)
+    return Preflight(frozenset(form for forms in sums.values() for form in forms), unstacked, needs, epsilon)
 
 
 @dataclass(frozen=True)
@@ -181,19 +183,26 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     return built
 
 
-def _check_bounds(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> None:
-    """Raise if a value that a method sums has no bound, or a wrong one; add its sums to those known."""
+def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> float:
+    """Return epsilon of a private run, else 0, and add its sums to those known.
+
+    Raises:
+        FedtideError: a value that the method sums has no bound, or a wrong one, or the budget promises nothing.
+    """
     experiment, method, host = built.experiment, built.method, built.host
     wire = experiment.wire
     if wire is None or wire.privacy is None:
-        return
+        return 0.0
+    privacy = wire.privacy
+    check_delta(privacy, host.population.registered)
     key = build.as_json(experiment.model_copy(update={"wire": None, "title": "", "method": (method,)}))
     if key not in forms:
         forms[key] = sums_of(method, host)
     with within(f"method '{method.name}'"):
         for form in forms[key]:
-            check_form(form, wire.privacy.clip)
-        plan_of(wire.privacy, experiment, method, host).epsilon(1.0, wire.privacy.delta)
+            check_form(form, privacy.clip)
+        epsilon = plan_of(privacy, experiment, method, host).epsilon(privacy.multiplier or 1.0, privacy.delta)
+    return privacy.epsilon or epsilon
 
 
 def _try_metrics(experiment: Experiment) -> None:

@@ -20,6 +20,26 @@ from fedtide.wire.noise import Draw, with_noise
 from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import Form
 
+MUCH = 10.0
+"""Epsilon above which a budget promises little."""
+
+
+def check_delta(privacy: Privacy, clients: int, where: str = "") -> None:
+    """Raise if a run may tell all of some client: it may say more than epsilon with the probability delta of each."""
+    if privacy.delta * clients >= 1:
+        allowed = f"below 1/{clients}, one over the number of clients"
+        raise refused(f"{where}wire.privacy.delta", privacy.delta, allowed)
+
+
+def warn_of_epsilon(epsilon: float) -> str:
+    """Return a line about a budget that promises little; "" for another.
+
+    >>> warn_of_epsilon(8.0), warn_of_epsilon(25.0)
+    ('', 'warning: wire.privacy comes to epsilon 25, which promises little; ask for 10 or less')
+    """
+    line = f"warning: wire.privacy comes to epsilon {epsilon:.3g}, which promises little; ask for {MUCH:g} or less"
+    return line if epsilon > MUCH else ""
+
 
 def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host) -> Plan:
     """Return the releases that a run may make."""

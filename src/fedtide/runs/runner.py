@@ -15,7 +15,7 @@ from fedtide.core.base import Cost, Grouping, Moment, Scores
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, FORGETTING, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
+from fedtide.core.record import ASKS, FORGETTING, LEDGER, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
@@ -29,7 +29,7 @@ from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.privacy import server_wire
-from fedtide.wire.ledger import LEDGER
+from fedtide.wire.ledger import check_released
 from fedtide.wire.noise import simulated_noise
 
 SAVE_SECONDS = 20.0
@@ -103,6 +103,7 @@ class Run:
                 beside=shift,
             )
             try:
+                check_released(self.folder, 0 if resumed is None else resumed[0].round)
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed[0], stop, until)
             except (FedtideError, OSError):
                 if self.folder.is_dir():
@@ -153,7 +154,8 @@ class Run:
         for count, result in enumerate(played, start=1):
             done = result.step.moment.round + 1
             record.append("rounds.jsonl", result.line)
-            record.clients(result.clients)
+            if judge.fleet.truth is not None or judge.fleet.ledger is None:  # numbers of real clients stay private
+                record.clients(result.clients)
             for line in judge.fleet.record_lines():
                 record.append(ASKS, line)
             if result.forgetting is not None:

@@ -18,16 +18,18 @@ from fedtide.config import Experiment
 from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import refused
+from fedtide.core.record import LEDGER
 from fedtide.fleets.engines import Host
-from fedtide.runs.privacy import ledger_with, plan_without_sampling
+from fedtide.remote.policy import SCORE, Policy
+from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_epsilon
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
-from fedtide.wire.ledger import LEDGER, Ledger, Line, Place, Safe, read
+from fedtide.wire.ledger import Ledger, Line, Place, Safe, read, safe_of
 from fedtide.wire.noise import Recorded, Release, SystemNoise, stream_of, with_noise
 from fedtide.wire.pipeline import Wire
 
-RELEASED, SEEDS = "released", "noise.jsonl"
-"""Files in a site's private folder; sums that were released lie in the record under the same name, later."""
+SEEDS = "noise.jsonl"
+"""File in a site's private folder."""
 OWN = "privacy"
 """Folder in a node's folder with a ledger for each of its clients."""
 MASKED = 10_000
@@ -83,8 +85,7 @@ def recorded_sums(site: Site, host: Host) -> Recorded | None:
         if line.z < ledger.z * (1 - SLACK):
             raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{ledger.z:.6g}, by the study")
         ledger.add(line)
-    safe = Safe(site.private / RELEASED, site.record / RELEASED)
-    return Recorded(Release(clip, ledger, _no_noise), safe)
+    return Recorded(Release(clip, ledger, _no_noise), safe_of(site.record))
 
 
 def _no_noise(stream: str, number: int, size: int) -> Tensor:
@@ -95,7 +96,7 @@ def open_safe(site: Site) -> Safe:
     """Return the safe of released sums, which keeps them until a checkpoint counts on them; make its folder."""
     site.private.mkdir(mode=0o700, exist_ok=True)
     flush(site.private.parent)
-    return Safe(site.private / RELEASED, site.record / RELEASED)
+    return safe_of(site.record)
 
 
 def forget(site: Site) -> None:
@@ -235,7 +236,7 @@ def _bounds(header: Mapping[str, Any], slot: str) -> dict[str, float]:
 
 
 def describe_budget(
-    study: Ledger | None, wire: Wire, clients: tuple[int, ...], folder: Path, most: float | None
+    study: Ledger | None, wire: Wire, clients: tuple[int, ...], folder: Path, policy: Policy
 ) -> Iterator[str]:
     """Say in lines what a study costs and has cost a node's clients.
 
@@ -244,19 +245,22 @@ def describe_budget(
         wire: path of answers out of the node.
         clients: clients of the node.
         folder: folder of the node's own ledgers.
-        most: epsilon that the owner allows.
+        policy: the owner's rules.
     """
+    most, bare = policy.epsilon, "" if policy.withholds_score(study is not None) else SCORE
     if study is None:
         if most is not None:
-            yield f"will be refused: questions but score (your policy allows epsilon {most:g}, and there is no noise)"
+            which = f"questions but {bare}" if bare else "all questions"
+            yield f"will be refused: {which} (your policy allows epsilon {most:g}, and there is no noise)"
         return
     plan, z, delta = study.plan, study.z, study.delta
     distance = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
     yield f"privacy: all rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a client"
+    yield from filter(None, [warn_of_epsilon(plan.epsilon(z, delta))])
     yield f"privacy: a client answers in {plan.times} of {plan.rounds} rounds at most{distance}"
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
-    yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}); score has none"
+    yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}){bare and f'; {bare} has none'}"
     for client in clients:
         ledger = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
         yield f"privacy: client {client}, by this node's own ledger: {_so_far(ledger, client)}"

@@ -72,6 +72,9 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     if methods[method].decide_per == "oracle":
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
+    if experiment.stop_at is not None and experiment.wire is not None and experiment.wire.privacy is not None:
+        but = "no scores reach the server of a private study"
+        raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, "none with wire.privacy", but)
     for number, metric in enumerate(experiment.metrics):
         if metric.kind != "python":
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")

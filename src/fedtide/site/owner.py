@@ -1,7 +1,7 @@
 """The owner of a node: its policy as it is now, other nodes whose keys it trusts, and the terms of a study in words.
 
 Some rules hold without a policy, because no study needs more. A client is judged on test and validation rows alone,
-with few models in a round. The server receives its mean loss to three digits.
+with few models in a round. The server receives its mean loss to three digits, and no scores of a private study.
 """
 
 import json
@@ -247,18 +247,27 @@ def describe_terms(
         yield printable(f"asks: {term.question}: {sizes}: {values or 'nothing to be summed'}")
     columns = ", ".join(["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)])
     sends = "sends after work on the rows here," if algorithm.adapt is not None else "sends"
-    yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {sends} of each client by itself: {columns}"
+    withheld, told = policy.withholds_score(wire.hides), f"{sends} of each client by itself: {columns}"
+    yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {'sends nothing' if withheld else told}"
+    if withheld:
+        yield f"will be refused: {SCORE} (`questions` of your policy can name it; its answer is exact, outside epsilon)"
+    elif wire.hides or policy.epsilon is not None:
+        yield f"warning: your policy names {SCORE}: the server learns these numbers exactly, outside epsilon"
     if later := ", ".join(term.question for term in works if term not in asked):
         yield f"may ask later: {later}, of which a trial saw nothing"
     shown = {name: f"{name} ({numbers}), at {term.question}" for term in works for name, numbers in term.shown.items()}
     shown = {name: f"{name}, of which a trial saw nothing" for name in algorithm.traits.reveals} | shown
-    for line in shown.values() or [f"the answer to {SCORE}, and no extra values of the method"]:
+    nothing = "nothing" if withheld else f"the answer to {SCORE}, and no extra values of the method"
+    for line in shown.values() or [nothing]:
         yield printable(f"shows the server, for each client by itself: {line}")
     if wire.secure:
         fewest = max(wire.fewest, policy.fewest)
-        yield f"sums: masked, opened for {fewest} clients or more; answers to {SCORE} and shown values are not masked"
+        bare = "shown values are" if withheld else f"answers to {SCORE} and shown values are"
+        yield f"sums: masked, opened for {fewest} clients or more; {bare} not masked"
         if policy.peers is None:
             yield "masks: shared with the nodes whose keys the server names first; `peers` of your policy can name them"
+            if policy.secure:
+                yield "warning: your policy has `secure` without `peers`: keys of other nodes are trusted at first use"
     else:
         yield "sums: the server adds them, so it receives the answer of each client by itself; nothing hides it"
     stays = f"{bytes_of(memory)} for each client" if memory else "nothing of the method"
@@ -269,7 +278,8 @@ def describe_terms(
 
 def _describe_refusals(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire) -> Iterator[str]:
     if policy.secure and not wire.secure:
-        yield f"refused: every question but {SCORE}, because your policy allows masked sums alone"
+        but = "" if policy.withholds_score(wire.hides) else f" but {SCORE}"
+        yield f"refused: every question{but}, because your policy allows masked sums alone"
     for term in terms:
         if why := policy.objection(term.question, term.shown):
             yield f"refused: {term.question}, because {why}"

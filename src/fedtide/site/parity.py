@@ -262,7 +262,7 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
 
 
 def _compared(line: Mapping[str, Any]) -> dict[str, Any]:
-    scores = {view: scores["accuracy"] for view, scores in line.get("scores", {}).items()}
+    scores = {view: scores.get("accuracy") for view, scores in line.get("scores", {}).items()}
     return {key: line.get(key) for key in COMPARED} | {"accuracy": scores}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ from fedtide.remote.node_memory import Judged
 from fedtide.remote.policy import SCORE, Policy
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, read_features, table
+from fedtide.runs.privacy import check_delta
 from fedtide.runs.trained import Models
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for
@@ -100,6 +102,8 @@ class Seat:
         ticket.check_clock(datetime.now(UTC))
         check_versions(ticket)
         study = ticket.experiment
+        if study.wire is not None and study.wire.privacy is not None:
+            check_delta(study.wire.privacy, ticket.registered, "study: ")
         rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
         seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, read_policy(policy), policy)
         seat.check_home()
@@ -212,7 +216,7 @@ class Seat:
         wire = FLOATING if study.wire is None else study.wire.build().within(self.policy.clip)
         like = zero_row(about, self.rows.people.transforms)
         yield from describe_terms(algorithm, like, about.classes, self.policy, self.ticket.registered, wire)
-        yield from describe_budget(ledger_for(study, algorithm), wire, clients, self.home / OWN, self.policy.epsilon)
+        yield from describe_budget(ledger_for(study, algorithm), wire, clients, self.home / OWN, self.policy)
 
 
 def rules_of(home: Path, policy: Path | None) -> Path | None:
@@ -318,6 +322,7 @@ def node_of(settings: Mapping[str, Any]) -> Node:
             threads=experiment.fleet.threads,
             log=write_log,
             clients=frozenset(members[name].clients),
+            policy=partial(Policy, questions=(*host.algorithm.works, SCORE)),  # the rows are those of the study
         )
 
         def trusts(node: str, key: str) -> str | None:

@@ -14,9 +14,10 @@ from fedtide.config.settings import bind_address
 from fedtide.core.base import Algorithm, Facts, Simulation
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import read_rounds
+from fedtide.core.record import LEDGER, read_rounds
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
+from fedtide.evaluate.metrics import OVER_CLIENTS
 from fedtide.fields.types import seconds_of
 from fedtide.fleets.engines import Host
 from fedtide.fleets.totals import Vectors
@@ -37,7 +38,6 @@ from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
 from fedtide.site.status import Status, describe_way_in
 from fedtide.wire.keys import library
-from fedtide.wire.ledger import LEDGER
 from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.noise import simulated_noise
 from fedtide.wire.pipeline import Wire
@@ -295,7 +295,8 @@ def judge_of(
     fleet = fleet_of(site, carrier, host, who, clock, wire, waits)
     algorithm = survive_failures(host.algorithm, fleet, log)
     judged = views(host.population, experiment.eval_clients, site.seed, experiment.eval_splits)
-    return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
+    metrics = [metric for metric in metrics_of(experiment) if wire.ledger is None or metric not in OVER_CLIENTS]
+    return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics)
 
 
 def fleet_of(

@@ -31,6 +31,7 @@ from fedtide.core.atomic import lock, write_text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.fields.types import Strict, checked
 from fedtide.runs.digest import digest_of
+from fedtide.runs.privacy import check_delta
 from fedtide.site import certificates
 from fedtide.site.machine import read_toml, write_new
 from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
@@ -288,6 +289,8 @@ def invite(root: Path, names: str) -> list[Ticket]:
         values = {"node": [node.model_dump() for node in (*site.roster.node, *new)]}
         site = replace(site, roster=Roster.checked(values, "NODES"))
         check_hidden(site.experiment, site.roster, "NODES")
+        if (wire := site.experiment.wire) is not None and wire.privacy is not None:
+            check_delta(wire.privacy, site.roster.clients, "NODES: ")
         tickets = site.write_tickets(new)
         write_roster(root, site.roster)
     return tickets

@@ -44,6 +44,7 @@ def deploy(
     from fedtide.config import read
     from fedtide.site.deploying import make_site, write_app
     from fedtide.site.site import Roster
+    from fedtide.site.status import describe_sums
 
     file = experiment_file(experiment)
     if flower is not None:
@@ -59,6 +60,7 @@ def deploy(
     settings = read(file, scale=scale, sets=set_)
     site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
     _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.deploy.address})")
+    _say(*describe_sums(site))
     for node in site.roster.node:
         _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {site.ticket(node).seal})")
     commands = f"fedtide admit {out} NODE NODE.pub; fedtide serve {out}"

@@ -15,8 +15,9 @@ from fedtide.core.record import ASKS, read_rounds
 from fedtide.fields.types import Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of
 from fedtide.report.formats import bytes_of
+from fedtide.runs.privacy import warn_of_epsilon
 from fedtide.site import certificates
-from fedtide.site.accounts import describe_spent
+from fedtide.site.accounts import describe_spent, ledger_for
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.machine import read_bytes
 from fedtide.site.site import Member, Site
@@ -112,13 +113,25 @@ def describe_site(site: Site) -> Iterator[str]:
     """Describe a site in lines."""
     title = site.experiment.title or "a study"
     yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.deploy.address}"
-    wire = site.experiment.wire
-    if wire is not None and wire.secure:
-        yield f"sums: masked, opened for {wire.fewest} clients or more"
-    if wire is not None and wire.privacy is not None:
+    yield from describe_sums(site)
+    if site.experiment.wire is not None and site.experiment.wire.privacy is not None:
         yield from describe_spent(site, algorithm_without_rows(site.experiment, site.about.rows))
     until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
     yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one in its last 30 days"
+
+
+def describe_sums(site: Site) -> Iterator[str]:
+    """Say in lines who sees what clients of a site send, and whether its budget promises little."""
+    wire = site.experiment.wire
+    if wire is None:
+        return
+    if wire.secure:
+        yield f"sums: masked, opened for {wire.fewest} clients or more"
+    if wire.privacy is not None:
+        if not wire.secure:
+            yield "sums: not masked, because of secure = false: the server receives each client's answer without noise"
+        study = ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows))
+        yield from filter(None, [study and warn_of_epsilon(study.plan.epsilon(study.z, study.delta))])
 
 
 def describe_status(site: Site, now: datetime) -> Iterator[str]:

@@ -27,14 +27,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.atomic import append, flush, naming, replacing, sha256
+from fedtide.core.atomic import append, check_sha256, flush, naming, replacing, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
-from fedtide.core.record import read_rounds
+from fedtide.core.record import ASKS, LEDGER, read_rounds
 from fedtide.fields.types import Strict, checked
 from fedtide.wire.accounting import Plan, coefficients
-
-LEDGER = "ledger.jsonl"
 
 Place = tuple[int, int, int | None]
 """Round, number of the question in it, slot."""
@@ -233,6 +231,9 @@ def read(path: Path) -> list[Line]:
     return [checked(Line, values, f"{path}: line {number}") for number, values in lines]
 
 
+RELEASED = "released"
+"""Name of the folders of released sums: of a site until a checkpoint counts on them, of a record from then on."""
+
 OWN = re.compile(r"(\d+)\.\d+\.(?:asked|all|\d+)")
 """Names of files here, which begin with the round."""
 
@@ -347,6 +348,30 @@ class Safe:
                 file.flush()
                 os.fsync(file.fileno())
         flush(self.folder)
+
+
+def safe_of(record: Path) -> Safe:
+    """Return the safe of a record of real clients, which lies in the folder of a site."""
+    return Safe(record.parents[2] / "private" / RELEASED, record / RELEASED)
+
+
+def check_released(record: Path, before: int) -> None:
+    """Raise if a sum that real clients' rounds before one were made of is not what was released.
+
+    Args:
+        record: folder of the run.
+        before: the round.
+
+    Raises:
+        FedtideError: a sum is gone or damaged.
+    """
+    asks = {line["round"]: line["asks"] for line in read_rounds(record, ASKS)}
+    safe = safe_of(record)
+    for line in read(record / LEDGER) if asks else ():
+        # A round whose sum was lost when its server was killed has no answers in the record.
+        is_counted = line.round < before and set(line.clients) <= set(asks[line.round][line.ask]["answered"])
+        if is_counted and safe.read_sum(line) is None:
+            check_sha256(record / RELEASED / _sum(line), line.sha256)
 
 
 def _sum(line: Line) -> str:

@@ -49,12 +49,12 @@ from torch import Tensor
 
 from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import LEDGER, read_rounds
 from fedtide.core.rng import Rng
 from fedtide.wire.accounting import Vector, coefficients, correlated, inverse
 from fedtide.wire.clip import HALF, WHOLE, WITHIN, Clip, adapted, bound_of, with_bounds
 from fedtide.wire.keys import key_stream
-from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest
+from fedtide.wire.ledger import Ledger, Line, Safe, digest
 from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import BITS, ROOM, Form
 

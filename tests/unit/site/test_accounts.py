@@ -17,14 +17,15 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
 from fedtide.site.accounts import OTHER, SEEDS, Budget, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.owner import Owner
 from fedtide.site.seat import RECORD, Seat
-from fedtide.site.site import Site, admit
-from fedtide.site.status import describe_status
+from fedtide.site.site import Site, admit, invite
+from fedtide.site.status import describe_status, describe_sums
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.keys import library
@@ -307,6 +308,101 @@ def test_an_owners_bounds_are_no_larger(tmp_path):
     for wire, length in ((node.wire.within(node.policy().clip), 0.25), (node.wire.within({}), 1.0)):
         sent = wire.clip.apply(vector, form)
         assert (float(sent[:2].norm()), float(sent[3])) == pytest.approx((length, 5.0))
+
+
+# -- nothing exact leaves a node ---------------------------------------------------------------------------------------
+
+NAMED = 'questions = ["train", "score"]\n'
+
+
+def judged_rows(site: Site, nodes: dict[str, Any], rounds: int = 1) -> list[float]:
+    """How many rows each client tells of in an evaluation behind some rounds."""
+    fleet = played(site, nodes, rounds)
+    algorithm = host_at(site).algorithm
+    payload = algorithm.serve(algorithm.init(fleet, Rng(0)), fleet.clients)[0]
+    return fleet.score(payload, fleet.clients).rows.tolist()
+
+
+def plain_site(folder: Path) -> Site:
+    site = site_of(folder)
+    site.record.mkdir(parents=True)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("make", "epsilon", "named"),
+    [(private_site, "", False), (private_site, "", True), (plain_site, "epsilon = 4.0\n", False),
+     (plain_site, "epsilon = 4.0\n", True)],
+)  # fmt: skip
+def test_scores_leave_a_node_only_if_its_owner_names_them(tmp_path, make, epsilon, named):
+    site = make(tmp_path)
+    nodes = nodes_of(tmp_path, site, lambda name: epsilon + NAMED * (named and name == "oslo"))
+    told = [rows > 0 for rows in judged_rows(site, nodes)]
+    assert told == [named and name == "oslo" for name in NAMES]
+    lines = [json.loads(line) for line in (tmp_path / "berlin" / RECORD).read_text().splitlines() if line]
+    (word,) = {word for line in lines if line["kind"] == "score" for word in line["clients"].values()}
+    assert "do not name 'score'" in word
+    assert (tmp_path / "berlin" / "judged" / "payload").stat().st_size, "a node predicts with the model all the same"
+
+
+def test_a_node_without_budget_answers_scores(tmp_path):
+    site = plain_site(tmp_path)
+    assert all(judged_rows(site, nodes_of(tmp_path, site, lambda name: "")))
+
+
+@pytest.mark.parametrize(
+    ("policy", "line", "not_said"),
+    [
+        ("", "will be refused: score", "the server learns these numbers exactly"),
+        (NAMED, "warning: your policy names score: the server learns these numbers exactly", "refused: score"),
+        ("secure = true\n", "warning: your policy has `secure` without `peers`: keys of other nodes", "but score"),
+        ("secure = true\npeers = []\n", "sums: masked", "without `peers`"),
+    ],
+)
+def test_a_node_says_what_its_rules_give_away(tmp_path, policy, line, not_said):
+    site = private_site(tmp_path)
+    (tmp_path / "policy.toml").write_text(policy)
+    seat = Seat.read(
+        site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], tmp_path / "policy.toml", tmp_path / "oslo"
+    )
+    lines = list(seat.describe_study())
+    assert any(said.startswith(line) for said in lines)
+    assert not any(not_said in said for said in lines)
+
+
+def test_a_rule_that_needs_scores_is_refused_when_a_site_is_made(tmp_path):
+    with pytest.raises(FedtideError, match=r"stop_at: found 0.9, but no scores .*; allowed: none with wire.privacy"):
+        site_of(tmp_path, stop_at=0.9, wire={"privacy": PRIVACY})
+    assert not (tmp_path / "site").exists()
+    assert site_of(tmp_path, stop_at=0.9).experiment.stop_at.accuracy == 0.9
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_private_site_masks_unless_it_says_not_to(tmp_path, secure):
+    site = site_of(tmp_path, wire={"privacy": PRIVACY} | ({} if secure else {"secure": False}))
+    said = " ".join(describe_sums(site))
+    assert ("sums: masked" in said, "secure = false" in said) == (secure, not secure)
+
+
+@pytest.mark.parametrize(("epsilon", "warned"), [(8.0, False), (25.0, True)])
+def test_a_budget_that_promises_little_is_warned_of(tmp_path, epsilon, warned):
+    site = private_site(tmp_path, epsilon=epsilon)
+    seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
+    for lines in (list(describe_sums(site)), list(seat.describe_study())):
+        assert [line for line in lines if "promises little" in line][1:] == []
+        assert any("epsilon 25, which promises little" in line for line in lines) == warned
+
+
+def test_a_delta_that_promises_nothing_is_refused(tmp_path):
+    refused = r"wire.privacy.delta: found 0.4, allowed: below 1/3, one over the number of clients"
+    with pytest.raises(FedtideError, match=refused):
+        private_site(tmp_path, delta=0.4)
+    site = private_site(tmp_path, delta=0.3)
+    with pytest.raises(FedtideError, match=r"wire.privacy.delta: found 0.3, allowed: below 1/4"):
+        invite(site.root, "paris")
+    ticket = site.ticket(site.roster.node[0]).model_copy(update={"registered": 4})
+    with pytest.raises(FedtideError, match=r"wire.privacy.delta: found 0.3, allowed: below 1/4"):
+        Seat.of(ticket, [tmp_path / "berlin.csv"], None, tmp_path / "berlin")
 
 
 # -- methods that reveal, words, restarts ------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.node import Node
-from fedtide.remote.offline import NearCarrier
+from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.schedule import Present
 from fedtide.runs import folder
+from fedtide.runs.digest import verify
 from fedtide.runs.runner import Run
 from fedtide.site.accounts import forget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
@@ -169,6 +170,13 @@ def test_the_models_of_a_private_run_are_made_of_released_sums(private, tmp_path
     assert "after 4 rounds the weights are those of the deployment, bit for bit" in capsys.readouterr().out
 
 
+def test_a_private_record_of_real_clients_has_no_numbers_of_single_ones(private):
+    lines = read_rounds(private.record)
+    assert len((private.record / "clients.csv").read_text().splitlines()) == 1
+    assert not any(entry for line in lines for entry in line.get("scores", {}).values())
+    assert not any("client_loss" in line or line["participants"] for line in lines)
+
+
 def test_released_sums_have_the_noise_that_the_ledger_says(private, tmp_path, capsys):
     again = replay(private.run, files(private), tmp_path / "replay")
     assert (again.equal, again.differs) == (True, None)
@@ -188,8 +196,10 @@ def test_released_sums_have_the_noise_that_the_ledger_says(private, tmp_path, ca
     ],
     ids=["too early", "less noise"],
 )
-def test_a_ledger_beyond_the_budget_is_not_played_again(copy, changed, words):
+def test_a_ledger_beyond_the_budget_is_not_played_again(copy, changed, words, monkeypatch):
+    """Whoever writes it may write digests, too."""
     run, record = copy
+    monkeypatch.setattr("fedtide.site.parity.verify", lambda root: [])
     first, last = (record / LEDGER).read_text(encoding="utf-8").splitlines()
     (record / LEDGER).write_text(f"{first}\n{json.dumps(json.loads(last) | changed)}\n", encoding="utf-8")
     with pytest.raises(FedtideError, match=re.escape(words)):
@@ -200,5 +210,28 @@ def test_a_release_that_is_gone_is_said(copy):
     run, record = copy
     (sums,) = record.glob("released/2.0.all")
     sums.write_bytes(bytes(sums.stat().st_size))
-    with pytest.raises(FedtideError, match=r"released: the sum released in round 2 is gone or damaged; without it"):
+    with pytest.raises(FedtideError, match=r"released/2.0.all: damaged"):
         replay(run)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "released/0.0.all", "released/2.0.all"])
+@pytest.mark.parametrize("change", ["gone", "changed"])
+def test_a_ledger_or_a_release_that_is_not_whole_is_found_and_not_gone_on_from(copy, private, name, change):
+    run, record = copy
+    assert [verdict.wrong for verdict in verify(run)] == [None]
+    file = record / name
+    content = file.read_bytes()
+    file.unlink()
+    if change == "changed":
+        file.write_bytes(content[:-9] + b"9" + content[-8:])
+    (wrong,) = (verdict.wrong for verdict in verify(run))
+    assert wrong.startswith(f"{file}: {'missing' if change == 'gone' else 'damaged'}")
+    with pytest.raises(FedtideError, match=re.escape(str(file))):
+        list(Run(private.experiment, private.method, private.seed, record).play(judge_of=lambda _: judge_at(copy)))
+
+
+def judge_at(copy: tuple[Path, Path]) -> Judge:
+    site = Site.read(copy[0].parent)
+    host = host_at(site)
+    fleet = fleet_at(site, {}, host) if (copy[1] / LEDGER).is_file() else near_fleet(host, 1, copy[0] / "nodes")
+    return Judge(host.algorithm, fleet, [], site.method.decide_per)

@@ -30,7 +30,7 @@ from fedtide.runs.privacy import server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire import ledger as ledger_module
 from fedtide.wire.accounting import Plan
-from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest, eligible, read
+from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest, eligible, read, safe_of
 from fedtide.wire.noise import SystemNoise, normal, simulated_noise
 
 BOUNDS = {
@@ -62,7 +62,7 @@ def served(experiment: Any, root: Path, draw: Any = None) -> Any:
 
     def judge_of(run: Run) -> Judge:
         host = host_of(experiment, run.method, 0, MemoryStore(None))
-        safe = Safe(root / "private" / "released")
+        safe = safe_of(run.folder)
         wire = server_wire(experiment, run.method, host, draw or simulated_noise(0), run.folder / LEDGER, safe)
         fleet = near_fleet(host, 8 if experiment.wire.secure else 3, root / "nodes", wire=wire, patience=5.0)
         made.append(Judge(host.algorithm, fleet, views(host.population), run.method.decide_per))

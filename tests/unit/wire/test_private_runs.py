@@ -21,10 +21,12 @@ from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
 from fedtide.fleets.engines import WorkersEngine
 from fedtide.laws.case import Broken, Case, played, toy
-from fedtide.laws.every import InAnyOrder
+from fedtide.laws.every import InAnyOrder, with_parts
 from fedtide.laws.every import private as law_of_private_sums
-from fedtide.remote.offline import near_fleet
+from fedtide.remote.offline import memory_at, near_fleet
+from fedtide.runs import folder
 from fedtide.runs.build import host_of, spec_of
+from fedtide.runs.digest import verify
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import check_needed, plan_of, server_wire
 from fedtide.runs.runner import Run
@@ -127,6 +129,25 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits_and_ledger(tmp_path, 
     assert [line["epsilon"] for line in said] == [line.epsilon for line in lines]
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_ledger_that_is_not_whole_is_found_and_not_gone_on_from(tmp_path, kept):
+    """The ledger decides who may be asked, and what was spent."""
+    experiment = private("fedavg").model_copy(update={"checkpoint_every": 1, "title": "x"})
+    folder.create(experiment, tmp_path / "x")
+    (planned,) = folder.plan(experiment, tmp_path / "x")
+    list(Run(experiment, planned.method, planned.seed, planned.folder).play(until=3))
+    assert [(verdict.rounds, verdict.wrong) for verdict in verify(tmp_path / "x")] == [(3, None)]
+    ledger = planned.folder / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:kept] + lines[kept + 1 :]))
+    (verdict,) = verify(tmp_path / "x")
+    assert (verdict.rounds, verdict.wrong.startswith(f"{ledger}: damaged")) == (kept, True)
+    with pytest.raises(FedtideError, match=r"ledger.jsonl: damaged"):
+        list(Run(experiment, planned.method, planned.seed, planned.folder).play())
+    ledger.unlink()
+    assert [verdict.wrong for verdict in verify(tmp_path / "x")] == [f"{ledger}: missing"]
+
+
 @pytest.mark.parametrize(("name", "noise"), [("fedavg", "plain"), ("ifca", "banded")])
 def test_a_bound_that_adapts_comes_to_the_median_length(tmp_path, name, noise):
     """With little noise; at nodes, and after a stop, as well."""
@@ -145,6 +166,24 @@ def test_a_bound_that_adapts_comes_to_the_median_length(tmp_path, name, noise):
     )
     assert same(played(experiment, fleet=lambda _: fleet).state, run.state)
     assert fleet.ledger.lines == lines
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedem"])
+def test_what_clients_keep_does_not_tell_who_has_rows(tmp_path, name):
+    """A client without rows keeps its memory once more, and one whose work fails does."""
+    bounds = dict.fromkeys(("delta", "loss", "control", "pi", "entropy", "log_likelihood"), 1.0)
+    options = options_of(name) or {"normalize_by": "participants"}
+    experiment = private(name, options=options, clip=bounds, distance=1, noise="plain")
+    host = with_parts(
+        host_of(*of_method(experiment)), lambda part: [part[k][: k % 2 * 9].numpy() for k in range(len(part))]
+    )
+    wire = server_wire(experiment, experiment.method[0], host, simulated_noise(0))
+    fleet = near_fleet(host, 2, tmp_path, wire=wire)
+    run = played(experiment, host=host, fleet=lambda _: fleet, rounds=2)
+    kept = {client: fleet.counted(client) for client in run.fleet.clients.tolist()}
+    asked = {client for query in fleet.queries for client in query.ask.clients.tolist()}
+    assert {kept[client] for client in asked} == {(1, 0)}
+    assert {memory_at(fleet, client) is None for client in asked} == {True, False}
 
 
 def test_bounds_that_cannot_adapt():
@@ -283,6 +322,20 @@ def test_bounds_are_of_all_methods_and_points_together():
     points = one.model_copy(update={"sweep": {"method.toy.local.proximal": (0.0, 0.1)}})
     with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
         check_needed(points, preflight(points).forms, "experiment")
+
+
+@pytest.mark.parametrize(("delta", "epsilon", "words"), [(0.2, 8.0, None), (1e-5, 8.0, ""), (1e-5, 40.0, "epsilon 40")])
+def test_a_budget_that_promises_little(tmp_path, capsys, delta, epsilon, words):
+    """Eight clients; delta is refused, epsilon is warned of once."""
+    experiment = private("fedavg", delta=delta, epsilon=epsilon).model_copy(update={"rounds": 1})
+    if words is None:
+        with pytest.raises(FedtideError, match=r"wire.privacy.delta: found 0.2, allowed: below 1/8, one over"):
+            ft.run(experiment, tmp_path / "out")
+        return
+    ft.run(experiment, tmp_path / "out")
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.count("which promises little") == bool(words)
+    assert words in said
 
 
 def test_what_is_summed_before_round_0_is_refused_before_anything_is_written():
