@@ -413,7 +413,7 @@ class RunJob(Job):
         settings, message = resolve_auto(settings)
         root = folder_of(request, name)
         weak = warn_of_epsilon(checked.epsilon)
-        for line in filter(None, (message or checked.message, weak, check_room(checked.need, root))):
+        for line in filter(None, (message, *checked.messages, weak, check_room(checked.need, root))):
             say(line, console(output))
         folder.create(settings, root, where, request.scale)
         return RunJob(root, workers)

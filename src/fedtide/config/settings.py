@@ -346,8 +346,9 @@ class Deploy(Strict):
         every: time from the beginning of a round to the beginning of the next, or longer if a round is not over by
             then. None begins the next as soon as one is over.
         deadline: for the answers to one question, from when it goes out; a later answer counts for nothing.
-        fewest: clients that have to be there before a round begins, however long that takes, and answers to a question
-            below which none counts.
+        fewest: clients that have to be there before a round begins, and answers to a question below which none counts.
+        wait: longest wait for these clients before a round; then the server ends with status 2, and can be started again.
+            None waits for as long as it takes.
         heaviest: largest weight that a client may give to its answer, mostly its number of rows; an answer with a
             larger one is refused. Near the rows of your largest client no other can outweigh it by a lie.
         zone: time zone of `every`, and of methods that know the time of the day, such as "Europe/Berlin".
@@ -357,6 +358,7 @@ class Deploy(Strict):
     every: Duration | None = None
     deadline: Duration = "10m"
     fewest: Annotated[Count, Field(le=100_000)] = 1
+    wait: Duration | None = None
     heaviest: Annotated[Positive, Field(le=1e12)] = 1e6
     zone: Zone = "UTC"
 

@@ -403,8 +403,13 @@ class Population:
         return Shard(x, y, rows, time, self.rows.mask(y), bins=bins)
 
     def few(self) -> tuple[Shard, int]:
-        """Return some rows as a model sees them, and the number of classes of all."""
+        """Return some rows as a model sees them, and the number of classes of all.
+
+        The smallest label, and of tokens the smallest and the largest, are among them.
+        """
         rows = torch.arange(min(2, len(self.rows)))
+        if isinstance(self.rows, Rows):
+            rows = torch.cat([rows, self.rows.extremes]).unique()
         return replace(self.shard_of(rows, 0, Moment(0, 1)), time=None), self.rows.classes
 
     def public_features(self) -> Tensor:

@@ -142,6 +142,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.x)
 
+    @cached_property
+    def extremes(self) -> Tensor:
+        """Positions of a row with the smallest label, and of rows with the smallest and the largest token."""
+        ends = [self.y.argmin() // self.y[0].numel()]
+        if self.x.dtype == torch.int64:
+            ends += [place // self.x[0].numel() for place in (self.x.argmin(), self.x.argmax())]
+        return torch.stack(ends)
+
     @property
     def labeled(self) -> str:
         """The kind of labels, in words."""

@@ -17,6 +17,9 @@ from fedtide.fleets.ask import ScoreOptions
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.remote.fleet import RemoteFleet
 
+NOT_JUDGED = "no client has a row to test, so there is no accuracy"
+"""Note about an evaluation without views."""
+
 Recorded = SimulatedFleet | RemoteFleet
 """A fleet whose rounds can be judged and recorded."""
 

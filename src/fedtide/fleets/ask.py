@@ -206,6 +206,7 @@ class Query:
         seconds: time that the server waited.
         notes: diagnostics by client.
         payload: the payload itself, no copy, in rounds whose questions may be put once more.
+        failed: if no answer counts, by reason the ids of clients that could have answered.
     """
 
     ask: Ask
@@ -216,6 +217,7 @@ class Query:
     seconds: float
     notes: dict[int, Notes] = field(default_factory=dict)
     payload: Payload = field(default=None, repr=False)
+    failed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.core.base import Weights
-from fedtide.core.errors import refused
-from fedtide.core.trees import map_leaves
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.trees import map_leaves, same
 
 CPU = "cpu"
 
@@ -171,18 +171,19 @@ class Scratch:
         if channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers and
-        # not carried: they are reset whenever weights are loaded.
+        # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers, and
+        # masks are infinite: they are not carried, but reset whenever weights are loaded.
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        counters = {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
+        others = {**dict(self.module.named_buffers()), **frozen}
+        buffers = {name: b for name, b in others.items() if b.is_floating_point() and bool(b.isfinite().all())}
+        counters = {name: b.detach() for name, b in others.items() if name not in buffers}
         self.counters = {name: b.clone() for name, b in counters.items()}
         self._counters = [(b, self.counters[name]) for name, b in counters.items()]
         self.names = list(trained)
         self.params = list(trained.values())
         self._views = Weights(
             {name: param.detach() for name, param in trained.items()},
-            {name: buffer.detach() for name, buffer in {**buffers, **frozen}.items()},
+            {name: buffer.detach() for name, buffer in buffers.items()},
         )
         # The same storage without autograd, for changes in place.
         self.values = list(self._views.params.values())
@@ -239,6 +240,20 @@ class Scratch:
             counter.copy_(start)
         self.set_mode(train)
         return self.module
+
+    def check_constants(self) -> None:
+        """Raise if a pass has changed a buffer that began infinite, because it is not carried.
+
+        >>> net = nn.Linear(2, 1)
+        >>> net.register_buffer("least", torch.tensor(float("inf")))
+        >>> scratch = Scratch(net, torch.float32, channels_last=False)
+        >>> net.least.fill_(1.0) and scratch.check_constants()
+        Traceback (most recent call last):
+        fedtide.core.errors.FedtideError: model: buffer 'least' begins infinite and changes, allowed: finite numbers
+        """
+        for (now, start), name in zip(self._counters, self.counters, strict=True):
+            if start.is_floating_point() and not same(now, start):
+                raise FedtideError(f"model: buffer '{name}' begins infinite and changes, allowed: finite numbers")
 
     def set_mode(self, train: bool) -> None:
         """Put the module in training or evaluation mode."""

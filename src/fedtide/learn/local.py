@@ -29,6 +29,7 @@ from fedtide.fields.types import (
 )
 from fedtide.learn.device import Scratch, read
 from fedtide.learn.losses import Loss
+from fedtide.learn.module_check import check_first_label, check_outputs, find_notes
 from fedtide.learn.schedules import Constant, Schedule
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
@@ -639,8 +640,11 @@ def clip(gradient: list[Tensor], largest: float) -> None:
 # -- whether a model fits its rows -------------------------------------------------------------------------------------
 
 
-def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key: str = "local") -> None:
+def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key: str = "local") -> list[str]:
     """Run a task's model on some samples, as in training and as in evaluation.
+
+    Returns:
+        A line for each thing of the model that its author may not know.
 
     Args:
         task: model and loss.
@@ -661,10 +665,13 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
             weights = task.scratch.weights if task.begin is None else task.begin
             if not weights.params:
                 raise FedtideError("model: found no parameters, allowed: a module with some to train")
+            made = task.rebuild()
+            check_outputs(task.run(task.scratch.load(weights, train=False), task.inputs(x[:1])))
             logits = task.logits(weights, x)
             if width and logits.shape != (len(x), width):
                 raise refused("model: shape of outputs", tuple(logits.shape), f"{(len(x), width)}, as of data.target")
             if logits.dim() < 2 or logits.shape[-1] < (width or classes) or (steps and logits.shape[:-1] != y.shape):
+                check_first_label(y, logits.shape[-1], classes)
                 wanted = f"(rows, {steps[0]} steps, classes)" if steps else "(rows, classes)"
                 raise FedtideError(
                     f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
@@ -675,8 +682,11 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
                 x = local.augmented(x, Rng(0).torch())
             outputs = task.run(task.scratch.load(weights, train=True), task.inputs(x))
             _check_loss(task, outputs, shard)
+            task.scratch.check_constants()
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
+    types = {name: value.dtype for name, value in made.named_parameters()}
+    return find_notes(task.scratch.module, outputs, types, classes=task.target == CLASSES)
 
 
 def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:

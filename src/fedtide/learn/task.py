@@ -17,6 +17,7 @@ from fedtide.core.weights import renamed, united
 from fedtide.learn.device import CPU, Scratch, read, run_in_bfloat, to_cpu, to_device
 from fedtide.learn.fast.passes import ModulePasses
 from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
+from fedtide.learn.module_check import check_fresh, check_ids, check_module
 from fedtide.learn.target import CLASSES, Target
 from fedtide.models.branched import Feature, branch_of, branched, in_branch, in_layer
 
@@ -95,11 +96,22 @@ class Task:
         torch.default_generator.manual_seed(rng.number)
         try:
             module = self.build()
+            check_module(module)
             if self.init_layers is not None and not overwritten:  # an orthogonal matrix takes long
                 self.init_layers(module)
             return module
         finally:
             torch.set_rng_state(before)
+
+    def rebuild(self) -> nn.Module:
+        """Return a module as `build` made it, in its own number type.
+
+        Raises:
+            FedtideError: it shares what training changes with the module of the task.
+        """
+        module = self._fresh(Rng(0), overwritten=True)
+        check_fresh(self.scratch.module, module)
+        return module
 
     def init(self, rng: Rng) -> Weights:
         """Return the initial weights: the given ones, or freshly drawn ones."""
@@ -138,7 +150,11 @@ class Task:
     def run(self, module: nn.Module, x: Tensor) -> Any:
         """Run the task's module on prepared `inputs`, on its device: the only place where it is called."""
         x = self.to_device(x)
-        return run_in_bfloat(module, x) if self.bfloat else module(x)
+        try:
+            return run_in_bfloat(module, x) if self.bfloat else module(x)
+        except (IndexError, RuntimeError) as error:
+            check_ids(module, x, error)
+            raise
 
     def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:
         """Yield the module's outputs in evaluation mode, `ROWS` samples per pass, or `ROWS` steps of token sequences.

@@ -82,6 +82,20 @@ class AskRecord:
         return lines
 
 
+def find_failed(nodes: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return by reason the clients whose answers to a question are late, lost or refused.
+
+    >>> find_failed({"lyon": {"clients": {"0": "late", "1": "abstained", "2": "refused: weight 1e30"}}})
+    {'late': [0], 'refused: weight 1e30': [2]}
+    """
+    failed: dict[str, list[int]] = {}
+    for node in nodes.values():
+        for client, word in node["clients"].items():
+            if word not in (ANSWERED, ABSTAINED, AT_WORK, UNOPENED):
+                failed.setdefault(word, []).append(int(client))
+    return failed
+
+
 @dataclass
 class NodeRecord:
     """The record of a node.

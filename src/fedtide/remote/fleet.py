@@ -17,7 +17,7 @@ from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check_ask, make_ask, make_scoring
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import ALL, PLAIN, Block, Vectors, bytes_down, join, split_blocks
-from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, LATE, LOST, NOT_FINITE, REFUSED, UNOPENED, AskRecord
+from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, LATE, LOST, NOT_FINITE, REFUSED, UNOPENED, AskRecord, find_failed
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
 from fedtide.remote.messages import Carrier
 from fedtide.remote.node_answers import Post, Received, keep_wanted
@@ -178,10 +178,10 @@ class RemoteFleet:
         self.queries, self._elapsed, self._began = [], None, True
         self.record.begin()
         self.attendance.enroll()
-        while self.waits(present := self.attendance.look()) or present < self.fewest:
+        enough = max(self.fewest, self.vectors.wire.fewest)
+        while self.waits(present := self.attendance.look()) or present < enough:
             self.clock.sleep(LOOK)
-        shut = self._left_out.clients_in(moment.round)
-        self.attendance.leave_out(shut, max(self.fewest, self.vectors.wire.fewest))
+        self.attendance.leave_out(self._left_out.clients_in(moment.round), enough)
         if (before := self.released.attendance(moment.round)) is not None:
             self.attendance.present, self.attendance.willing = before
 
@@ -297,7 +297,8 @@ class RemoteFleet:
             reply = self._count(ask, sent, first, payload, Opened({}, frozenset(), {}, {}))
         waited = self.clock.answered(self.clock.monotonic() - start)
         cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
-        self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited))
+        failed = {} if len(reply.clients) else find_failed(self._mail.nodes)
+        self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited, failed=failed))
         self.spent = Cost(self.spent.down + cost.down, self.spent.up + cost.up)
         return reply
 

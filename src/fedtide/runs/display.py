@@ -94,7 +94,7 @@ class Live(TerminalBars, RunsDisplay):
         if self._bars is None:
             self._line(run, progress)
             return
-        shown = f"{self._shown(run)}  {progress.rate:5.1f}/s"
+        shown = f"{self._shown(run)}  {paced(progress.rate)}"
         if run not in self._tasks:
             title = self._runs[run].title
             self._tasks[run] = self._bars.add_task(title, total=progress.rounds, completed=progress.round, shown=shown)
@@ -119,7 +119,7 @@ class Live(TerminalBars, RunsDisplay):
         when = "done" if last else f"{spoken(left)} left"
         self.say(
             f"{self._runs[run].title}: round {progress.round}/{progress.rounds}, {self._shown(run).strip()}, "
-            f"{progress.rate:.1f} rounds/s, {when}{self._overall(left)}"
+            f"{paced(progress.rate)}, {when}{self._overall(left)}"
         )
 
     def _overall(self, seconds: float) -> str:
@@ -144,6 +144,17 @@ def scored(score: str, value: float) -> str:
     ('skill  50.0 %', 'no accuracy, NaN')
     """
     return f"no {score}, NaN" if math.isnan(value) else f"{score} {100 * value:5.1f} %"
+
+
+def paced(rate: float) -> str:
+    """Return a rate in rounds per second, below one a second in seconds for each round.
+
+    >>> paced(12.3), paced(1 / 36)
+    ('12.3 rounds/s', '36 s a round')
+    """
+    if not 0 < rate < 1:
+        return f"{rate:.1f} rounds/s"
+    return f"{1 / rate:.1f} s a round" if rate > 0.1 else f"{spoken(1 / rate)} a round"
 
 
 def spoken(seconds: float) -> str:

@@ -25,7 +25,7 @@ from fedtide.fleets.totals import BLOCKS
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, digest_to_read
 from fedtide.runs.folder import Planned, check_entries, plan, shift_file
-from fedtide.runs.runner import Progress, Run
+from fedtide.runs.runner import NothingTrained, Progress, Run
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
 """Plays a call, and ends early once the second argument is true: yields its progress, returns its result."""
@@ -258,9 +258,14 @@ def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator
         root = run.folder.parent.parent
         folder = str(root) if (root / "config.toml").is_file() else None
         calls.append(RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder), folder))
+    failed = []
     for message in in_parallel(play_run, calls, pool, stop):
         if not message.final:
             yield runs[message.call], message.value
+        elif message.value:
+            failed.append(message.value)
+    if failed:
+        raise NothingTrained("; ".join(failed))
 
 
 def _twins(runs: list[Planned]) -> dict[Path, list[Planned]]:
@@ -292,8 +297,8 @@ def _copy(twin: Planned, run: Planned) -> None:
         shutil.copytree(twin.folder, temporary, dirs_exist_ok=True)
 
 
-def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, None]:
-    """Play one run, in whatever process."""
+def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, str | None]:
+    """Play one run, in whatever process; return the reason why no client answered, if none did."""
     if call.root is not None and not Path(call.root, "config.toml").is_file():
         raise FedtideError(
             f"{call.root}: not a run folder on {platform.node()}; several runs on a Ray cluster need one that every "
@@ -301,7 +306,11 @@ def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, Non
         )
     experiment = from_dict(json.loads(call.experiment))
     method = next(method for method in experiment.method if method.name == call.method)
-    yield from Run(experiment, method, call.seed, Path(call.folder)).play(stop)
+    try:
+        yield from Run(experiment, method, call.seed, Path(call.folder)).play(stop)
+    except NothingTrained as error:  # other runs go on
+        return str(error)
+    return None
 
 
 def check_runs(runs: list[Planned]) -> None:

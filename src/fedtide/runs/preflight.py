@@ -17,7 +17,7 @@ from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.prose import listed
-from fedtide.evaluate.judge import views
+from fedtide.evaluate.judge import NOT_JUDGED, views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.evaluate.probe import owners_of
 from fedtide.fleets import ray_pool
@@ -59,19 +59,21 @@ class Preflight:
     """Findings of a trial of an experiment.
 
     forms: of everything that its methods sum, if sums are private. alone: methods that a stacked fleet does not stack,
-    and why. needs: disk space of each method at each point. epsilon: the largest one of a private run.
+    and why. needs: disk space of each method at each point. epsilon: the largest one of a private run. notes: lines
+    about models and test rows.
     """
 
     forms: frozenset[Form] = frozenset()
     alone: Mapping[str, str] = field(default_factory=dict)
     needs: Sequence[Need] = ()
     epsilon: float = 0.0
+    notes: Sequence[str] = ()
 
     @property
-    def message(self) -> str:
-        """A line about methods that a stacked fleet does not stack, "" if there are none."""
+    def messages(self) -> list[str]:
+        """Lines for people: about methods that a stacked fleet does not stack, about models and test rows."""
         names = [f"{name} ({why})" for name, why in self.alone.items()]
-        return f"not stacked, one client after the other: {listed(names)}" if names else ""
+        return [*([f"not stacked, one client after the other: {listed(names)}"] if names else []), *self.notes]
 
     @property
     def need(self) -> Need:
@@ -125,7 +127,8 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 dealt.add(key)
                 for seed in point.seeds[1:]:
                     build.population_of(point, shift, seed)
-    return Preflight(frozenset(form for forms in sums.values() for form in forms), unstacked, needs, epsilon)
+    forms = frozenset(form for forms in sums.values() for form in forms)
+    return Preflight(forms, unstacked, needs, epsilon, list(dict.fromkeys(tried.notes)))
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,11 @@ class _Tried:
     """Parts that several methods and points share, built and tried once.
 
     fitted: keys of models that ran on some rows. populations: the last two, because methods may be with and without a
-    shift.
+    shift. notes: lines about them.
     """
 
     fitted: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
     populations: dict[tuple[str, str, int], Population] = field(default_factory=dict)
 
     def population(self, experiment: Experiment, method: Method) -> Population:
@@ -167,9 +171,10 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     of_data = shard.x.shape, shard.y.shape, classes, experiment.data.transforms, experiment.data.directory
     of_task = experiment.model, experiment.precision, experiment.fleet, method.loss, method.init_from
     if (key := repr((of_data, of_task, local))) not in tried.fitted:
-        check_fit(built.task, shard, classes, local, f"method '{method.name}'.local")
+        tried.notes.extend(check_fit(built.task, shard, classes, local, f"method '{method.name}'.local"))
         tried.fitted.add(key)
-    views(population, named=experiment.eval_splits)
+    if not views(population, named=experiment.eval_splits):
+        tried.notes.append(NOT_JUDGED)
     _ = built.embedded
     if experiment.forgetting is not None:
         owners_of(population, experiment.forgetting.part, None, seed)

@@ -1,8 +1,9 @@
 """One run: one method with one seed, from its first round or from its checkpoint to its last."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
+from fedtide.fleets.ask import Query
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine, why_alone
+from fedtide.remote.fleet import RemoteFleet
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of
 from fedtide.runs.folder import shift_file
@@ -34,6 +37,38 @@ from fedtide.wire.noise import simulated_noise
 
 SAVE_SECONDS = 20.0
 """Seconds between checkpoints if the configuration has no number of rounds."""
+
+
+FAILED_ROUNDS, FAILED_CLIENTS = 3, 20
+"""Rounds in a row without an answer that counts, and clients in them that fail, after which a run ends."""
+
+
+class NothingTrained(FedtideError):
+    """No client has answered for some rounds."""
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The last rounds without an answer that counts: their number, answers by reason, and the clients."""
+
+    rounds: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    clients: frozenset[int] = frozenset()
+
+    def add(self, queries: Sequence[Query]) -> "Failures":
+        """Return the failures after a round; one in which nobody could answer changes nothing."""
+        asked = [query for query in queries if query.ask.question == "train"] or queries
+        failed = [(reason, client) for query in asked for reason, ids in query.failed.items() for client in ids]
+        if any(len(query.answered) for query in asked):
+            return Failures()
+        reasons, clients = self.reasons + Counter(reason for reason, _ in failed), {client for _, client in failed}
+        return Failures(self.rounds + bool(failed), reasons, self.clients | clients)
+
+    def check(self, clients: int, number: int) -> None:
+        """Raise if so many rounds and clients, or all of `clients`, have failed up to a round."""
+        if self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS):
+            counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
+            raise NothingTrained(f"round {number}: no answer has counted for {self.rounds} rounds: {counts}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +140,9 @@ class Run:
             try:
                 check_released(self.folder, 0 if resumed is None else resumed[0].round)
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed[0], stop, until)
-            except (FedtideError, OSError):
+            except (FedtideError, OSError) as error:
+                if isinstance(error, NothingTrained):
+                    raise NothingTrained(f"method '{self.method.name}', seed {self.seed}: {error}") from None
                 if self.folder.is_dir():
                     raise
                 raise FedtideError(f"{self.folder}: removed while the run was played; start it again") from None
@@ -280,11 +317,14 @@ def run_rounds(
         probe: measures forgetting in the rounds that the fleet keeps for it.
         stop_at: when to end before all rounds are played; None never does.
         earlier: accuracies of the evaluations before `start`, which count for that.
+
+    Raises:
+        NothingTrained: no client has answered for some rounds.
     """
     accuracies_so_far = list(earlier)
     if reached(stop_at, accuracies_so_far):
         return
-    fleet, spent = judge.fleet, Cost()
+    fleet, spent, failures = judge.fleet, Cost(), Failures()
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
         cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
@@ -312,6 +352,8 @@ def run_rounds(
         yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgetting)
         if stopped:
             return
+        failures = failures.add(fleet.queries)
+        failures.check(len(fleet.attendance.present if isinstance(fleet, RemoteFleet) else fleet.clients), number)
 
 
 def reached(stop_at: StopAt | None, accuracies: Sequence[float | None]) -> bool:

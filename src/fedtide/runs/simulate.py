@@ -1,5 +1,6 @@
 """Simulation from Python: one algorithm on one population, without a configuration or files."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic
@@ -21,15 +22,16 @@ from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.targets import TARGET_WORDS, Setting
 from fedtide.data.transforms import Prepare
 from fedtide.draw.tables import Library, frame
-from fedtide.evaluate.judge import Judge, views
+from fedtide.evaluate.judge import NOT_JUDGED, Judge, views
 from fedtide.evaluate.metrics import Metric, metrics_for
 from fedtide.evaluate.rounds import rows_of_scores
 from fedtide.fields.types import Count, Spelled, Strict, Whole, as_written
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer, check_fit, training_cost
 from fedtide.learn.target import CLASSES
+from fedtide.learn.task import Task
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models
 
@@ -226,6 +228,13 @@ def simulate(
     population.check(rounds)
     if algorithm.check is not None:
         algorithm.check(population)
+    judged, notes = views(population), list[str]()
+    if isinstance(task := algorithm.options.get("task"), Task):
+        notes = check_fit(task, *population.few(), algorithm.options.get("local"))
+    elif algorithm.task is not None:  # it may have branches, with outputs of its own
+        algorithm.task.rebuild()
+    for line in notes if judged else [*notes, NOT_JUDGED]:
+        print(f"fedtide: {line}", file=sys.stderr)
     host = Host(algorithm, population, seed, MemoryStore(None), devices.partial_work)
     engine = LocalEngine(host, threads)
     probed = () if forgetting is None else forgetting.rounds
@@ -236,7 +245,7 @@ def simulate(
     clock = devices.clock(population.registered, seed, None, cost)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     judge = Judge(
-        algorithm, fleet, views(population), metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics)
+        algorithm, fleet, judged, metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics)
     )
     probe = probe_of(forgetting, fleet, seed, "client")
     record = None

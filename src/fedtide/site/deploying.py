@@ -11,6 +11,7 @@ The app has these files:
 Nothing here imports Flower.
 """
 
+import sys
 import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -162,7 +163,8 @@ def _plan_site(
     """Check a study and return its site, of which nothing is written; see `make_site`."""
     study = choose(experiment, method, roster.clients, address, where)
     check_hidden(study, roster, where)
-    preflight(study, where)
+    for line in preflight(study, where).notes:
+        print(f"fedtide: {line}", file=sys.stderr)
     host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
     ledger_for(study, host.algorithm)
     clients = host.population.registered

@@ -120,6 +120,7 @@ class Watch:
     _present: frozenset[str] = frozenset()
     _waiting: tuple[str, ...] = ()
     _said: float = 0.0
+    _since: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> Status:
@@ -143,10 +144,19 @@ class Watch:
             )
 
     def wait_for(self, missing: int, number: int) -> None:
-        """Note how many clients a round waits for; say which nodes, when these change and every few minutes."""
+        """Note how many clients a round waits for; say which nodes, when these change and every few minutes.
+
+        Raises:
+            FedtideError: they did not come within `deploy.wait`.
+        """
         self.missing = missing
-        status = self.look()
-        waiting, now = tuple(line.partition(":")[0] for line in status.waiting), time.monotonic()
+        status, now, limit = self.look(), time.monotonic(), self.site.deploy.wait
+        self._since = None if not missing else now if self._since is None else self._since
+        if self._since is not None and limit is not None and now - self._since > seconds_of(limit):
+            names = ", ".join(line.partition(":")[0] for line in status.waiting)
+            late = f"{missing} more clients did not come within {limit}, which is deploy.wait ({names})"
+            raise FedtideError(f"{self.site.root}: round {max(number, 0) + 1}: {late}; serve the site again once they come")
+        waiting = tuple(line.partition(":")[0] for line in status.waiting)
         if missing and (waiting != self._waiting or now - self._said > AGAIN):
             for line in (f"{status.phase} before round {max(number, 0) + 1} begins", *status.waiting):
                 self.log.say("waiting", line)
@@ -235,7 +245,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             roster = latest.read()
             if roster.clients > watch.site.roster.clients:
                 raise _Grown
-            enough = roster.clients if rehearsed else site.deploy.fewest
+            enough = roster.clients if rehearsed else max(site.deploy.fewest, fleet.vectors.wire.fewest)
             admitted = sum(len(node.clients) for node in roster.node if node.key is not None)
             watch.wait_for(max(enough - present, 0), fleet.moment.round)
             if present >= enough and (present >= admitted or time.monotonic() > settle):

@@ -49,8 +49,9 @@ class Schema:
 def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
     """Return made-up rows: features drawn from a normal distribution, labels in turn.
 
-    Whole numbers, such as tokens, are repeated from `like`, because others might have no meaning to the model. So are
-    the labels of sequences, and values that are no classes.
+    Integers, such as tokens, are repeated from `like`, because others might have no meaning to the model. So are the
+    labels of sequences, and values that are no classes. Floats that are all whole numbers may be tokens, too: they are
+    drawn within those of `like`.
 
     Args:
         like: some rows as the model sees them, one at least.
@@ -64,7 +65,12 @@ def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
     again = torch.arange(rows) % len(like)
     x = like.x[again]
     if x.is_floating_point():
-        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.dtype)
+        draw = torch.Generator().manual_seed(0)
+        low, high = like.x.amin(0), like.x.amax(0)
+        whole = bool((like.x == like.x.round()).all())
+        x = torch.rand(x.shape, generator=draw).to(x) * (high - low).clamp(min=1) + low if whole else (
+            torch.randn(x.shape, generator=draw).to(x.dtype)
+        )
     labels = torch.arange(rows) % classes
     y = like.y[again] if like.y.dim() > 1 or like.bins is not None else labels.to(like.y.dtype)
     time = None if like.time is None else like.time[again]

@@ -93,3 +93,130 @@ def test_nothing_is_dropped_when_it_is_judged():
     clients = made.host.population.clients
     first, second = (made.fleet.score(made.state.weights, clients) for _ in range(2))
     assert same(first, second)
+
+
+# -- modules are looked at before the first round ----------------------------------------------------------------------
+
+
+X, Y = torch.arange(160.0).reshape(40, 4) / 160, torch.arange(40) % 2
+OWNERS = {"client": torch.arange(40) % 4, "client_names": tuple("abcd")}
+
+
+def simulated(build, rows: ft.data.Rows | None = None, rounds: int = 3, **options):
+    people = ft.population(rows or ft.data.Rows("own", X, Y, 2, **OWNERS))
+    algorithm = ft.algorithms.fedavg(ft.Task(build, **options), ft.LocalTrainer(lr=0.1), cohort=4)
+    return ft.simulate(algorithm, people, rounds=rounds)
+
+
+class Net(nn.Module):
+    """A linear layer, and what a test adds to it."""
+
+    def __init__(self, add=lambda net: None, use=lambda net, outputs: outputs) -> None:
+        super().__init__()
+        self.layer, self.use = nn.Linear(4, 2), use
+        add(self)
+
+    def forward(self, x):
+        return self.use(self, self.layer(x))
+
+
+SHARED = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(("build", "said"), [
+    (lambda: SHARED, "the same module in two calls"),
+    (lambda: nn.Sequential(nn.Linear(4, 4), SHARED), "the same '1.weight' in two calls"),
+    (lambda: Net(lambda net: setattr(net, "w", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))), "'w' is complex: not"),
+    (lambda: Net(lambda net: setattr(net, "w", nn.Parameter(torch.ones(2) / 0))), "parameter 'w': found 'a number"),
+    (lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)), "found 'LazyLinear'"),
+    (lambda: Net(use=lambda net, outputs: (outputs, outputs)), "returns a tuple"),
+    (lambda: Net(use=lambda net, outputs: {"logits": outputs}), "returns a dict"),
+    (lambda: 3, "model: found 'int', allowed: a torch.nn.Module"),
+    (lambda: Net(lambda net: net.register_buffer("low", torch.tensor(float("inf"))), lambda net, outputs: (
+        net.low.fill_(0), outputs)[1]), "buffer 'low' begins infinite and changes"),
+])  # fmt: skip
+def test_a_module_that_cannot_be_trained_is_one_clear_line(build, said):
+    before = [value.clone() for value in SHARED.parameters()]
+    with pytest.raises(FedtideError, match=said) as error:
+        simulated(build)
+    assert "\n" not in str(error.value)
+    assert same(before, [value.detach() for value in SHARED.parameters()])
+
+
+def test_a_mask_of_minus_infinity_plays_and_stays():
+    def mask(net) -> None:
+        net.register_buffer("mask", torch.triu(torch.full((2, 2), -torch.inf), 1))
+
+    plain = simulated(Net)
+    masked = simulated(lambda: Net(mask, lambda net, outputs: outputs + net.mask.softmax(1).sum() * 0))
+    assert same(masked.state.weights, plain.state.weights)
+    assert [line["answered"] for line in masked.lines] == [4, 4, 4]
+    assert masked.model.mask.isinf().sum() == 1
+
+
+def test_a_frozen_part_may_be_shared():
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    one, other = (simulated(lambda: nn.Sequential(frozen, nn.Linear(4, 2))).state.weights for _ in range(2))
+    assert same(one, other)
+
+
+@pytest.mark.parametrize(("build", "said"), [
+    (lambda: nn.Linear(4, 2).double(), "converted from float64 to float32"),
+    (lambda: nn.Linear(4, 2).half(), "converted from float16 to float32"),
+    (lambda: nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1)), "sum to one"),
+    (lambda: Net(lambda net: setattr(net, "scale", torch.ones(2))), "tensor 'scale' is no parameter or buffer"),
+    (lambda: Net(lambda net: setattr(net, "more", [nn.Linear(2, 2)])), "'more' are not trained"),
+])  # fmt: skip
+def test_what_a_module_may_not_mean_is_said_once(capsys, build, said):
+    simulated(build)
+    assert capsys.readouterr().err.count(said) == 1
+
+
+@pytest.mark.parametrize("build", [
+    lambda: nn.Linear(4, 2), lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
+    lambda: Net(lambda net: setattr(net, "seen", [net.layer])),
+])  # fmt: skip
+def test_of_a_sound_module_nothing_is_said(capsys, build):
+    simulated(build)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_module_of_another_type_keeps_it_if_the_task_says_so(capsys):
+    weights = simulated(lambda: nn.Linear(4, 2).double(), dtype=torch.float64).state.weights
+    assert weights.params["weight"].dtype == torch.float64
+    assert capsys.readouterr().err == ""
+
+
+def test_labels_from_1_are_said():
+    rows = ft.data.Rows("own", X, torch.arange(40) % 3 + 1, 4, **OWNERS)
+    with pytest.raises(FedtideError, match="labels begin at 1: class 0 has no rows"):
+        simulated(lambda: nn.Linear(4, 3), rows)
+
+
+IDS = torch.arange(120).reshape(40, 3) % 50
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_ids_beyond_an_embedding_are_told_before_the_first_round(kind):
+    width = 2 if kind is nn.EmbeddingBag else 6
+    build = lambda entries: lambda: nn.Sequential(kind(entries, 2), nn.Flatten(), nn.Linear(width, 2))  # noqa: E731
+    rows = ft.data.Rows("ids", IDS, Y, 2, **OWNERS)
+    assert simulated(build(50), rows).model(IDS[:3]).shape == (3, 2)
+    with pytest.raises(FedtideError, match="rows have the id 49, allowed: 0 to 48"):
+        simulated(build(49), rows)
+    with pytest.raises(FedtideError, match="found 'float32', but nn.Embedding.* takes whole numbers"):
+        simulated(build(50), ft.data.Rows("ids", IDS.float(), Y, 2, **OWNERS))
+
+
+def test_a_model_may_read_ids_from_floats():
+    """Rows that are made up are such ids, too."""
+    result = simulated(
+        lambda: Net(lambda net: setattr(net, "layer", nn.Sequential(AsIds(), nn.Embedding(50, 2)))),
+        ft.data.Rows("ids", IDS[:, :1].float(), Y, 2, **OWNERS),
+    )
+    assert result.model(IDS[:3, :1].float()).shape == (3, 2)
+
+
+class AsIds(nn.Module):
+    def forward(self, x):
+        return x[:, 0].long()

@@ -220,7 +220,7 @@ def own_models(tmp_path, monkeypatch):
 
 def test_the_model_is_tried_once_for_all_that_train_it_alike(own_models, monkeypatch):
     tried = []
-    checked = lambda *given: (tried.append(given[-1]), check_fit(*given))  # noqa: E731
+    checked = lambda *given: tried.append(given[-1]) or check_fit(*given)  # noqa: E731
     monkeypatch.setattr("fedtide.runs.preflight.check_fit", checked)
     normed, twin, single = f"{own_models}:normed", {**A, "name": "twin"}, {"local": {"batch_size": 1}}
     preflight(study(A, twin, {**twin, "name": "more", "loss": "wsm"}, model=normed, sweep={"rounds": [3, 4]}))

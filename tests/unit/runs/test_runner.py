@@ -20,8 +20,9 @@ from fedtide.evaluate.rounds import losses
 from fedtide.fleets.ask import Ask, Query
 from fedtide.runs import runner
 from fedtide.runs.digest import digest_of
+from fedtide.runs.folder import plan
 from helpers.blended import BLEND, SPLITTING
-from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
+from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, finished, lines_of, record_of, run_of, study
 from helpers.toys import TOY
 
 
@@ -78,6 +79,42 @@ def test_a_line_by_hand(tmp_path):
     assert [lines[r]["groups"] for r in (0, 2, 4)] == [[4, 0], [0, 4], [4, 0]]
     assert set(lines[1]["scores"]) == {"train_clients", "held_out_clients", "val"}
     assert lines[1]["scores"]["train_clients"]["rows"] == 24
+
+
+DIVERGES = {**A, "name": "diverges", "local": {"lr": 1e30, "batch_size": 4}}
+
+
+def test_a_run_in_which_no_client_answers_ends_and_says_why(tmp_path):
+    """Eight clients, of which four are asked in each round, half of them by day."""
+    run = run_of(study(DIVERGES, rounds=30), tmp_path)
+    with pytest.raises(FedtideError, match=r"^method 'diverges', seed 0: round \d+: no answer has counted for \d+ rounds"):
+        list(run.play())
+    lines = lines_of(run.folder)
+    assert 3 <= len(lines) < 15
+    assert {line["answered"] for line in lines} == {0}
+
+
+def test_other_runs_go_on(tmp_path):
+    experiment = study(DIVERGES, A, rounds=30)
+    with pytest.raises(FedtideError, match="'diverges', seed 0: .*not finite"):
+        finished(tmp_path / "runs", experiment)
+    assert [run.finished for run in plan(experiment, tmp_path / "runs")] == [False, True]
+
+
+def asked(answered=(), **failed):
+    ask = Ask("train", "train", Moment(0, 1), torch.arange(9))
+    return Query(ask, None, torch.tensor(answered), torch.empty(0), Cost(), 0.0, failed=failed)
+
+
+def test_rounds_in_which_nobody_could_answer_are_no_failures():
+    failures = runner.Failures()
+    for queries in ([asked(late=[1, 2])], [], [asked()], [asked(late=[1], lost=[3])], [asked(lost=[2])]):
+        failures.check(3, 0)
+        failures = failures.add(queries)
+    failures.check(4, 0)  # one of four has not failed
+    with pytest.raises(FedtideError, match=r"for 3 rounds: late \(3\), lost \(2\)"):
+        failures.check(3, 0)
+    failures.add([asked(late=[1]), asked([1])]).check(0, 0)
 
 
 def test_quantiles_by_hand():

@@ -41,7 +41,7 @@ def log() -> Log:
 
 def watch_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any) -> Watch:
     """The reports of a server of one node."""
-    experiment, deploy = SimpleNamespace(rounds=3), SimpleNamespace(zone="Europe/Berlin")
+    experiment, deploy = SimpleNamespace(rounds=3), SimpleNamespace(zone="Europe/Berlin", wait="5m")
     site: Any = SimpleNamespace(
         experiment=experiment, roster=Roster.of("berlin"), deploy=deploy, root=folder, record=folder,
         status=folder / "status.json",
@@ -89,6 +89,18 @@ def test_a_server_says_for_whom_it_waits(tmp_path, log):
     assert "waiting for 1 more client before round 3 begins" in first
     assert "berlin: not admitted: fedtide admit" in second
     assert watch.look().phase == "waiting for 1 more client"
+
+
+def test_a_server_ends_if_clients_do_not_come_within_the_wait(tmp_path, log, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("fedtide.site.serve.time", SimpleNamespace(monotonic=lambda: now[0]))
+    watch = watch_of(tmp_path, log)
+    for missing in (1, 0, 1):  # those that came in between begin the wait anew
+        watch.wait_for(missing, 0)
+        now[0] += 299
+    now[0] += 2
+    with pytest.raises(FedtideError, match=r"round 1: 1 more clients did not come within 5m.*\(berlin\)"):
+        watch.wait_for(1, 0)
 
 
 def play_round(answered: int, error: Exception) -> tuple[Any, str]:
