@@ -347,8 +347,8 @@ class Deploy(Strict):
             then. None begins the next as soon as one is over.
         deadline: for the answers to one question, from when it goes out; a later answer counts for nothing.
         fewest: clients that have to be there before a round begins, and answers to a question below which none counts.
-        wait: longest wait for these clients before a round; then the server ends with status 2, and can be started again.
-            None waits for as long as it takes.
+        wait: longest wait for these clients before a round. Then the server ends with status 2, and the same command
+            goes on. None waits for as long as it takes.
         heaviest: largest weight that a client may give to its answer, mostly its number of rows; an answer with a
             larger one is refused. Near the rows of your largest client no other can outweigh it by a lie.
         zone: time zone of `every`, and of methods that know the time of the day, such as "Europe/Berlin".

@@ -353,7 +353,10 @@ class SimulatedFleet:
         failed: dict[str, list[int]] = {}
         if not len(reply.clients) and not done.unopened:
             able = ask.clients[race.counts & (race.rows > 0)].tolist()
-            failed = {"not finite": done.refused, "abstained": [client for client in able if client not in done.refused]}
+            failed = {
+                "not finite": done.refused,
+                "abstained": [client for client in able if client not in done.refused],
+            }
         query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, sent, failed)
         self.queries.append(query)
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)

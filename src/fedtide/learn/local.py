@@ -665,7 +665,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
             weights = task.scratch.weights if task.begin is None else task.begin
             if not weights.params:
                 raise FedtideError("model: found no parameters, allowed: a module with some to train")
-            made = task.rebuild()
+            fresh = task.rebuild()
             check_outputs(task.run(task.scratch.load(weights, train=False), task.inputs(x[:1])))
             logits = task.logits(weights, x)
             if width and logits.shape != (len(x), width):
@@ -685,7 +685,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
             task.scratch.check_constants()
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
-    types = {name: value.dtype for name, value in made.named_parameters()}
+    types = {name: value.dtype for name, value in fresh.named_parameters()}
     return find_notes(task.scratch.module, outputs, types, classes=task.target == CLASSES)
 
 

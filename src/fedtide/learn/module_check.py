@@ -85,14 +85,15 @@ def check_ids(module: nn.Module, x: Tensor, error: Exception) -> None:
     embeddings = [layer for layer in module.modules() if isinstance(layer, Embeddings)]
     if not embeddings or not any(word in str(error).lower() for word in ("index", "indices")):
         return
-    name, size = f"nn.{type(embeddings[0]).__name__}", min(layer.num_embeddings for layer in embeddings)
+    name, sizes = f"nn.{type(embeddings[0]).__name__}", sorted({layer.num_embeddings for layer in embeddings})
     if x.is_floating_point():
-        found = str(x.dtype).removeprefix("torch.")
+        dtype = str(x.dtype).removeprefix("torch.")
         cure = "torch.int64, as in ft.population(ft.data.Rows('ids', x, y, classes))"
-        raise refused("model: type of rows", found, cure, f"{name} takes whole numbers")
-    if (wrong := x[(x < 0) | (x >= size)]).numel():
+        raise refused("model: type of rows", dtype, cure, f"{name} takes whole numbers")
+    if (wrong := x[(x < 0) | (x >= sizes[0])]).numel():
+        entries = " or ".join(map(str, sizes))
         raise FedtideError(
-            f"model: rows have the id {int(wrong[0])}, allowed: 0 to {size - 1}, because {name} has {size} entries"
+            f"model: rows have the id {int(wrong[0])}, allowed: 0 to {sizes[0] - 1}, because {name} has {entries} entries"
         )
 
 
@@ -129,10 +130,11 @@ def find_notes(module: nn.Module, outputs: Tensor, types: Mapping[str, torch.dty
         notes.append("model: outputs of a row sum to one; return logits, because the loss has a softmax of its own")
     registered = {id(value) for value in module.parameters()}
     for prefix, layer in module.named_modules():
-        for attribute in vars(layer).keys() - OWN:
-            name, value = f"{prefix}.{attribute}".removeprefix("."), vars(layer)[attribute]
-            made = any(other.startswith(f"{attribute}_") for other in layer._parameters)  # of others, as weight_norm does
-            if isinstance(value, Tensor) and not made:
+        for attribute, value in vars(layer).items():
+            name = f"{prefix}.{attribute}".removeprefix(".")
+            if attribute in OWN or any(other.startswith(f"{attribute}_") for other in layer._parameters):
+                continue  # torch's own, or computed of parameters, as weight_norm does
+            if isinstance(value, Tensor):
                 notes.append(f"model: tensor '{name}' is no parameter or buffer, so clients do not send it")
             elif any(id(param) not in registered for param in _parameters_in(value)):
                 notes.append(f"model: parameters in '{name}' are not trained; use nn.ModuleList or nn.ParameterList")
@@ -143,4 +145,6 @@ def _parameters_in(value: Any) -> Iterator[nn.Parameter]:
     """Yield the parameters in a list, tuple or dict of layers or parameters."""
     parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
     for part in parts:
-        yield from part.parameters() if isinstance(part, nn.Module) else [part] if isinstance(part, nn.Parameter) else []
+        yield from (
+            part.parameters() if isinstance(part, nn.Module) else [part] if isinstance(part, nn.Parameter) else []
+        )

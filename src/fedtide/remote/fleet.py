@@ -17,7 +17,18 @@ from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check_ask, make_ask, make_scoring
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import ALL, PLAIN, Block, Vectors, bytes_down, join, split_blocks
-from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, LATE, LOST, NOT_FINITE, REFUSED, UNOPENED, AskRecord, find_failed
+from fedtide.remote.asks import (
+    ABSTAINED,
+    ANSWERED,
+    AT_WORK,
+    LATE,
+    LOST,
+    NOT_FINITE,
+    REFUSED,
+    UNOPENED,
+    AskRecord,
+    find_failed,
+)
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
 from fedtide.remote.messages import Carrier
 from fedtide.remote.node_answers import Post, Received, keep_wanted

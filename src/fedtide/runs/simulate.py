@@ -244,9 +244,7 @@ def simulate(
     cost = algorithm.traits.compute_cost or training_cost(LocalTrainer(), {})
     clock = devices.clock(population.registered, seed, None, cost)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    judge = Judge(
-        algorithm, fleet, judged, metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics)
-    )
+    judge = Judge(algorithm, fleet, judged, metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")
     record = None
     lines, at, accuracy, forgotten = [], [], [], []

@@ -155,7 +155,9 @@ class Watch:
         if self._since is not None and limit is not None and now - self._since > seconds_of(limit):
             names = ", ".join(line.partition(":")[0] for line in status.waiting)
             late = f"{missing} more clients did not come within {limit}, which is deploy.wait ({names})"
-            raise FedtideError(f"{self.site.root}: round {max(number, 0) + 1}: {late}; serve the site again once they come")
+            raise FedtideError(
+                f"{self.site.root}: round {max(number, 0) + 1}: {late}; serve the site again once they come"
+            )
         waiting = tuple(line.partition(":")[0] for line in status.waiting)
         if missing and (waiting != self._waiting or now - self._said > AGAIN):
             for line in (f"{status.phase} before round {max(number, 0) + 1} begins", *status.waiting):

@@ -68,8 +68,10 @@ def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
         draw = torch.Generator().manual_seed(0)
         low, high = like.x.amin(0), like.x.amax(0)
         whole = bool((like.x == like.x.round()).all())
-        x = torch.rand(x.shape, generator=draw).to(x) * (high - low).clamp(min=1) + low if whole else (
-            torch.randn(x.shape, generator=draw).to(x.dtype)
+        x = (
+            torch.rand(x.shape, generator=draw).to(x) * (high - low).clamp(min=1) + low
+            if whole
+            else (torch.randn(x.shape, generator=draw).to(x.dtype))
         )
     labels = torch.arange(rows) % classes
     y = like.y[again] if like.y.dim() > 1 or like.bins is not None else labels.to(like.y.dtype)

@@ -126,7 +126,7 @@ SHARED = nn.Linear(4, 2)
 @pytest.mark.parametrize(("build", "said"), [
     (lambda: SHARED, "the same module in two calls"),
     (lambda: nn.Sequential(nn.Linear(4, 4), SHARED), "the same '1.weight' in two calls"),
-    (lambda: Net(lambda net: setattr(net, "w", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))), "'w' is complex: not"),
+    (lambda: Net(lambda net: setattr(net, "w", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))), "'w' is complex"),
     (lambda: Net(lambda net: setattr(net, "w", nn.Parameter(torch.ones(2) / 0))), "parameter 'w': found 'a number"),
     (lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2)), "found 'LazyLinear'"),
     (lambda: Net(use=lambda net, outputs: (outputs, outputs)), "returns a tuple"),
@@ -204,7 +204,7 @@ def test_ids_beyond_an_embedding_are_told_before_the_first_round(kind):
     assert simulated(build(50), rows).model(IDS[:3]).shape == (3, 2)
     with pytest.raises(FedtideError, match="rows have the id 49, allowed: 0 to 48"):
         simulated(build(49), rows)
-    with pytest.raises(FedtideError, match="found 'float32', but nn.Embedding.* takes whole numbers"):
+    with pytest.raises(FedtideError, match=r"found 'float32', but nn.Embedding.* takes whole numbers"):
         simulated(build(50), ft.data.Rows("ids", IDS.float(), Y, 2, **OWNERS))
 
 

@@ -87,7 +87,9 @@ DIVERGES = {**A, "name": "diverges", "local": {"lr": 1e30, "batch_size": 4}}
 def test_a_run_in_which_no_client_answers_ends_and_says_why(tmp_path):
     """Eight clients, of which four are asked in each round, half of them by day."""
     run = run_of(study(DIVERGES, rounds=30), tmp_path)
-    with pytest.raises(FedtideError, match=r"^method 'diverges', seed 0: round \d+: no answer has counted for \d+ rounds"):
+    with pytest.raises(
+        FedtideError, match=r"^method 'diverges', seed 0: round \d+: no answer has counted for \d+ rounds"
+    ):
         list(run.play())
     lines = lines_of(run.folder)
     assert 3 <= len(lines) < 15
@@ -96,7 +98,7 @@ def test_a_run_in_which_no_client_answers_ends_and_says_why(tmp_path):
 
 def test_other_runs_go_on(tmp_path):
     experiment = study(DIVERGES, A, rounds=30)
-    with pytest.raises(FedtideError, match="'diverges', seed 0: .*not finite"):
+    with pytest.raises(FedtideError, match=r"'diverges', seed 0: .*not finite"):
         finished(tmp_path / "runs", experiment)
     assert [run.finished for run in plan(experiment, tmp_path / "runs")] == [False, True]
 
