@@ -91,10 +91,8 @@ def check_ids(module: nn.Module, x: Tensor, error: Exception) -> None:
         cure = "torch.int64, as in ft.population(ft.data.Rows('ids', x, y, classes))"
         raise refused("model: type of rows", dtype, cure, f"{name} takes whole numbers")
     if (wrong := x[(x < 0) | (x >= sizes[0])]).numel():
-        entries = " or ".join(map(str, sizes))
-        raise FedtideError(
-            f"model: rows have the id {int(wrong[0])}, allowed: 0 to {sizes[0] - 1}, because {name} has {entries} entries"
-        )
+        allowed = f"0 to {sizes[0] - 1}, because {name} has {' or '.join(map(str, sizes))} entries"
+        raise FedtideError(f"model: rows have the id {int(wrong[0])}, allowed: {allowed}")
 
 
 def check_first_label(y: Tensor, outputs: int, classes: int) -> None:
