@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import math
 import re
 import sys
 import tokenize
@@ -34,10 +35,13 @@ import fedtide
 import fedtide.core.base
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
+from fedtide.cli.commands import RUNS_CODE, app
 from fedtide.cohorts import Cohort
-from fedtide.config.keys import code, is_preset, options, safe_form, source, spelled
+from fedtide.config import Experiment
+from fedtide.config.keys import code, is_preset, options, safe_form, source, spelled, tables_in
 from fedtide.core.base import Algorithm
 from fedtide.core.docstrings import docstring
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.fields.shapes import bare, is_choice, is_table, tags
 from fedtide.fields.types import changed
@@ -47,10 +51,12 @@ from fedtide.inspection.findings import LOSSES, TRAITS, Findings
 from fedtide.laws.case import toy
 from fedtide.laws.every import LAWS
 from fedtide.runs.build import host_of
+from fedtide.runs.privacy import sums_of
 from fedtide.runs.simulate import Result
 from fedtide.runs.trained import Trained
 from fedtide.transforms import Anchored, Personalized, Pooled, Shared
 from fedtide.transforms.transform import why_not as why_no_transform
+from fedtide.wire.clip import WHOLE
 from fedtide.wire.pipeline import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,11 +148,57 @@ def reveals() -> str:
     return "\n".join(rows)
 
 
+def private() -> str:
+    """The values that need a bound in a private study, for each method, each variant that differs, and each cohort."""
+    rows: dict[str, dict[str, None]] = {}
+    for name in REGISTRY:
+        needs: dict[str, str] = {}
+        for variant, values in {"": {}, **tried.variants_of(name)}.items():
+            if "cohort" not in values:  # cohorts have rows of their own
+                needs.setdefault(bounded_in_toy(name, {**tried.variants_of(name).get("", {}), **values}), variant)
+        for need, variant in needs.items():
+            rows.setdefault(need, {})[f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)] = None
+    for kind in (tags(cohort)[0] for cohort in tables_in(Cohort)):
+        if kind != "python":
+            size = {} if kind == "everyone" else {"clients_per_round": 4}
+            need = bounded_in_toy("fedavg", {"cohort": {"kind": kind, **size}})
+            rows.setdefault(need, {})[f"cohort `{kind}`"] = None
+    lines = [f"| {'; '.join(methods)} | {need} |" for need, methods in rows.items()]
+    return "\n".join(["| method | values that need a bound |", "| --- | --- |", *lines])
+
+
+def bounded_in_toy(name: str, values: Mapping[str, Any]) -> str:
+    """The values that a method sums in a private study; or why that study refuses it."""
+
+    def sums(clip: Mapping[str, float]) -> set[str]:
+        privacy = {"multiplier": 1.0, "distance": 1, "clip": clip}
+        wire = {"secure": False, "fewest": 1, "privacy": privacy}
+        experiment = experiment_in_toy(name, {**values, **norms, "wire": wire})
+        forms = sums_of(experiment.method[0], host_of(experiment, experiment.method[0], 0, MemoryStore(None)))
+        return {leaf.name or WHOLE for form in forms for leaf in form.leaves}
+
+    kept = algorithm_in_toy(name, values).traits.kept_as_sent
+    norms = {f"max_{leaf}_norm": 1.0 for leaf, longest in kept.items() if math.isinf(longest)}
+    try:
+        if leaves := sums({WHOLE: 1.0}):
+            sums(dict.fromkeys(leaves, 1.0))
+    except FedtideError as error:
+        reason = re.search(r", but (?:method '.*?':? )?(?=(asks )?)(.*); allowed:", str(error))
+        return f"refused: {'it ' * bool(reason[1])}{reason[2]}" if reason else f"refused: {error}"
+    option = f"; with {', '.join(f'`{norm}`' for norm in norms)}" if norms else ""
+    return (", ".join(f"`{leaf}`" for leaf in sorted(leaves)) or "none: nothing is sent") + option
+
+
 def algorithm_in_toy(name: str, values: Mapping[str, Any]) -> Algorithm[Any]:
     """A method with some options, as the laws meet it."""
-    tables = {key: value for key, value in values.items() if key in ("shift", "data")}
-    experiment = toy(name, {key: value for key, value in values.items() if key not in tables}, **tables)
+    experiment = experiment_in_toy(name, values)
     return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+
+
+def experiment_in_toy(name: str, values: Mapping[str, Any]) -> Experiment:
+    """The toy experiment of the laws with a method with some options."""
+    tables = {key: value for key, value in values.items() if key in ("shift", "data", "wire")}
+    return toy(name, {key: value for key, value in values.items() if key not in tables}, **tables)
 
 
 def forms() -> str:
@@ -285,6 +337,19 @@ def laws_of(entry: Entry) -> str:
     if not entry.exempt:
         return f"All {link} run on it."
     return f"All {link} run on it, but for:\n\n" + "\n".join(f"- **{law}**: {why}" for law, why in entry.exempt.items())
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def runs_code() -> str:
+    """Commands that run code which a configuration names, and those that run none."""
+    rows = ["| command | code that it runs is named in |", "| --- | --- |"]
+    names = [name for name in app if not name.startswith("-")]
+    for where in dict.fromkeys([*RUNS_CODE.values(), ""]):
+        cells = ", ".join(f"`{name}`" for name in names if RUNS_CODE.get(name, "") == where)
+        rows.append(f"| {cells} | {where or 'nowhere: they run none'} |")
+    return "\n".join(rows)
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------
@@ -483,6 +548,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "navigation": navigation,
     "space_navigation": space_navigation,
     "reveals": reveals,
+    "private": private,
+    "runs_code": runs_code,
     "advice": advice,
     "inspect_goal": partial(planted, "inspect"),
     "recommend_goal": partial(planted, "recommend"),

@@ -573,23 +573,39 @@ OURS = (
 )  # fmt: skip
 OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay"
 
+RUNS_CODE: dict[str, str] = {
+    **dict.fromkeys(("run", "tune", "show", "deploy"), "the experiment"),
+    "check": "its argument",
+    **dict.fromkeys(("inspect", "recommend"), "a study, not in a file of data"),
+    **dict.fromkeys(("resume", "export", "predict", "replay"), "config.toml of the run folder"),
+    **dict.fromkeys(("rehearse", "serve"), "study.toml of the site"),
+}
+"""Commands that run a person's code (`module:function`), and the place that names the code; others run none."""
 
-def described(command: Callable[..., int], function: Callable[..., Any]) -> None:
-    """Give a command the description of a function and of the arguments that both have, before its own words."""
-    theirs, ours = docstring(function.__doc__), docstring(command.__doc__)
-    texts = {name: text.partition(" In Python")[0] for name, text in theirs.args.items()} | ours.args
+
+def describe(name: str, command: Callable[..., int]) -> None:
+    """Describe a command.
+
+    Words of its function in Python, and of the arguments that both have, come before its own words.
+    """
+    ours, function = docstring(command.__doc__), getattr(api, "write_report" if name == "report" else name, None)
+    texts, prose = ours.args, ours.prose
+    if function is not None:
+        theirs = docstring(function.__doc__)
+        texts = {name: text.partition(" In Python")[0] for name, text in theirs.args.items()} | texts
+        prose = theirs.prose.partition("\n\n")[0] + prose.partition("`.")[2]  # behind "Command of `fedtide.run`."
     lines = [f"    {name}: {texts[name]}" for name in signature(command).parameters if name in texts]
-    more = ours.prose.partition("`.")[2]  # behind "Command of `fedtide.run`."
-    command.__doc__ = "\n".join([theirs.prose.partition("\n\n")[0] + more, "", "Args:", *lines])
+    code = f"Runs code (module:function) that is named in {RUNS_CODE[name]}." if name in RUNS_CODE else ""
+    command.__doc__ = "\n".join([*filter(None, [prose, code and f"\n{code}"]), "", "Args:", *lines])
 
 
-for command in OURS:
-    name = command.__name__.removeprefix("list_")
-    if function := getattr(api, "write_report" if name == "report" else name, None):
-        described(command, function)
-    app.command(command, name=name, group=commands)
-for name in OF_REAL_CLIENTS.split():
-    app.command(getattr(deployment, name), name=name, group=real)
+for group, functions in {
+    commands: OURS, real: [getattr(deployment, name) for name in OF_REAL_CLIENTS.split()]
+}.items():  # fmt: skip
+    for command in functions:
+        name = command.__name__.removeprefix("list_")
+        describe(name, command)
+        app.command(command, name=name, group=group)
 
 
 def main(arguments: list[str] | None = None) -> None:
