@@ -157,7 +157,9 @@ def private() -> str:
             if "cohort" not in values:  # cohorts have rows of their own
                 needs.setdefault(bounded_in_toy(name, {**tried.variants_of(name).get("", {}), **values}), variant)
         for need, variant in needs.items():
-            rows.setdefault(need, {})[f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)] = None
+            rows.setdefault(need, {})[f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)] = (
+                None
+            )
     for kind in (tags(cohort)[0] for cohort in tables_in(Cohort)):
         if kind != "python":
             size = {} if kind == "everyone" else {"clients_per_round": 4}

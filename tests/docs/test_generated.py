@@ -36,6 +36,8 @@ def test_only_generated_parts_are_replaced(generate):
 def test_pages_name_files_that_are_there():
     root = DOCS.parent
     for page in [*DOCS.glob("*.md"), *DOCS.glob("parts/*.md"), *root.glob("*.md")]:
-        named = re.findall(r"\b((?:src|tests|docs|bench|scripts|deploy)/[\w./-]+\.(?:py|md|toml))", page.read_text("utf-8"))
+        named = re.findall(
+            r"\b((?:src|tests|docs|bench|scripts|deploy)/[\w./-]+\.(?:py|md|toml))", page.read_text("utf-8")
+        )
         lost = {path for path in named if not any((root / parent / path).is_file() for parent in ("", "tests"))}
         assert {path for path in lost if "NAME" not in path} == set(), page.name
