@@ -142,11 +142,14 @@ def test_a_folder_with_the_character_nul(capsys, here):
 PRINTING = """
 import os, sys
 from fedtide.cli.commands import main
-for command in sys.argv[1:]:
+for command in sys.argv[2:]:
     reader, writer = os.pipe()
     if not os.fork():
         os.close(reader)
-        os.dup2(writer, 1)
+        os.dup2(writer if sys.argv[1] == "pipe" else os.open("/dev/full", os.O_WRONLY), 1)
+        if sys.argv[1] == "closed":
+            os.close(1)
+            sys.stdout = None  # as an interpreter finds it
         main(command.split())
     os.close(reader)
     os.close(writer)
@@ -154,21 +157,25 @@ for command in sys.argv[1:]:
 """
 
 
-def test_a_reader_that_goes_away():
+@pytest.mark.parametrize(("output", "status", "said"), [
+    ("pipe", 0, ""), ("closed", 0, ""),
+    ("full", 2, "fedtide: standard output: No space left on device; make room, and run the same command again\n"),
+])  # fmt: skip
+def test_an_output_that_nobody_takes(output, status, said):
     """Each command has a process that ends as an interpreter ends; importing is done once."""
     commands = ["recipes demo", "keys", "--help", "--version"]
     ends = subprocess.run(
-        [sys.executable, "-c", PRINTING, *commands], capture_output=True, check=False,
+        [sys.executable, "-c", PRINTING, output, *commands], capture_output=True, check=False, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert (ends.returncode, ends.stdout, ends.stderr) == (0, b"0\n" * 4, b"")
+    assert (ends.returncode, ends.stdout, ends.stderr) == (0, f"{status}\n" * 4, said * 4)
 
 
 def test_a_name_in_data_that_a_terminal_obeys(capsys, here):
     rows = "".join(f"{k},{k % 2},{k % 3},\x1b[2J{k % 2}\n" for k in range(60))
     (here / "named.csv").write_text("a,b,label,d\n" + rows)
     on(here, {"kind": "csv", "path": "named.csv", "domain": "d"})
-    assert "named.csv: name of a domain or client: found '\\x1b[2J0'" in run(capsys, here)
+    assert "named.csv: name of a class, domain or client: found '\\x1b[2J0'" in run(capsys, here)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +392,7 @@ def test_a_report_in_the_place_of_a_folder(capsys, here, half, first):
         done("report", "x")
     (here / "pages").mkdir()
     (here / "pages" / "mine").write_text("mine")
-    assert refused(capsys, here, "report", "x", "--out", "pages") == "pages: is a folder"
+    assert refused(capsys, here, "report", "x", "--out", "pages").startswith("pages: is a folder")
 
 
 # -- a disk that is full -----------------------------------------------------------------------------------------------

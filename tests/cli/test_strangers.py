@@ -266,6 +266,23 @@ def test_a_page_does_not_take_the_place_of_a_file_of_the_run(run, capsys, name):
     assert contents(run) == before
 
 
+@pytest.mark.parametrize(("option", "name"), [
+    ("--out", "thesis.txt"), ("--out", "page.html"), ("--tables", "methods.csv"), ("--tables", "methods.tex"),
+    pytest.param("--figures", "accuracy-over-rounds.pdf", marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_a_file_is_replaced_only_if_it_is_ours(run, capsys, option, name):
+    file = run.parent / "elsewhere" / name
+    file.parent.mkdir()
+    file.write_text("precious")
+    before = contents(run.parent)
+    out = file if option == "--out" else file.parent
+    assert f"{name}: is there already" in said(capsys, "report", run, option, out)
+    assert contents(run.parent) == before
+    file.unlink()
+    assert [done("report", run, option, out) for _ in range(2)] == [0, 0]
+    assert file.is_file()
+
+
 def test_tables_are_not_written_through_links(run):
     tables = run.parent / "tables"
     assert done("report", run, "--tables", tables) == 0

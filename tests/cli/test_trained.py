@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import json
 import shutil
 import sys
@@ -252,6 +253,8 @@ def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):
         (["predict", "RUN", "words.csv", "--method", "A"],
          "words.csv: row 2: d: found 'x', allowed: a finite number"),
         (["predict", "RUN", "y.npz", "--method", "A"], "y.npz: no array 'x'"),
+        (["predict", "RUN", "none.npz", "--method", "A"], "none.npz: rows: found 0, allowed: 1 or more"),
+        (["predict", "RUN", "pipe", "--method", "A"], "pipe: is a pipe or a device, allowed: CSV, Parquet or NPZ"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(run, here, capsys, arguments, line):
@@ -261,6 +264,8 @@ def test_a_mistake_is_one_line(run, here, capsys, arguments, line):
     np.savez("wide.npz", x=np.ones((2, 5)))
     np.savez("nan.npz", x=np.full((2, 4), np.nan))
     np.savez("y.npz", y=np.ones(3))
+    np.savez("none.npz", x=np.ones((0, 4)))
+    os.mkfifo("pipe")
     found = refused(capsys, here, *(run if word == "RUN" else word for word in arguments))
     assert found.startswith(line), found
 
@@ -285,7 +290,7 @@ def test_a_real_client_is_at_its_node(run, here, capsys, tmp_path):
 
 
 def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
-    rows = [f"{i % 7},{i % 3},{(i * i) % 5},{('no', 'yes')[i % 2]},{i % 4}" for i in range(200)]
+    rows = [f"{i % 7},{i % 3},{(i * i) % 5},{('no', '=1+1')[i % 2]},{i % 4}" for i in range(200)]
     (here / "own.csv").write_text("\n".join(["u,v,w,kind,owner", *rows]) + "\n")
     source = {"kind": "csv", "path": str(here / "own.csv"), "label": "kind", "client": "owner", "scaled": True}
     written(here / "study.toml", {**A, "cohort": 2}, rounds=1, seeds=[0, 1], data={
@@ -299,8 +304,10 @@ def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
     trained = done_.trained("A", 1)
     x = trained.host.population.rows.x[:8]
     with open("predictions.csv", encoding="utf-8") as file:
-        found = [float(line["p yes"]) for line in csv.DictReader(file)]
-    assert found == pytest.approx(trained.predict(x).told.exp()[:, 1].tolist(), abs=1e-5)
+        lines = list(csv.DictReader(file))
+    assert {line["class"] for line in lines} <= {"no", "'=1+1"}  # which a spreadsheet would compute
+    found = [float(line["p =1+1"]) for line in lines]
+    assert found == pytest.approx(trained.predict(x).told.exp()[:, 0].tolist(), abs=1e-5)
     assert done_.trained("A", 0).model()(x).shape == (8, 2)
     np.savez("new.npz", x=[[i % 7, i % 3, (i * i) % 5] for i in range(8)])
     assert torch.allclose(seen_rows(trained, Path("new.npz")), x, atol=1e-5)

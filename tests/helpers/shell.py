@@ -27,9 +27,9 @@ def written(path: Path, *methods: dict[str, Any], **changes: Any) -> Path:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file below a folder, and every folder."""
+    """Every file below a folder, and every folder or pipe."""
     return {
-        str(path.relative_to(root)) + "/" * path.is_dir(): b"" if path.is_dir() else path.read_bytes()
+        str(path.relative_to(root)) + "/" * path.is_dir(): path.read_bytes() if path.is_file() else b""
         for path in sorted(root.rglob("*"))
         if "__pycache__" not in path.parts
     }

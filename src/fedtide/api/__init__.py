@@ -166,7 +166,8 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
 
     Args:
         run_folders: the folders.
-        out: the page; by default report.html in the folder, or here for several folders.
+        out: the page; by default report.html in the folder, or here for several folders. Only an earlier page is
+            replaced.
     """
     from fedtide.api.jobs import of, write_page
 

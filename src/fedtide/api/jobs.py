@@ -25,6 +25,7 @@ from fedtide.draw.tables import Library, frame
 from fedtide.evaluate.judge import views
 from fedtide.fields.types import seconds_of
 from fedtide.fields.user_code import session_code
+from fedtide.fleets.this_machine import remove_left_behind
 from fedtide.inspection.findings import inspect_table
 from fedtide.inspection.table import read as read_table
 from fedtide.report import notebook
@@ -620,6 +621,7 @@ def of(root: str | Path, workers: int | None = None) -> AnyJob:
 
 def play(job: AnyJob, output: Output = Output()) -> Any:
     """Play the rest of a job, write its page and print its result; None if a person stopped it, and all is saved."""
+    remove_left_behind()
     screen = console(output)
     say(f"{job.kind}: {job.root}", screen)
     for file in folder.changed_code(job.root):
@@ -651,7 +653,8 @@ def write_page(
 
     Args:
         jobs: whose folders.
-        out: the page; by default report.html in the folder, or here for several folders.
+        out: the page; by default report.html in the folder, or here for several folders. Only an earlier page is
+            replaced.
         pictures: a folder for every picture of run folders.
         tables: a folder for every table of run folders.
     """

@@ -32,6 +32,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from inspect import signature
@@ -47,7 +48,7 @@ from fedtide._version import installed
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.fields.vocabulary import Family, nearest
-from fedtide.report.terminal import Screen, console, say, tell
+from fedtide.report.terminal import Screen, console, flush, say, tell
 from fedtide.runs import job
 from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
 from fedtide.site import site_commands as deployment
@@ -193,7 +194,7 @@ def _play(work: Any, output: Output) -> int:
     except (OSError, FedtideError) as error:
         if not is_full(str(error)) or not (work.root / "config.toml").is_file():
             raise
-        line = f"{error.filename or work.root}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        line = _of_system(error, work.root) if isinstance(error, OSError) else str(error)
         raise FedtideError(f"{line}; make room, and go on with: {again}") from None
     if result is None:
         say(f"stopped and saved; go on with: {again}", console(output))
@@ -230,8 +231,11 @@ def show(
 
     Args:
         experiment: a TOML file, or recipe:NAME; of a sweep its first point is shown.
-        out: the page.
+        out: the page. Only an earlier page is replaced.
     """
+    from fedtide.inspection.preview import check_page
+
+    check_page(out)
     previews, screen = api.show(experiment, scale=scale, sets=sets, seeds=seeds), console(output)
     lines = repr(previews).splitlines()
     for line in lines:
@@ -311,7 +315,8 @@ def report(
     """Command of `fedtide.write_report`.
 
     Args:
-        figures: a directory for every picture of run folders as SVG and PDF. Tables may share it.
+        figures: a directory for every picture of run folders as SVG and PDF, of which only earlier ones are
+            replaced. Tables may share it.
         tables: a directory for every table of run folders as CSV and LaTeX.
     """
     from fedtide.api.jobs import of, write_page
@@ -397,7 +402,8 @@ def predict(
             predicts as in its last evaluation.
         rows: a CSV file with the features of the run's rows, or an NPZ file with the features as x. For a run of
             series: a file of series, to forecast.
-        out: the file; it must not exist.
+        out: the file; it must not exist. A class name that a spreadsheet would compute, such as =1+1, gets an
+            apostrophe before it.
     """
     from fedtide.runs.export import predict_file
     from fedtide.runs.trained import Trained
@@ -613,8 +619,10 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; one that is set for screens may not exist here
     # Before NumPy is imported: its threads wait for each other in a loop, nine times the work on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:  # it was closed before we began
+            setattr(sys, name, open(os.devnull, "w"))
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write
     try:
         _check_text(sys.argv[1:] if arguments is None else arguments)
@@ -634,14 +642,19 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # what read the output has ended (`| head`)
         status = 0
     except OSError as error:
-        place = error.filename or "input/output"
-        no_folder = isinstance(error, FileExistsError | NotADirectoryError) and not Path(place).is_dir()
-        status = _fail(f"{place}: {'no folder, allowed: a folder' if no_folder else error.strerror or error}")
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _fail(_of_system(error, "input/output"))
+    if line := flush(sys.stdout):
+        status = _fail(line)
+    flush(sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _of_system(error: OSError, place: object) -> str:
+    """Describe an error of the system; one that names no file is of the output if that cannot be written, or `place`."""
+    if error.filename is None:
+        return flush(sys.stdout, "\n") or f"{place}: {error.strerror or error}"
+    no_folder = isinstance(error, FileExistsError | NotADirectoryError) and not Path(error.filename).is_dir()
+    return f"{error.filename}: {'no folder, allowed: a folder' if no_folder else error.strerror or error}"
 
 
 def _of_option(error: CycloptsError) -> str:
@@ -672,5 +685,6 @@ def _fail(line: str, status: int = 2) -> int:
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
     line += AGAIN if is_full(line) and "make room" not in line else ""
-    print(f"fedtide: {line}", file=sys.stderr)
+    with suppress(OSError):  # nobody can be told
+        print(f"fedtide: {line}", file=sys.stderr)
     return status

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
+from fedtide.core.files import read_toml
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.draw.prose import slug
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.fields.shapes import explained, marks_of
-from fedtide.fields.types import OfShift, by_kind, is_written
+from fedtide.fields.types import OfShift, by_kind, check_visible, is_written
 from fedtide.fields.user_code import name_of
 from fedtide.fields.vocabulary import nearest
 from fedtide.learn.losses import SAFE_BLEND
@@ -38,6 +38,8 @@ PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
 """Keys of parts that may be of kind "python"."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift", "track")
 """Names in a run folder that no method may have."""
+MANY_LINES = ("description", "options")
+"""Keys of text with several lines: a paragraph of the report, and what code of a person gets."""
 
 
 def read(
@@ -57,7 +59,7 @@ def read(
     Raises:
         FedtideError: with one line naming the file, the key, what was found and what is allowed.
     """
-    raw = read_toml(path)
+    raw = read_toml(Path(path))
     where = f"{path} with {' '.join(sets)}" if sets else str(path)
     try:
         experiment = from_dict(raw, where=where, scale=scale, sets=sets, timed=timed, imports=imports)
@@ -68,27 +70,6 @@ def read(
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     return experiment
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        FedtideError: with one line that names the file.
-    """
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedtideError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise FedtideError(f"{path}: is a folder, allowed: a TOML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedtideError(f"{path}: {error}") from None
-    except ValueError as error:  # also a number with thousands of digits
-        hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
-        raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
-    except RecursionError:
-        raise FedtideError(f"{path}: nested too deeply") from None
 
 
 def from_dict(
@@ -109,7 +90,7 @@ def from_dict(
         assign(values, path, value)
         if path == ["fleet", "kind"]:  # settings of another kind of fleet do not apply
             values["fleet"] = replace_kind(values["fleet"], value)
-    _check_integers(values, f"{where}: ", "")
+    _check_values(values, f"{where}: ")
     defaults = values.pop("defaults", {})
     try:
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
@@ -122,16 +103,31 @@ def from_dict(
     return experiment
 
 
-def _check_integers(value: Any, key: str, dot: str = ".") -> None:
-    """Raise for a whole number of more than 64 bits, which TOML does not have and Python may be unable to write."""
+def _check_values(value: Any, key: str, dot: str = "", *, lines: bool = False) -> None:
+    """Raise for a whole number of more than 64 bits, and for text that a terminal obeys or that is no single line.
+
+    TOML does not have such numbers, and Python may be unable to write them.
+
+    Args:
+        value: the value of a key, and all that is in it.
+        key: the key, for errors.
+        dot: what stands between the key and a key in it.
+        lines: whether text may have several lines: a description, and what code of a person gets.
+    """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise FedtideError(f"{key}: found a whole number of {value.bit_length()} bits, allowed: at most 64")
+    if isinstance(value, str):
+        try:
+            check_visible(value, lines=lines)
+        except ValueError as error:
+            raise FedtideError(f"{key}: {error}") from None
     if isinstance(value, dict):
         for name, child in value.items():
-            _check_integers(child, f"{key}{dot}{name}")
+            _check_values(str(name), f"{key}{dot}{name}")
+            _check_values(child, f"{key}{dot}{name}", ".", lines=lines or name in MANY_LINES)
     elif isinstance(value, list | tuple):
         for number, child in enumerate(value):
-            _check_integers(child, f"{key}[{number}]")
+            _check_values(child, f"{key}[{number}]", ".", lines=lines)
 
 
 def at_scale(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:

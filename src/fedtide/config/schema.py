@@ -32,7 +32,6 @@ from fedtide.fields.types import (
     Positive,
     Spelled,
     Strict,
-    Text,
     Whole,
     by_name,
     ingredient,
@@ -97,7 +96,7 @@ class Method(Strict):
             alone.
     """
 
-    name: Text = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
     safe: Flag = False
@@ -364,8 +363,8 @@ class Experiment(Strict):
         track: tracker that gets each round as it is played; None means none. Changes no result.
     """
 
-    title: Text = ""
-    description: Text = ""
+    title: str = ""
+    description: str = ""
     rounds: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 100
     seeds: Annotated[tuple[Whole, ...], Distinct] = (0,)
     eval_every: Count = 8

@@ -3,8 +3,10 @@
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,12 +20,30 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-def check_free(out: Path) -> None:
-    """Raise if a new file already exists, or its folder does not."""
-    if out.exists():
+OLD = 3600.0
+"""Seconds within which a file or folder gets its name."""
+
+
+def check_free(out: Path, mark: bytes = b"", marked: Path | None = None) -> None:
+    """Raise if a file that is to be written would take the place of another one, or if its folder is missing.
+
+    Args:
+        out: the file.
+        mark: bytes at the beginning of files that may be replaced, because we made them; b"" for none.
+        marked: the file with the mark, which is written beside `out`; None for `out` itself.
+    """
+    file = marked or out
+    if out.is_dir():
+        raise FedtideError(f"{out}: is a folder, allowed: a new file")
+    if out.exists() and not (mark and file.is_file() and mark in _beginning(file)):
         raise FedtideError(f"{out}: is there already, allowed: a new file")
     if not out.parent.is_dir():
         raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
+
+
+def _beginning(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(1000)
 
 
 def check_new(root: Path, hint: str = "") -> None:
@@ -64,6 +84,16 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+        _remove_unfinished(path)
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what processes that were killed long ago have left under temporary names of a file or folder."""
+    mine = re.compile(rf"{re.escape(path.name)}\.([0-9a-f]{{16}}\.writing|making-[0-9a-f]{{16}})")
+    with suppress(OSError):
+        for entry in os.scandir(path.parent):
+            if mine.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD:
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 
 @contextmanager
@@ -86,6 +116,7 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # if it was not renamed
+        _remove_unfinished(path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -181,9 +181,9 @@ class MemoryStore:
         """A checkpoint as of `now` is safely written: older versions are not needed any more."""
         self._settled = now
         for client, entries in self._rows.items():
-            needed = [entry for entry in entries if entry[0] < now][-1:] + [e for e in entries if e[0] >= now]
-            self._discard(entries, needed)
-            self._rows[client] = needed
+            self._rows[client] = [e for e in entries if e[0] < now][-1:] + [e for e in entries if e[0] >= now]
+        aside = [row for row in self._aside.values() if isinstance(row, Stored)]
+        self._remove_all_but({row.file for row in (*self.files(), *aside)})  # also what a killed worker put aside
 
     def restore(self, file: Path, now: Version) -> None:
         """Become the store that `save` wrote; files of later rounds are removed.

@@ -119,7 +119,8 @@ class Rows:
         _check_labels(self.name, self.y, self.classes)
         _check_steps(self.name, self.y, self.padding)
         _check_features(self.name, self.x)
-        _check_names(self.name, (*self.domain_names, *self.client_names))
+        labels = () if self.steps is not None else self.label_names  # those of steps are words of texts
+        _check_names(self.name, (*self.domain_names, *self.client_names, *map(str, labels)))
         time = torch.empty(0) if self.time is None else self.time
         for row in _first(~torch.isfinite(time)):
             raise refused(f"{self.name}: row {row}: time", float(time[row]), "a finite number")
@@ -386,7 +387,7 @@ def _check_names(name: str, names: tuple[str, ...]) -> None:
     """Raise for names that a terminal would obey, or that cannot be seen."""
     if HIDDEN.search("".join(names)):
         wrong = next(name_shown for name_shown in names if HIDDEN.search(name_shown))
-        raise refused(f"{name}: name of a domain or client", wrong, "names without control characters")
+        raise refused(f"{name}: name of a class, domain or client", wrong, "names without control characters")
 
 
 def _check_features(name: str, x: Tensor) -> None:

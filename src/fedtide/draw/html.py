@@ -11,10 +11,14 @@ import matplotlib
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from fedtide.core.atomic import replacing, write_text
+from fedtide.core.atomic import check_free, replacing, write_text
+from fedtide.core.errors import FedtideError
 from fedtide.draw.figures import STYLE, Drawn, Look, save_figure
 from fedtide.draw.prose import slug
 from fedtide.draw.tables import Table
+
+MARK = b"made by Fedtide"
+"""Bytes at the beginning of pages, of pictures and of tables in LaTeX: files with this mark may be replaced."""
 
 NUMBER = re.compile(r"(?<=[\d±]) (?=±|%|\d|(?:points?|rounds?|seeds?|simulated|s|min|[kMGT]?B)\b)")
 """Spaces inside a number with its error and unit, at which no line may break."""
@@ -48,7 +52,8 @@ class Picture:
     @property
     def file(self) -> str:
         """Content of the SVG file."""
-        return str(self.drawn).replace("<svg", '<svg style="background: #fff"', 1)
+        drawn = str(self.drawn).replace("<svg", '<svg style="background: #fff"', 1)
+        return f"<!-- {MARK.decode()} -->\n{drawn}"
 
     @property
     def narrow(self) -> bool:
@@ -78,7 +83,7 @@ class Part:
     @property
     def files(self) -> dict[str, str]:
         """Contents of the files, by extension."""
-        return {"csv": self.table.csv(), "tex": self.table.latex()}
+        return {"csv": self.table.csv(), "tex": f"% {MARK.decode()}\n{self.table.latex()}"}
 
 
 Pictured = tuple[str, str, Drawn | None]
@@ -106,6 +111,16 @@ def _link(kind: str, text: str) -> str:
     return f"data:{kind};charset=utf-8,{text}"
 
 
+def check_saved(parts: Iterable[Picture | Part], directory: Path) -> None:
+    """Raise if a picture or table would take the place of a file that is not ours."""
+    if directory.exists() and not directory.is_dir():
+        raise FedtideError(f"{directory}: is a file, allowed: a folder")
+    for part in parts if directory.exists() else ():
+        ends = ("svg", "pdf") if isinstance(part, Picture) else ("tex", "csv")
+        for end in ends:
+            check_free(directory / f"{part.anchor}.{end}", MARK, directory / f"{part.anchor}.{ends[0]}")
+
+
 def save_pictures(pictures: Iterable[Picture], directory: Path) -> None:
     """Write every picture as SVG and as PDF."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -120,7 +135,7 @@ def save_tables(parts: Iterable[Part], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for part in parts:
         for end, text in part.files.items():
-            write_text(directory / f"{part.anchor or 'table'}.{end}", text)
+            write_text(directory / f"{part.anchor}.{end}", text)
 
 
 POINTS = {

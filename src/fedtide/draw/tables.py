@@ -33,7 +33,7 @@ class Table:
             for column in _plain_columns(name, [row[k] for row in self.rows], split=bool(k))
         ]
         out = io.StringIO()
-        rows = ([_no_formula(cell) for cell in row] for row in zip(*columns, strict=True))
+        rows = ([escape_formula(cell) for cell in row] for row in zip(*columns, strict=True))
         csv.writer(out, lineterminator="\n").writerows(rows)
         return out.getvalue()
 
@@ -60,13 +60,14 @@ def _escaped(cell: str) -> str:
     return "--" if cell == "-" else cell.translate(LATEX)
 
 
-def _no_formula(cell: str) -> str:
-    """Put an apostrophe in front of text that a spreadsheet would compute.
+def escape_formula(cell: str) -> str:
+    """Return a cell of CSV with an apostrophe before text that a spreadsheet would compute.
 
-    >>> _no_formula("=SUM(A1)"), _no_formula("-0.5 %"), _no_formula("-")
+    >>> escape_formula("=SUM(A1)"), escape_formula("-0.5 %"), escape_formula("-")
     ("'=SUM(A1)", '-0.5 %', '-')
     """
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" and not CELL.fullmatch(cell) else cell
+    is_formula = cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != "-" and not CELL.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def _plain_columns(name: str, cells: Sequence[str], *, split: bool) -> list[list[str]]:

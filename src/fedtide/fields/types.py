@@ -45,19 +45,27 @@ ForWeights = AfterValidator(_held_by_weights)
 
 
 HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff\ue000-\uf8ff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff"
+    "\ue000-\uf8ff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 """Characters that a terminal obeys, that turn the direction of what follows, or that cannot be seen."""
 
 
-def _visible(text: str) -> str:
-    if match := HIDDEN.search(text):
+def check_visible(text: str, *, lines: bool = False) -> str:
+    r"""Return a text; raise for one with control characters, and for one of several lines unless `lines` are allowed.
+
+    >>> check_visible("two\nlines")
+    Traceback (most recent call last):
+        ...
+    ValueError: found the control character '\n', allowed: text without any
+    """
+    if match := HIDDEN.search(text) or (None if lines else re.search("[\t\n]", text)):
         raise ValueError(f"found the control character {match[0]!a}, allowed: text without any")
     return text
 
 
-Text = Annotated[str, AfterValidator(_visible)]
-"""Text that is shown to people: in a terminal, on a page."""
+Text = Annotated[str, AfterValidator(lambda text: check_visible(text))]
+"""Text that is shown to people: in a terminal, on a page. All texts of a configuration are checked as it is read."""
 
 
 def _different(values: Any) -> Any:

@@ -4,10 +4,12 @@ Nothing here imports torch, so that a process that must start fast can use it.
 """
 
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +21,12 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "fedtide-"
-LOCK = "lock"
-"""The file that the owner of a folder holds locked while it lives; a folder without one is never removed."""
+NAME = re.compile(f"{PREFIX}[a-z0-9_]{{8}}")
+"""Names that the system gives to folders with our prefix."""
+LOCK, MAKING = "lock", "lock.making"
+"""The file that the owner of a folder holds locked while it lives, and its name before it is locked."""
+YOUNG = 60.0
+"""Seconds in which a folder gets its lock."""
 
 
 class Scratch:
@@ -38,10 +44,10 @@ class Scratch:
     def __init__(self, directory: Path | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=directory))
         # Locked before it has its name, so that no other process can take it for one that was left behind.
-        self._lock = os.open(self.path / f"{LOCK}.making", os.O_CREAT | os.O_RDWR, 0o600)
+        self._lock = os.open(self.path / MAKING, os.O_CREAT | os.O_RDWR, 0o600)
         if fcntl is not None:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.rename(self.path / f"{LOCK}.making", self.path / LOCK)
+            os.rename(self.path / MAKING, self.path / LOCK)
             remove_left_behind(self.path.parent)
 
     def close(self) -> None:
@@ -56,11 +62,25 @@ class Scratch:
         self.close()
 
 
-def remove_left_behind(directory: Path) -> None:
-    """Remove the folders of this user whose processes are gone: those with a lock that no process holds."""
-    for path in directory.glob(f"{PREFIX}*"):
+def remove_left_behind(*directories: Path) -> None:
+    """Remove the folders of this user whose processes are gone: those with a lock that no process holds.
+
+    A process that was killed before it had its lock leaves a folder with nothing else in it.
+
+    Args:
+        directories: where to look; by default wherever this machine has temporary files.
+    """
+    if fcntl is None:
+        return
+    places = directories or {Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")}
+    for path in (path for place in places for path in place.glob(f"{PREFIX}*")):
         try:
-            if not _ours(path, stat.S_ISDIR) or not _ours(path / LOCK, stat.S_ISREG):
+            if not _ours(path, stat.S_ISDIR):
+                continue
+            is_begun = NAME.fullmatch(path.name) and {entry.name for entry in path.iterdir()} <= {MAKING}
+            if is_begun and time.time() - path.stat().st_mtime > YOUNG:
+                shutil.rmtree(path, ignore_errors=True)
+            if not _ours(path / LOCK, stat.S_ISREG):
                 continue
             lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # gone in the meantime

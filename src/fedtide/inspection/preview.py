@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import check_free, write_text
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, draw_rows, map_shares
-from fedtide.draw.html import Picture, Pictured, anchor, render, to_pictures
+from fedtide.draw.html import MARK, Picture, Pictured, anchor, render, to_pictures
 from fedtide.draw.prose import listed
 from fedtide.inspection.shares import normalize
 
@@ -231,13 +231,19 @@ class Shown:
         """Write a page with pictures, which opens offline, and return its path.
 
         Raises:
-            FedtideError: it is not called .html.
+            FedtideError: it is not called .html, or a file is there that is no page of ours.
         """
         page = Path(page)
-        if page.suffix != ".html":
-            raise FedtideError(f"{page}: not the name of a page; allowed: one that ends in .html")
+        check_page(page)
         write_text(page, render("preview.html", title=self.name, about="", sections=self._sections(), environments=[]))
         return page
+
+
+def check_page(page: Path) -> None:
+    """Raise if a page is not called .html, or would take the place of a file that is no page of ours."""
+    if page.suffix != ".html":
+        raise FedtideError(f"{page}: not the name of a page; allowed: one that ends in .html")
+    check_free(page, MARK)
 
 
 def pictures(preview: Preview) -> list[Pictured]:

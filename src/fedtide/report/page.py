@@ -7,10 +7,22 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedtide.config import to_toml
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import check_free, replacing
 from fedtide.core.errors import refused
 from fedtide.draw.figures import look
-from fedtide.draw.html import Part, Picture, Pictured, anchor, render, save_pictures, save_tables, swatch, to_pictures
+from fedtide.draw.html import (
+    MARK,
+    Part,
+    Picture,
+    Pictured,
+    anchor,
+    check_saved,
+    render,
+    save_pictures,
+    save_tables,
+    swatch,
+    to_pictures,
+)
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import Table
 from fedtide.report import narrative
@@ -88,16 +100,20 @@ def write_report(
     Args:
         roots: run folders.
         out: path of the page; by default `report.html` in the only folder, or in the current directory for several.
+            Only an earlier page is replaced.
         pictures: directory for every picture as SVG and PDF; None saves none.
         saved_tables: directory for every table as CSV and LaTeX; None saves none.
 
     Raises:
-        FedtideError: a folder is not a run folder, or no run in it is finished.
+        FedtideError: a folder is not a run folder, no run in it is finished, or a file is in the way that is not ours.
     """
     for root in roots:
         if out is not None and root.resolve() in out.resolve().parents and out.suffix != ".html":
             raise refused("--out", str(out), "a page (.html), or a place outside of the run folder")
     several = len(roots) > 1
+    path = out or (Path("report.html") if several else report_of(roots[0]))
+    if path != report_of(roots[0]):  # that of a run folder is made anew, whatever it is
+        check_free(path, MARK)
     studies = [(name, read_finished(root)) for root, name in zip(roots, names_of(roots), strict=True)]
     points = [
         Point(number, " · ".join(part for part in (name * several, record.point) if part), record, summary)
@@ -108,7 +124,12 @@ def write_report(
     sections = [_section(point) for point in points]
     sweeps = [_sweep(study, name if several else "") for name, study in studies if study.swept]
     comparison = compare(points) if several else None
-    path = out or (Path("report.html") if several else report_of(roots[0]))
+    content = [*([comparison] if comparison else []), *sweeps, *sections]
+    drawn = [picture for section in content for picture in section.pictures]
+    tables = [table for section in content for table in section.parts]
+    for parts, directory in ((drawn, pictures), (tables, saved_tables)):
+        if directory is not None:
+            check_saved(parts, directory)
     text = render(
         "page.html",
         title=listed([study.summaries[0].title for _, study in studies]),
@@ -126,11 +147,10 @@ def write_report(
         # Everything is computed by now: no file appears if one of the folders is damaged.
         for _, study in studies:
             write_summary(study.root / "summary.json", study)
-    content = [*([comparison] if comparison else []), *sweeps, *sections]
     if pictures is not None:
-        save_pictures((picture for section in content for picture in section.pictures), pictures)
+        save_pictures(drawn, pictures)
     if saved_tables is not None:
-        save_tables((table for section in content for table in section.parts), saved_tables)
+        save_tables(tables, saved_tables)
     return path
 
 

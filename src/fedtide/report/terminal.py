@@ -2,8 +2,7 @@
 
 import json
 import os
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +21,25 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Print nothing any more, and leave the exit status to the command."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        flush(self.file)
+
+
+def flush(stream: IO[str], text: str = "") -> str:
+    """Write what a stream still holds; return why that is impossible, and "" if it is possible or nobody reads it.
+
+    A stream that cannot be written is led to nowhere, because the interpreter would try again at its end.
+
+    Args:
+        stream: the stream.
+        text: is written, too: a stream forgets what it could not write, and its next error tells that it is at fault.
+    """
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return "" if isinstance(error, BrokenPipeError) else f"standard output: {error.strerror}"
+    return ""
 
 
 def console(output: Output = Output()) -> Console:

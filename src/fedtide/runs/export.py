@@ -23,6 +23,7 @@ from fedtide.config import Experiment, resolved
 from fedtide.core.atomic import check_free, replacing, write_text
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
+from fedtide.core.files import check_file
 from fedtide.data.population import features
 from fedtide.data.rows import Rows, find_known_rows
 from fedtide.data.sources.arrays import standardize
@@ -32,10 +33,12 @@ from fedtide.data.sources.series import Series
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
+from fedtide.draw.tables import escape_formula
 from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
+TABLES = "CSV, Parquet or NPZ"
 LABEL = "label"
 """Column of a table that is no feature if the run's source names none."""
 
@@ -68,7 +71,7 @@ def predict_file(
         return trained.predict_with(weights, x).told
 
     if isinstance(data.source, Series):
-        check_there(path)
+        check_file(path, TABLES)
         series = data.source.ahead(path, Path(data.directory) if data.directory else None)
         values = [
             _in_units(
@@ -105,7 +108,7 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
         names = source.feature_names(directory) if isinstance(source, CSV) else ()
         return as_seen(trained, read_features(path, tuple(rows.shape), names))
-    check_there(path)
+    check_file(path, TABLES)
     if path.suffix == ".npz":
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
     people: Any = trained.host.population
@@ -125,18 +128,13 @@ def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = (
     Raises:
         FedtideError: there is no such file, or its rows are others.
     """
-    check_there(path)
+    check_file(path, TABLES)
     x = _from_npz(path) if path.suffix == ".npz" else _from_csv(path, shape, columns)
+    if not len(x):
+        raise refused(f"{path}: rows", 0, "1 or more")
     if tuple(x.shape[1:]) != shape:
         raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")
     return x
-
-
-def check_there(path: Path) -> None:
-    """Raise if there is no file."""
-    if not path.is_file():
-        why = "is no file, allowed: CSV, Parquet or NPZ" if path.exists() else "no such file"
-        raise FedtideError(f"{path}: {why}")
 
 
 def _from_npz(path: Path) -> Tensor:
@@ -192,7 +190,7 @@ def names_of_classes(trained: Models) -> list[str]:
 
 
 def table_of(columns: Mapping[str, Tensor], texts: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return columns of numbers as CSV, behind columns of texts.
+    """Return columns of numbers as CSV, behind columns of texts; texts that a spreadsheet would compute are escaped.
 
     >>> print(table_of({"value": torch.tensor([1.5, 2.0])}), end="")
     value
@@ -200,10 +198,10 @@ def table_of(columns: Mapping[str, Tensor], texts: Mapping[str, Sequence[str]] |
     2
     """
     numbers = {name: [f"{number:.6g}" for number in column.tolist()] for name, column in columns.items()}
-    cells = {**(texts or {}), **numbers}
+    cells = {name: [*map(escape_formula, column)] for name, column in (texts or {}).items()} | numbers
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(cells)
+    writer.writerow(map(escape_formula, cells))
     writer.writerows(zip(*cells.values(), strict=True))
     return text.getvalue()
 

@@ -10,7 +10,6 @@ import stat
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,43 +19,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedtide.core.errors import FedtideError, printable, refused
+from fedtide.core.files import read_bytes
 from fedtide.wire.keys import is_node_key, library
 
 SECRET, PUBLIC = 0o600, 0o644
-LARGEST = 20_000_000
-"""Maximum number of bytes of a site's file."""
 KIND = "ecdsa-sha2-nistp384"
 """The kind of key that nodes have."""
-
-
-def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return the content of a file of at most `most` bytes.
-
-    Raises:
-        FedtideError: the file is missing, larger, a folder, a pipe or a device.
-    """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
-            raise FedtideError(f"{path}: is a folder, a pipe or a device, allowed: a file")
-        with open(path, "rb") as file:
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        raise FedtideError(f"{path}: no such file") from None
-    except OSError as error:
-        raise FedtideError(f"{path}: {error.strerror}") from None
-    if len(content) > most:
-        raise refused(f"{path}: bytes", f"more than {most:,}", f"at most {most:,}")
-    return content
-
-
-def read_toml(path: Path, most: int = LARGEST) -> dict[str, Any]:
-    """Return the content of a TOML file of at most `most` bytes."""
-    try:
-        return tomllib.loads(read_bytes(path, most).decode("utf-8"))
-    except RecursionError:
-        raise FedtideError(f"{path}: nested too deeply") from None
-    except ValueError as error:  # no text, no TOML, or a number with thousands of digits
-        raise FedtideError(f"{path}: damaged or not TOML ({error})") from None
 
 
 def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:

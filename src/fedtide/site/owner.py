@@ -15,6 +15,7 @@ from typing import Any
 from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Algorithm, Scores, Shard
 from fedtide.core.errors import FedtideError, printable
+from fedtide.core.files import read_toml
 from fedtide.core.trees import size_in_bytes
 from fedtide.fields.types import checked
 from fedtide.remote.offline import CLIENTS, trial
@@ -22,7 +23,6 @@ from fedtide.remote.policy import COLUMNS, SCORE, Policy
 from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import Budget
-from fedtide.site.machine import read_toml
 from fedtide.wire.answer_schema import Schemas, made_up
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import form_of

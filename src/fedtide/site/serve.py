@@ -20,6 +20,7 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import OVER_CLIENTS
 from fedtide.fields.types import seconds_of
 from fedtide.fleets.engines import Host
+from fedtide.fleets.this_machine import remove_left_behind
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
@@ -222,6 +223,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         FedtideError: the site cannot be served.
     """
     library()
+    remove_left_behind()
     _renew(site, log)
     host, port = bind_address(site.deploy.address)
     with ExitStack() as stack:

@@ -29,11 +29,12 @@ from fedtide.config import Experiment, Method, read, slug, to_toml
 from fedtide.config.settings import Deploy
 from fedtide.core.atomic import lock, write_text
 from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.files import read_toml
 from fedtide.fields.types import Strict, checked
 from fedtide.runs.digest import digest_of
 from fedtide.runs.privacy import check_delta
 from fedtide.site import certificates
-from fedtide.site.machine import read_toml, write_new
+from fedtide.site.machine import write_new
 from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
 from fedtide.wire.masks import hidden
 

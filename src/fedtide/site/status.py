@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, Field
 from fedtide.config.settings import bind_address
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
+from fedtide.core.files import read_bytes
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.fields.types import Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of
@@ -19,7 +20,6 @@ from fedtide.runs.privacy import warn_of_epsilon
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_spent, ledger_for
 from fedtide.site.client_rows import algorithm_without_rows
-from fedtide.site.machine import read_bytes
 from fedtide.site.site import Member, Site
 
 STALE = 60

@@ -20,12 +20,13 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
 from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
+from fedtide.core.files import read_toml
 from fedtide.data.sources import CSV, NPZ
 from fedtide.fields.shapes import explained, fields_of, ranges
 from fedtide.fields.types import Count, Different, Distinct, IsFile, Strict, Text, Whole, spelled
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority, utc
-from fedtide.site.machine import read_toml, write_new
+from fedtide.site.machine import write_new
 
 SCHEME: Literal[1] = 1
 """Version of tickets and of what travels between nodes and server."""

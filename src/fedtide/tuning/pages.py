@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.config import Experiment, slug, to_toml
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import check_free, write_text
 from fedtide.core.errors import FedtideError
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftmost, legend_above, look, styled, svg
-from fedtide.draw.html import Part, render, swatch, to_pictures
+from fedtide.draw.html import MARK, Part, render, swatch, to_pictures
 from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table, format_value
 from fedtide.report.formats import percent, signed_points
@@ -37,6 +37,8 @@ MOST_CURVES = 12
 def _write(root: Path, out: Path | None, kind: str, experiment: Experiment, ready: str, **parts: Any) -> Path:
     """Write a page about a folder, by default `report.html` in the folder; `ready` is the file for a proper run."""
     file, path = root / ready, out or root / "report.html"
+    if out is not None:
+        check_free(out, MARK)
     text = render(
         f"{kind.lower()}.html",
         title=f"{kind}: {experiment.title or root.resolve().name}",

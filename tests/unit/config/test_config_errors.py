@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,9 +38,9 @@ FULL: dict[str, Any] = {
 }
 
 
-def made(path: str, value: Any) -> dict[str, Any]:
+def made(path: str, value: Any, full: dict[str, Any] = FULL) -> dict[str, Any]:
     """The full experiment with one value set, by a path of keys and places."""
-    raw: Any = copy.deepcopy(FULL)
+    raw: Any = copy.deepcopy(full)
     *above, last = [int(step) if step.isdigit() else step for step in path.split("/")]
     node = raw
     for step in above:
@@ -52,6 +54,35 @@ def said(raw: dict[str, Any], **named: Any) -> str:
         points(from_dict(raw, where="study.toml", **named), "study.toml")
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+# -- texts that a terminal obeys ---------------------------------------------------------------------------------------
+
+
+def texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the value of every text."""
+    if isinstance(value, str):
+        yield at.removeprefix("/"), value
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from texts(child, f"{at}/{key}")
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\0", "\r", "\n", "\t", "\x9b", "\u061c", "\u202e", "\u2066", "\U000e0041"])
+def test_a_control_character_is_named_in_every_text(character):
+    shown = ascii(character)[1:-1].replace("\\", r"\\")
+    claim = {"text": "A is better", "method": "A", "versus": "B"}
+    full = {**FULL, "claim": [claim], "scale": {}, "data": {**FULL["data"], "transforms": ["flip"]}}
+    for path, text in texts(full):
+        raw = made(path, text + character, full)
+        key = path.replace("/", ".").split(".")[-1]
+        if path == "description" and character in "\n\t":
+            continue
+        line = said(raw)
+        assert re.search(rf"{key}\]?: found the control character '{shown}'", line), (path, line)
+    assert "control character" in said({**FULL, "method": [{**FULL["method"][0], f"a{character}": 1}]})
+    own = {"kind": "python", "function": "json:loads", "options": {"text": "two\nlines"}}
+    assert from_dict({**FULL, "model": own, "description": "two\nlines", "scale": {}}).description == "two\nlines"
 
 
 # -- misspelt keys at every level --------------------------------------------------------------------------------------
@@ -223,6 +254,10 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path):
         read(path)
     with pytest.raises(FedtideError, match=f"{tmp_path}: is a folder"):
         read(tmp_path)
+    os.mkfifo(tmp_path / "pipe.toml")
+    for endless in (tmp_path / "pipe.toml", "/dev/zero"):
+        with pytest.raises(FedtideError, match=f"{endless}: is a pipe or a device, allowed: a TOML file"):
+            read(endless)
     for content in (b"rounds = 3 # \xff\xfe\n", b'rounds = 0\n[[method]]\nalgorithm = "fedavg"\n'):
         path.write_bytes(content)
         with pytest.raises(FedtideError, match=rf"^{path}: ") as error:

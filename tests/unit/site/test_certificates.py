@@ -181,9 +181,9 @@ def test_damaged_public_keys_are_refused(node, change, said):
 
 def test_pipes_and_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FedtideError, match="is a folder, a pipe or a device"):
+    with pytest.raises(FedtideError, match="is a pipe or a device"):
         certificates.read_public_key(tmp_path / "pipe")
-    with pytest.raises(FedtideError, match="is a folder, a pipe or a device"):
+    with pytest.raises(FedtideError, match="is a folder"):
         certificates.read_public_key(tmp_path)
     with pytest.raises(FedtideError, match="no such file"):
         certificates.read_public_key(tmp_path / "none")
