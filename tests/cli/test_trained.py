@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 import json
+import os
 import shutil
 import sys
 from pathlib import Path

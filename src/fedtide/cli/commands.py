@@ -621,7 +621,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:  # it was closed before we began
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, io.StringIO())
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write
     try:
@@ -650,7 +650,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _of_system(error: OSError, place: object) -> str:
-    """Describe an error of the system; one that names no file is of the output if that cannot be written, or `place`."""
+    """Describe an error of the system; one without a file is of the output, if that cannot be written, or of `place`."""
     if error.filename is None:
         return flush(sys.stdout, "\n") or f"{place}: {error.strerror or error}"
     no_folder = isinstance(error, FileExistsError | NotADirectoryError) and not Path(error.filename).is_dir()

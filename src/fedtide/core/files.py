@@ -28,7 +28,9 @@ def check_file(path: Path, allowed: str = "a file") -> None:
     except OSError as error:
         raise FedtideError(f"{path}: {error.strerror}") from None
     if not stat.S_ISREG(mode):
-        raise FedtideError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, allowed: {allowed}")
+        raise FedtideError(
+            f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, allowed: {allowed}"
+        )
 
 
 def read_bytes(path: Path, most: int = LARGEST, allowed: str = "a file") -> bytes:

@@ -68,7 +68,9 @@ def texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
         yield from texts(child, f"{at}/{key}")
 
 
-@pytest.mark.parametrize("character", ["\x1b", "\0", "\r", "\n", "\t", "\x9b", "\u061c", "\u202e", "\u2066", "\U000e0041"])
+@pytest.mark.parametrize(
+    "character", ["\x1b", "\0", "\r", "\n", "\t", "\x9b", "\u061c", "\u202e", "\u2066", "\U000e0041"]
+)
 def test_a_control_character_is_named_in_every_text(character):
     shown = ascii(character)[1:-1].replace("\\", r"\\")
     claim = {"text": "A is better", "method": "A", "versus": "B"}

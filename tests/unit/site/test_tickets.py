@@ -71,7 +71,10 @@ def test_a_ticket_holds_no_rows_and_no_place_of_them(tmp_path):
 
 
 names = st.text(st.sampled_from("abz019-"), min_size=1, max_size=12).filter(lambda s: s.strip("-") == s)
-words = st.text(st.characters(min_codepoint=0xA1, max_codepoint=0x24F, exclude_characters="\xad") | st.sampled_from("ab \"'\\#="), max_size=12)
+words = st.text(
+    st.characters(min_codepoint=0xA1, max_codepoint=0x24F, exclude_characters="\xad") | st.sampled_from("ab \"'\\#="),
+    max_size=12,
+)
 
 
 @examples(60)
