@@ -650,7 +650,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _of_system(error: OSError, place: object) -> str:
-    """Describe an error of the system; one without a file is of the output, if that cannot be written, or of `place`."""
+    """Describe an error of the system: of its file, of the output if that cannot be written, or of `place`."""
     if error.filename is None:
         return flush(sys.stdout, "\n") or f"{place}: {error.strerror or error}"
     no_folder = isinstance(error, FileExistsError | NotADirectoryError) and not Path(error.filename).is_dir()
