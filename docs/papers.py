@@ -34,7 +34,7 @@ def section(paper: dict[str, Any]) -> Iterator[str]:
     """The table of a paper, and the commands that are too long for it."""
     yield f"## {paper['title']}"
     yield paper["text"]
-    header = ["in the paper", "the paper's size", "small", "found with the small one", "state"]
+    header = ["in the paper", "the paper's size", "small", "found with the small one", "coverage"]
     yield as_markdown(header, [line(row) for row in paper["rows"]])
     for row in paper["rows"]:
         long = [shlex.join(command(row, scale)) for scale in ("paper", "cpu") if is_long(row, scale)]
@@ -49,7 +49,7 @@ def line(row: dict[str, Any]) -> list[str]:
     verdict = row.get("found", True) if command(row, "cpu") else False
     more = "; at the paper's size alone" if row.get("cpu") is False else "" if verdict else "; no small run is kept"
     verdict = verdicts_of(row) if verdict is True else verdict or "-"
-    return [row["item"], big, small, verdict, row["state"] + more]
+    return [row["item"], big, small, verdict, row["covers"] + more]
 
 
 def is_long(row: dict[str, Any], scale: str) -> bool:

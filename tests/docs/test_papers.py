@@ -45,7 +45,7 @@ def test_every_recipe_of_a_paper_has_a_row_and_a_row_says_how_it_stands(papers):
     there = {path.stem for path in RECIPES.glob("*.toml")}
     assert named <= there
     assert {name for name in there if name.split("-")[0] in FAMILIES} - named == {"fedtem-rates"}
-    assert all(row["item"] and row["state"] for row in rows)
+    assert all(row["item"] and row["covers"] for row in rows)
     items = [(paper["title"], row["item"]) for paper in papers.contents() for row in paper["rows"]]
     assert len(set(items)) == len(items)
 

@@ -56,7 +56,7 @@ def map_shares(axes: Axes, shares: np.ndarray, names: Sequence[str], first: floa
         first: place of the first column.
         last: place of the last column; 0 for places 1 apart.
     """
-    room = 0.5 * (last - first) / max(len(shares) - 1, 1) if last else 0.5
+    room = 0.5 * (last - first) / (len(shares) - 1) if last > first else 0.5
     extent = (first - room, (last or first + len(shares) - 1) + room, -0.5, shares.shape[1] - 0.5)
     image = axes.imshow(
         100 * shares.T, aspect="auto", cmap=SHARE, vmin=0, interpolation="nearest", origin="lower", extent=extent

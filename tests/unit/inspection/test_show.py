@@ -10,7 +10,7 @@ import torch
 
 import fedtide as ft
 from fedtide.cli.commands import main
-from fedtide.inspection.preview import Preview
+from fedtide.inspection.preview import Preview, Shown
 
 
 def turns(period=4.0, clients=6):
@@ -40,6 +40,11 @@ def test_dealt_at_random_clients_are_as_far_apart_as_chance_has_it():
     people = ft.population(torch.zeros(4000, 2), torch.arange(4000) % 4, ft.data.IID(clients=20))
     real, dealt = Preview(people, rounds=2, cohort=5).label_distance
     assert abs(real - dealt) < 0.03
+
+
+def test_one_round_is_shown_without_a_warning(tmp_path):
+    Shown("one round", [Preview(turns(), rounds=1, cohort=2)]).write(tmp_path / "show.html")
+    assert (tmp_path / "show.html").is_file()
 
 
 def test_the_command_prints_lines_and_writes_a_page(tmp_path, monkeypatch, capsys):
