@@ -241,6 +241,35 @@ def test_another_pickle_is_one_line_and_runs_nothing(tmp_path, content, said):
     assert "data_batch_1" in str(caught.value)
 
 
+class Built:
+    """An array whose type has a state of its own, which a pickle gives to NumPy."""
+
+    def __init__(self, *state: object) -> None:
+        self.state = state
+
+    def __reduce__(self):
+        return np.zeros(0, np.uint8).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1, 3072), Type(*self.state), *LAST)
+
+
+class Type(Built):
+    def __reduce__(self):
+        return np.dtype, ("u1", False, True), *self.state
+
+
+LAST = False, bytes(3072)
+SOUND = 3, "|", None, None, None, -1, -1
+
+
+@pytest.mark.parametrize("flags", [1, 2, 3, 8, 64, 127, 255])
+def test_the_state_of_a_type_in_a_pickle_reaches_no_numpy(tmp_path, flags):
+    made = pickle.dumps({b"labels": [1], b"data": Built((*SOUND, flags))}, protocol=3)
+    (tmp_path / "data_batch_1").write_bytes(made)
+    with pytest.raises(FedtideError, match="data_batch_1: damaged or not CIFAR for Python"):
+        CIFAR(str(tmp_path)).load(None, 0)
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"labels": [1], b"data": Built((*SOUND, 0))}, protocol=3))
+    assert CIFAR(str(tmp_path)).load(None, 0).y.tolist() == [1]
+
+
 def test_a_cifar_label_out_of_range_names_the_row(tmp_path):
     (tmp_path / "data_batch_1.bin").write_bytes(cifar_records([1, 10])[0])
     with pytest.raises(FedtideError, match="row 1: label: found 10, allowed: 0 to 9"):

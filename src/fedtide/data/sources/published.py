@@ -184,31 +184,41 @@ class CIFAR(Loading):
         key = b"labels" if self.classes == 10 else b"fine_labels"
         with reading(path, "CIFAR for Python", pickle.UnpicklingError, AttributeError), open(path, "rb") as file:
             content = _Arrays(file, encoding="bytes").load()
-            labels, pixels = np.array(content[key], dtype=np.int64), content[b"data"]
-            if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or not len(labels):
+            labels, pixels = np.array(content[key], dtype=np.int64), content[b"data"].array()
+            if pixels.shape != (len(labels), PIXELS) or not len(labels):
                 raise ValueError(f"{key.decode()} {labels.shape} and data {pixels.shape}")
         if wrong := [label for label in labels.tolist() if not 0 <= label < self.classes]:
             raise refused(f"{path}: label", wrong[0], f"0 to {self.classes - 1}")
         return labels, pixels
 
 
-def _bytes(name: object, *_: object) -> np.dtype:
-    if name not in (b"u1", "u1"):
-        raise pickle.UnpicklingError(f"it has an array of {name!r}")
-    return np.dtype("u1", False, True)
+class _Pickled:
+    """An array or its type as a pickle builds it: arguments and state are kept, and nothing of NumPy's is called."""
+
+    def __init__(self, *made: object) -> None:
+        self.made, self.state = made, ()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        """Return the array; raise if it is not one of bytes, in the order of rows."""
+        _, shape, kind, columns_first, values = self.state
+        name, *_ = kind.made
+        if name not in (b"u1", "u1"):
+            raise pickle.UnpicklingError(f"it has an array of {name!r}")
+        if kind.state[1:] not in ((order, None, None, None, -1, -1, 0) for order in (b"|", "|")) or columns_first:
+            raise pickle.UnpicklingError("it has an array of another kind")
+        return np.frombuffer(values, np.uint8).reshape(shape)
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads what dicts, lists, texts, numbers and arrays of bytes are pickled to, and calls nothing else."""
+    """Reads what dicts, lists, texts, numbers and arrays are pickled to, and calls nothing but `_Pickled`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] != "numpy" or name not in KNOWN:
+        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
             raise pickle.UnpicklingError(f"it calls {module}.{name}")
-        return KNOWN[name]
-
-
-KNOWN = {"_reconstruct": lambda *_: np.empty(0, np.uint8), "ndarray": "ndarray", "dtype": _bytes}
-"""What an array is unpickled with, in place of the functions of these names."""
+        return "ndarray" if name == "ndarray" else lambda *made: _Pickled(*made)  # which a state cannot change
 
 
 @ingredient
