@@ -195,8 +195,10 @@ class CIFAR(Loading):
 class _Pickled:
     """An array or its type as a pickle builds it: arguments and state are kept, and nothing of NumPy's is called."""
 
+    state: Any = ()
+
     def __init__(self, *made: object) -> None:
-        self.made, self.state = made, ()
+        self.made = made
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
