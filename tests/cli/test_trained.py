@@ -139,6 +139,18 @@ def test_predict_reads_npz_and_one_network(run, here):
     assert found == trained.model(cluster=1)(x).argmax(1).tolist()
 
 
+@pytest.mark.parametrize(("x", "said"), [
+    (np.zeros((0, 4)), "rows.npz: rows: found 0"),
+    (np.zeros((3, 5), np.int8), r"rows.npz: shape of a row: found (5,), allowed: (4,), as in the run"),
+    (np.array([["a"] * 4]), "rows.npz: x: found '<U1 (1, 4)', allowed: numbers"),
+])  # fmt: skip
+def test_predict_refuses_other_arrays_in_a_line(run, here, capsys, x, said):
+    np.savez("rows.npz", x=x)
+    assert done("predict", run, "rows.npz", "--method", "A", "--out", "other.csv") == 2
+    assert said in capsys.readouterr().err
+    assert not (here / "other.csv").exists()
+
+
 def test_export_writes_weights(run, here, capsys):
     assert done("export", run, "--format", "safetensors", "--method", "A") == 0
     out, _ = capsys.readouterr()

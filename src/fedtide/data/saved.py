@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.atomic import replacing
-from fedtide.core.base import Moment
-from fedtide.core.errors import FedtideError
+from fedtide.core.base import PARTS, Moment
+from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.data.ragged import Ragged
 from fedtide.fields.types import DataFile, ingredient
 
@@ -157,4 +157,18 @@ class Saved:
         if about["count"] != rows:
             line = f"{self.path} deals {about['count']} rows of {about['name']}, {name} has {rows}"
             raise FedtideError(f"data.partition.path: {line}")
+        try:
+            clients, registered, parts = len(self.saved["group"]), self.saved["registered"], self.saved["parts"]
+            whole = type(registered) is int and 0 < registered <= clients
+            whole = whole and all(_is_whole(parts[name]["start"], parts[name]["rows"], clients, rows) for name in PARTS)
+        except UNREADABLE:
+            whole = False
+        if not whole:
+            raise FedtideError(f"data.partition.path: {self.path}: damaged: its parts are not those of its clients")
         return self.saved
+
+
+def _is_whole(start: Tensor, places: Tensor, clients: int, rows: int) -> bool:
+    """Tell whether lists of row numbers are those of so many clients and rows."""
+    ends = [0, len(places)] == start[[0, -1]].tolist() and len(start) == clients + 1
+    return ends and bool((start.diff() >= 0).all()) and bool(((places >= 0) & (places < rows)).all())

@@ -26,9 +26,8 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.files import check_file
 from fedtide.data.population import features
 from fedtide.data.rows import Rows, find_known_rows
-from fedtide.data.sources.arrays import standardize
+from fedtide.data.sources.arrays import open_arrays, standardize
 from fedtide.data.sources.cells import format_times, read_cells, read_names
-from fedtide.data.sources.files import reading
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
@@ -129,23 +128,23 @@ def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = (
         FedtideError: there is no such file, or its rows are others.
     """
     check_file(path, TABLES)
-    x = _from_npz(path) if path.suffix == ".npz" else _from_csv(path, shape, columns)
+    x = _from_npz(path, shape) if path.suffix == ".npz" else _from_csv(path, shape, columns)
     if not len(x):
         raise refused(f"{path}: rows", 0, "1 or more")
-    if tuple(x.shape[1:]) != shape:
-        raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")
     return x
 
 
-def _from_npz(path: Path) -> Tensor:
-    with reading(path, "an npz file without pickled objects"), open(path, "rb") as file:
-        with np.load(file, allow_pickle=False) as arrays:
-            if "x" not in arrays:
-                raise FedtideError(f"{path}: no array 'x'")
-            x = arrays["x"]
-        if x.dtype.kind not in "biuf" or x.ndim < 2:
-            raise refused(f"{path}: x", f"{x.dtype} {x.shape}", "numbers (rows, ...)")
-        rows = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float64))
+def _from_npz(path: Path, shape: tuple[int, ...]) -> Tensor:
+    with open_arrays(path) as arrays:
+        if "x" not in arrays.names:
+            raise FedtideError(f"{path}: no array 'x'")
+        kind, whole = arrays.about["x"]
+        if kind.kind not in "biuf" or len(whole) < 2:
+            raise refused(f"{path}: x", f"{kind} {whole}", "numbers (rows, ...)")
+        if whole[1:] != shape:
+            raise refused(f"{path}: shape of a row", whole[1:], f"{shape}, as in the run")
+        x = arrays.read("x")
+        rows = torch.from_numpy(x if kind == np.uint8 else x.astype(np.float64))
     if rows.is_floating_point() and not rows.isfinite().all():
         raise refused(f"{path}: x", "a number that is not finite", "finite numbers")
     return rows

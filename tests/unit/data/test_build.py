@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.config import from_dict, read, to_toml
+from fedtide.core import codec
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import (
@@ -527,3 +528,18 @@ def test_a_saved_population_keeps_its_public_rows(tmp_path, name):
     assert len(build(toy(), Saved(path)).public) == 0
     with pytest.raises(FedtideError, match=r"data.public_samples: found 26, allowed: 0, or as many as in .*, 25"):
         build(toy(), Saved(path), public_samples=26)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda saved: saved.update(registered=2**40), lambda saved: saved.update(group=3),
+    lambda saved: saved["parts"]["train"]["start"].mul_(2**40), lambda saved: saved["parts"]["val"]["rows"].add_(400),
+    lambda saved: saved["parts"].pop("train"), lambda saved: saved["parts"].update(test={}),
+])  # fmt: skip
+def test_a_saved_population_whose_parts_are_not_of_its_clients_is_one_line(tmp_path, damage):
+    path = tmp_path / "0.safetensors"
+    save(build(toy(), IID(4), split=Split(val=0.2)), path, rounds=2, cohort=2)
+    saved = codec.from_file(path)
+    damage(saved)
+    codec.to_file(path, saved)
+    with pytest.raises(FedtideError, match="damaged: its parts are not those of its clients"):
+        build(toy(), Saved(str(path)))

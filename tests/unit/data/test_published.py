@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
 import math
 import pickle
+import random
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -228,6 +230,8 @@ def test_cifar_for_python_comes_back_as_written(tmp_path, classes, names, key):
     [
         ({b"labels": [1], b"data": len}, "(it calls builtins.len)"),
         ({b"labels": [1], b"data": np.zeros((1, 3072))}, "(it has an array of 'f8')"),
+        ({b"labels": [[1]], b"data": np.zeros((1, 3072), np.uint8)}, "(labels is no list of numbers)"),
+        ({b"labels": [1], b"data": [1]}, "(labels (1,) and data list)"),
         ({b"labels": [1], b"data": np.zeros((1, 9), np.uint8)}, "(labels (1,) and data (1, 9))"),
         ({b"labels": [10], b"data": np.zeros((1, 3072), np.uint8)}, "label: found 10, allowed: 0 to 9"),
         ({b"fine_labels": [1]}, "damaged or not CIFAR for Python (b'labels')"),
@@ -268,6 +272,55 @@ def test_the_state_of_a_type_in_a_pickle_reaches_no_numpy(tmp_path, flags):
         CIFAR(str(tmp_path)).load(None, 0)
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"labels": [1], b"data": Built((*SOUND, 0))}, protocol=3))
     assert CIFAR(str(tmp_path)).load(None, 0).y.tolist() == [1]
+
+
+class Made:
+    """An object that is pickled as a call of a function and the state that it is given."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+RECONSTRUCT = np.zeros(0).__reduce__()[0]
+PARTS = {
+    "name": "u1", "flags": (False, True), "dtype": (3, "|", None, None, None, -1, -1, 0),
+    "array": (1, (1, 3072), "type", False, bytes(3072)), "labels": [7],
+}  # fmt: skip
+ODD: list[Any] = [
+    None, -1, 0, 1, 2**40, 127, "", "f8", "O", b"u1", (), (1,), (3072,), (-1, -3072), [], [object], {}, True, "<"
+]  # fmt: skip
+
+
+def made_pickle(name: Any, flags: Any, dtype: Any, array: Any, labels: Any) -> bytes:
+    """A file of CIFAR for Python, of parts that no NumPy may have written."""
+    kind = Made(np.dtype, (name, *flags), dtype)
+    state = tuple(kind if part == "type" else part for part in array) if isinstance(array, tuple) else array
+    data = Made(RECONSTRUCT, (np.ndarray, (0,), b"b"), state)
+    return pickle.dumps({b"labels": labels, b"data": data}, protocol=3)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_arrays_that_no_numpy_wrote_are_read_as_bytes_or_refused_in_a_line(tmp_path, seed):
+    draw = random.Random(seed)
+    parts = dict(PARTS)
+    for _ in range(draw.randint(0, 2)):
+        key = draw.choice([*parts])
+        value: Any = parts[key]
+        if isinstance(value, tuple | list) and value and draw.random() < 0.8:
+            items = [*value]
+            items[draw.randrange(len(items))] = draw.choice(ODD)
+            parts[key] = type(value)(items[: draw.choice([len(items), len(items), draw.randint(0, 9)])])
+        else:
+            parts[key] = draw.choice(ODD) if key != "flags" else (draw.choice(ODD),)
+    (tmp_path / "data_batch_1").write_bytes(made_pickle(**parts))
+    with contextlib.suppress(FedtideError):
+        rows = CIFAR(str(tmp_path)).load(None, 0)
+        assert rows.x.dtype == torch.uint8
+        assert rows.x.shape == (1, 3, 32, 32)
+        assert int(rows.x.sum()) == 0
 
 
 def test_a_cifar_label_out_of_range_names_the_row(tmp_path):

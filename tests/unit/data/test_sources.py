@@ -7,8 +7,10 @@ import gzip
 import io
 import json
 import lzma
+import subprocess
 import sys
 import tarfile
+import zipfile
 
 import numpy as np
 import pyarrow as arrow
@@ -320,7 +322,7 @@ PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
 
 @pytest.fixture
 def small(monkeypatch):
-    """A bound of a hundred thousand bytes in place of a gibibyte, so that tests need no gibibytes."""
+    """A bound of a hundred thousand bytes in place of 256 MiB, so that tests need no such files."""
     monkeypatch.setattr(files, "UNPACKED", 100_000)
 
 
@@ -367,6 +369,116 @@ def test_arrays_that_unpack_to_much_are_refused_before_they_are_read(tmp_path, s
     path.write_bytes(npz(np.zeros((100, 10_000))))
     with pytest.raises(FedtideError, match="unpacked bytes: found 8001"):
         NPZ(str(path)).load(None, 0)
+
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+from fedtide.core.errors import FedtideError
+from fedtide.data.sources import CIFAR, IDX, NPZ, Images
+from fedtide.runs.export import read_features
+
+READ = {
+    "npz": lambda path: NPZ(path).load(None, 0),
+    "features": lambda path: read_features(Path(path), (2,)),
+    "idx": lambda path: IDX(path).load(None, 0),
+    "cifar": lambda path: CIFAR(path).load(None, 0),
+    "pictures": lambda path: Images(path).load(None, 0),
+}
+status = dict(line.split(":") for line in open("/proc/self/status"))
+limit = int(status["VmSize"].split()[0]) * 1024 + 400 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+said = {}
+for name, kind, path in json.load(sys.stdin):
+    try:
+        READ[kind](path)
+    except FedtideError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+"""Reads files in 400 MiB beside those of the libraries."""
+
+
+def stored(**members: bytes) -> bytes:
+    """A zip file with these arrays as they lie in it."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return made.getvalue()
+
+
+def header(shape: tuple[int, ...], kind: str = "|i1") -> bytes:
+    made = io.BytesIO()
+    np.lib.format.write_array_header_1_0(made, {"descr": kind, "fortran_order": False, "shape": shape})
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text", [b"{'descr': (", b"'''", b"(" * 200, b"-" * 9000, b"\xff", b"{'descr': '|i1', 'shape': (-3, -2)}"]
+)
+def test_arrays_with_a_damaged_header_are_one_line(tmp_path, text):
+    start = b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little")
+    (tmp_path / "a.npz").write_bytes(stored(x=start + text + b"\n", y=header((3,)) + bytes(3)))
+    with pytest.raises(FedtideError, match=r"a\.npz: damaged or not an npz file"):
+        NPZ(str(tmp_path / "a.npz")).load(None, 0)
+
+
+def test_other_members_of_a_zip_file_are_left_alone(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1, 1], about=np.array([{"a": 1}], dtype=object))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("readme.txt", "three rows")
+    assert len(NPZ(str(tmp_path / "a.npz")).load(None, 0)) == 3
+
+
+def test_no_small_file_takes_much_memory(tmp_path):
+    """A process with little memory refuses each of them because of what is in it, and not for want of memory."""
+    image = pytest.importorskip("PIL.Image")
+    few = header((3, 2)) + bytes(6)
+    many = 40_000_000
+    arrays = {
+        "bytes become floats": stored(
+            x=header((many // 2, 2)) + bytes(many), y=header((many // 2,)) + bytes(many // 2)
+        ),
+        "labels of other rows": stored(x=few, y=header((many // 2,)) + bytes(many // 2)),
+        "a lie about the shape": stored(x=header((10**12, 2)) + bytes(6), y=few),
+        "values without bytes": stored(x=few, y=header((10**15,), "|S0")),
+    }
+    cases, contents = [], {f"{name}.npz": content for name, content in arrays.items()}
+    cases += [(name, "npz", f"{name}.npz") for name in arrays]
+    cases.append(("features", "features", "bytes become floats.npz"))
+    cases.append(("another shape", "features", "wide.npz"))
+    contents["wide.npz"] = stored(x=header((2, 20_000_000)) + bytes(40_000_000))
+    pixels = 300_000_000
+    contents["idx/train-images.gz"] = gzip.compress(
+        bytes([0, 0, 8, 3, *(pixels // 784).to_bytes(4), 0, 0, 0, 28, 0, 0, 0, 28]) + bytes(pixels // 784 * 784)
+    )
+    contents["idx/train-labels.gz"] = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 1, 0]))
+    cases.append(("idx", "idx", "idx"))
+    contents["memo/data_batch_1"] = b"\x80\x02}r" + (2**31).to_bytes(4, "little") + b"."
+    laughs = b"".join(b"](h%ch%ceq%c0" % (k, k, k + 1) for k in range(60))
+    contents["laughs/data_batch_1"] = b"\x80\x02]q\x000" + laughs + b"}(C\x06labelsh\x3cC\x04datah\x3cu."
+    contents["deep/data_batch_1"] = b"\x80\x02}K\x01" + b"\x85" * 1_000_000 + b"K\x01s."
+    cases += [(name, "cifar", name) for name in ("memo", "laughs", "deep")]
+    made = io.BytesIO()
+    image.new("1", (9000, 9000)).save(made, "png")
+    contents["pictures/a/1.png"] = contents["pictures/b/1.png"] = made.getvalue()
+    cases.append(("pictures", "pictures", "pictures"))
+    for name, content in contents.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        assert len(content) < 2_000_000
+    lines = json.dumps([(name, kind, str(tmp_path / path)) for name, kind, path in cases])
+    run = subprocess.run([sys.executable, "-c", LIMITED], input=lines, capture_output=True, text=True, check=False)
+    assert not run.returncode, run.stderr
+    said = json.loads(run.stdout)
+    assert said.keys() == {name for name, _, _ in cases}
+    for name in ("bytes become floats", "features", "idx", "pictures", "labels of other rows"):
+        assert "unpacked bytes: found" in said[name] or "rows of y: found" in said[name]
+    for name, line in said.items():
+        assert not line.endswith("()"), (name, line)  # as of MemoryError
+        assert "Unable to allocate" not in line, (name, line)
 
 
 def test_a_parquet_file_that_unpacks_to_much_is_refused_before_it_is_read(tmp_path, small):

@@ -1,9 +1,12 @@
 """Arrays from a file or from the user's own Python: NPZ and `module:function`."""
 
-from collections.abc import Mapping
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +22,57 @@ from fedtide.fields.types import Flag, ingredient
 SPARSE_CLASSES = 1000
 """Classes that rows may have without being as many."""
 COLUMNS = ("x", "y", "client", "domain", "time", "held_out")
+
+
+class Arrays:
+    """The arrays of an NPZ file, whose types and shapes are known before any of them is read.
+
+    No object is unpickled, and no array is larger than the file says and honest data are.
+
+    Args:
+        path: the file, for messages.
+        file: it, opened.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._zip = zipfile.ZipFile(file)
+        entries = self._zip.infolist()
+        check_unpacked(path, sum(entry.file_size for entry in entries))
+        self._entries = {entry.filename[:-4]: entry for entry in entries if entry.filename.endswith(".npy")}
+        self.names = [*self._entries]
+        self.about = {name: self._look(name) for name in self.names}
+        # Bytes stay bytes; other numbers become floats or int64.
+        size = sum(math.prod(shape) * (kind.itemsize if kind == np.uint8 else max(kind.itemsize, 8))
+                   for kind, shape in self.about.values())  # fmt: skip
+        check_unpacked(path, size)
+
+    def _look(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """Return type and shape of an array; raise ValueError if it is not as large as its header says."""
+        entry = self._entries[name]
+        with self._zip.open(entry) as file:
+            version = np.lib.format.read_magic(file)
+            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            if version not in readers:
+                raise ValueError(f"'{name}' has format {version}")
+            shape, _, kind = readers[version](file)
+            if not kind.itemsize:
+                raise ValueError(f"'{name}' has values of type {kind}")
+            if not kind.hasobject and entry.file_size != file.tell() + math.prod(shape) * kind.itemsize:
+                raise ValueError(f"'{name}' is not as long as its header says")
+        return kind, shape
+
+    def read(self, name: str) -> np.ndarray:
+        """Read an array."""
+        with self._zip.open(self._entries[name]) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+
+@contextmanager
+def open_arrays(path: Path, what: str = "an npz file without pickled objects") -> Iterator[Arrays]:
+    """Open an NPZ file; a damaged one is one line that says what it should be."""
+    # Of an encrypted one zipfile raises RuntimeError.
+    with reading(path, what, RuntimeError), open(path, "rb") as file:
+        yield Arrays(path, file)
 
 
 @ingredient
@@ -42,14 +96,13 @@ class NPZ(Loading):
     def load(self, directory: Path | None, seed: int, *, measured: bool = False) -> Rows:
         """Read the file; raise for pickled objects in it."""
         path = find(self.path, directory)
-        what = "an npz file without pickled objects"
-        with reading(path, what), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            check_unpacked(path, sum(entry.file_size for entry in arrays.zip.infolist()))
-            columns = {column: arrays[column] for column in COLUMNS if column in arrays}
-            listed = list(arrays)
-        for column in ("x", "y"):
-            if column not in columns:
-                raise FedtideError(f"{path}: no array '{column}'; {nearest(column, listed)}")
+        with open_arrays(path) as arrays:
+            for column in ("x", "y"):
+                if column not in arrays.names:
+                    raise FedtideError(f"{path}: no array '{column}'; {nearest(column, arrays.names)}")
+            named = [column for column in COLUMNS if column in arrays.names]
+            _check_lengths(path.name, {column: next(iter(arrays.about[column][1]), None) for column in named})
+            columns = {column: arrays.read(column) for column in named}
         return from_arrays(path.name, **columns, scaled=self.scaled, measured=measured)
 
 
@@ -97,6 +150,7 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]
     """
+    _check_lengths(name, {key: _length_of(values) for key, values in {"x": x, "y": y, **columns}.items()})
     features = _tensor(name, "x", x)
     if features.dtype == torch.uint8 and features.dim() == 3:
         features = features.unsqueeze(1)
@@ -116,6 +170,22 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     if scaled and rows.x.dtype == torch.uint8:
         raise refused(f"{name}: scaled", True, "false", "pictures are read as 0 to 1")
     return with_fit(rows, partial(_standardize_rows, rows.x)) if scaled else rows
+
+
+def _length_of(values: Any) -> int | None:
+    """Return the number of rows of a column; None if that is not known yet."""
+    try:
+        return len(values)
+    except TypeError:
+        return None
+
+
+def _check_lengths(name: str, lengths: Mapping[str, int | None]) -> None:
+    """Raise if a column has another number of rows than x, before any is converted."""
+    rows = lengths.get("x")
+    for key, length in lengths.items():
+        if None not in (rows, length) and length != rows:
+            raise refused(f"{name}: rows of {key}", length, f"{rows}, as in x")
 
 
 def _standardize_rows(x: Tensor, positions: Tensor) -> Tensor:
@@ -162,8 +232,13 @@ def whole_numbers(name: str, labels: np.ndarray, hint: str = "") -> np.ndarray:
     """
     if labels.dtype.kind not in "biuf":
         raise refused(f"{name}: type of labels", str(labels.dtype), f"whole numbers from 0{hint}")
-    wide = labels.astype(np.float64)
-    wrong = np.flatnonzero(~((wide >= 0) & (wide <= 2**53) & (wide == np.floor(wide))))
+    wide = labels.astype(np.float64) if labels.dtype.kind == "f" else labels
+    right = wide >= 0
+    if labels.dtype.itemsize == 8 or labels.dtype.kind == "f":
+        right &= wide <= 2**53
+    if labels.dtype.kind == "f":
+        right &= wide == np.floor(wide)
+    wrong = np.flatnonzero(~right)
     if len(wrong):
         raise refused(f"{name}: row {int(wrong[0])}: label", labels[wrong[0]].item(), f"whole numbers from 0{hint}")
     return labels.astype(np.int64)
@@ -233,6 +308,8 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
         raise FedtideError(f"{name}: {column}: not an array of numbers ({error})") from None
     if tensor.is_complex():
         raise refused(f"{name}: type of {column}", str(tensor.dtype), "real numbers")
+    if not tensor.dim():
+        raise refused(f"{name}: shape of {column}", (), "(rows, ...)")
     return tensor
 
 

@@ -8,6 +8,7 @@ import lzma
 import os
 import re
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,13 +22,14 @@ from fedtide.core.errors import FedtideError, refused
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, RecursionError, NotImplementedError, csv.Error,
     MemoryError, OverflowError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, expat.ExpatError,
+    tokenize.TokenError,
 )  # fmt: skip
 """Exceptions of the readers of files whose bytes are not what they should be."""
 
 PACKED: dict[bytes, Any] = {rb"\x1f\x8b": gzip.open, rb"BZh[1-9]1AY&SY": bz2.open, rb"\xfd7zXZ\x00": lzma.open}
 """First bytes of packed files, and what unpacks them."""
 
-UNPACKED, TIMES = 2**30, 200
+UNPACKED, TIMES = 2**28, 200
 """Bytes, and times its own size, to one of which a file may unpack: text and tables hardly shrink to a fiftieth."""
 
 
@@ -95,11 +97,17 @@ def opened(path: Path) -> IO[bytes]:
     return open(path, "rb") if unpack is None else io.BufferedReader(_Unpacked(path, unpack(path)), 2**16)
 
 
-def check_unpacked(path: Path, size: int) -> None:
-    """Raise if a file unpacks to more bytes than honest data do."""
-    if size > max(UNPACKED, TIMES * path.stat().st_size):
+def check_unpacked(where: object, size: int, packed: int | None = None) -> None:
+    """Raise if a file unpacks to more bytes than honest data do.
+
+    Args:
+        where: the file; or another name for messages, with `packed`.
+        size: its bytes in memory.
+        packed: its own bytes; None looks at the file.
+    """
+    if size > max(UNPACKED, TIMES * (Path(str(where)).stat().st_size if packed is None else packed)):
         allowed = f"at most {UNPACKED:,}, or {TIMES} times the size of the file, which no honest data need"
-        raise refused(f"{path}: unpacked bytes", size, allowed)
+        raise refused(f"{where}: unpacked bytes", size, allowed)
 
 
 class _Unpacked(io.RawIOBase):

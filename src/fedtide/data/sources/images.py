@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, refused, unknown, within
 from fedtide.data.rows import Rows, make_rows
-from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.arrays import from_arrays, open_arrays
 from fedtide.data.sources.cells import Cells, read_cells, read_names
 from fedtide.data.sources.files import Loading, check_unpacked, find, opened, reading
 from fedtide.data.sources.published import read_idx
@@ -44,14 +44,18 @@ def decode(
         from PIL import Image
     except ImportError:
         raise FedtideError(f"data.source.kind: '{kind}' needs Pillow; pip install \"fedtide[data]\"") from None
-    first = None
+    first, total, packed = None, 0, 0
     for where, data in files:
         with reading(where, "a picture", Image.DecompressionBombError), Image.open(io.BytesIO(data)) as file:
+            check_unpacked(where, 4 * file.width * file.height, len(data))
             image = file.convert("L" if channels == 1 else "RGB")
             if size is not None and image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BILINEAR)
             pixels = np.asarray(image)
         pixels = pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        total, packed = total + pixels.nbytes, packed + len(data)
+        if size is None:  # else the person chose it
+            check_unpacked(where, total, packed)
         first = pixels if first is None else first
         if pixels.shape != first.shape:
             shown, wanted = (f"{picture.shape[2]} x {picture.shape[1]}" for picture in (pixels, first))
@@ -80,10 +84,9 @@ class Cached(Loading):
             return read()
         cache, wanted = Path(self.cache).expanduser(), key()
         if cache.exists():
-            what = "a cache: delete it"
-            with reading(f"data.source.cache: {cache}", what), open(cache, "rb") as file, np.load(file) as stored:
-                if str(stored["key"]) == wanted:
-                    return {name: stored[name] for name in names}
+            with within("data.source.cache"), open_arrays(cache, "a cache: delete it") as stored:
+                if str(stored.read("key")) == wanted:
+                    return {name: stored.read(name) for name in names}
         arrays = read()
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,15 @@
 
 import gzip
 import hashlib
+import io
 import json
 import math
 import os
 import pickle
+import pickletools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, refused, shown, unknown
 from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import check_filled, classes_of, from_arrays, standardize, whole_numbers
 from fedtide.data.sources.cells import numbers_of
-from fedtide.data.sources.files import Loading, find, folder_of, reading
+from fedtide.data.sources.files import Loading, check_unpacked, find, folder_of, reading
 from fedtide.fields.types import ClassCount, Count, Flag, ingredient
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -96,7 +99,10 @@ class IDX(Loading):
 def check_published(path: Path) -> None:
     """Compare a file with its published md5 sum, if there is one for its folder and name."""
     wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
-    checksum = wanted and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    if wanted is None:
+        return
+    with open(path, "rb") as file:
+        checksum = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
     if checksum != wanted:
         cure = "download it again, or set data.source.verify = false"
         raise FedtideError(f"{path}: md5 {checksum}, published {wanted}: damaged or not the published file; {cure}")
@@ -121,6 +127,7 @@ def read_idx(path: Path) -> np.ndarray:
         kind = np.dtype(TYPES[magic[2]])
         header, announced = 4 + 4 * magic[3], math.prod(shape) * kind.itemsize
         whole = len(sizes) == 4 * magic[3] and announced <= size * (DEFLATE if packed else 1)
+        check_unpacked(path, announced if whole else 0)
         data = file.read(announced + 1) if whole else b""
     if not whole or len(data) != announced:
         unpacked = "others" if len(data) in (0, announced + 1) else header + len(data)
@@ -182,45 +189,83 @@ class CIFAR(Loading):
 
     def _pickled(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         key = b"labels" if self.classes == 10 else b"fine_labels"
-        with reading(path, "CIFAR for Python", pickle.UnpicklingError, AttributeError), open(path, "rb") as file:
-            content = _Arrays(file, encoding="bytes").load()
-            labels, pixels = np.array(content[key], dtype=np.int64), content[b"data"].array()
-            if pixels.shape != (len(labels), PIXELS) or not len(labels):
-                raise ValueError(f"{key.decode()} {labels.shape} and data {pixels.shape}")
-        if wrong := [label for label in labels.tolist() if not 0 <= label < self.classes]:
+        with reading(path, "CIFAR for Python", pickle.UnpicklingError, AttributeError):
+            data = path.read_bytes()
+            _check_operations(data)
+            content = _Reader(io.BytesIO(data), encoding="bytes").load()
+            labels, pixels = content[key], content[b"data"]
+            if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+                raise ValueError(f"{key.decode()} is no list of numbers")
+            if not isinstance(pixels, _Bytes) or pixels.shape != (len(labels), PIXELS) or not labels:
+                shape = pixels.shape if isinstance(pixels, _Bytes) else type(pixels).__name__
+                raise ValueError(f"{key.decode()} ({len(labels)},) and data {shape}")
+        if wrong := [label for label in labels if not 0 <= label < self.classes]:
             raise refused(f"{path}: label", wrong[0], f"0 to {self.classes - 1}")
-        return labels, pixels
+        return np.array(labels), np.frombuffer(pixels.values, np.uint8).reshape(pixels.shape)
 
 
-class _Pickled:
-    """An array or its type as a pickle builds it: arguments and state are kept, and nothing of NumPy's is called."""
+class _Type:
+    """The type of an array of bytes, which is all that it can be."""
 
-    state: Any = ()
-
-    def __init__(self, *made: object) -> None:
-        self.made = made
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def array(self) -> np.ndarray:
-        """Return the array; raise if it is not one of bytes, in the order of rows."""
-        _, shape, kind, columns_first, values = self.state
-        name, *_ = kind.made
-        if name not in (b"u1", "u1"):
-            raise pickle.UnpicklingError(f"it has an array of {name!r}")
-        if kind.state[1:] not in ((order, None, None, None, -1, -1, 0) for order in (b"|", "|")) or columns_first:
-            raise pickle.UnpicklingError("it has an array of another kind")
-        return np.frombuffer(values, np.uint8).reshape(shape)
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        version, order, *others = state
+        if version != 3 or order not in ("|", b"|") or others != [None, None, None, -1, -1, 0]:
+            raise pickle.UnpicklingError("it has an array of another type than bytes")
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads what dicts, lists, texts, numbers and arrays are pickled to, and calls nothing but `_Pickled`."""
+class _Bytes:
+    """An array of bytes."""
+
+    shape: tuple[int, ...] = ()
+    values = b""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        version, shape, kind, turned, values = state
+        whole = type(shape) is tuple and all(type(size) is int and 0 <= size <= len(values) for size in shape)
+        if version != 1 or type(kind) is not _Type or turned or type(values) is not bytes or not whole:
+            raise pickle.UnpicklingError("it has no plain array of bytes")
+        if math.prod(shape) != len(values):
+            raise pickle.UnpicklingError(f"it has an array of shape {shape} with {len(values)} bytes")
+        self.shape, self.values = shape, values
+
+
+def _make_type(name: object, *_: object) -> _Type:
+    if name not in (b"u1", "u1"):
+        raise pickle.UnpicklingError(f"it has an array of {shown(name)}")
+    return _Type()
+
+
+KNOWN = {"_reconstruct": lambda *_: _Bytes(), "ndarray": "ndarray", "dtype": _make_type}
+"""What an array is unpickled with, in place of NumPy's functions of these names."""
+
+
+class _Reader(pickle.Unpickler):
+    """Reads what dicts, lists, texts, numbers and arrays of bytes are pickled to, and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
+        if module.split(".")[0] != "numpy" or name not in KNOWN:
             raise pickle.UnpicklingError(f"it calls {module}.{name}")
-        return "ndarray" if name == "ndarray" else lambda *made: _Pickled(*made)  # which a state cannot change
+        return KNOWN[name]
+
+
+STORES = {"PUT", "BINPUT", "LONG_BINPUT"}
+"""Operations of a pickle that make room for a place and all before it."""
+FLAT = {"MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "MEMOIZE"}
+"""Operations without a value that add no depth."""
+DEPTH = 1000
+"""Number of other operations without a value; Python does not survive tuples that are nested very deeply."""
+
+
+def _check_operations(data: bytes) -> None:
+    """Raise for a pickle whose few bytes would take much memory, or nest deeply."""
+    depth = 0
+    for count, (operation, value, _) in enumerate(pickletools.genops(data)):
+        name = operation.name
+        if name in STORES and isinstance(value, int) and value > count:
+            raise pickle.UnpicklingError(f"it stores at place {value}")
+        depth += value is None and name not in FLAT
+        if depth > DEPTH:
+            raise pickle.UnpicklingError("it is nested")
 
 
 @ingredient
