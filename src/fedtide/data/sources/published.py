@@ -235,7 +235,7 @@ def _make_type(name: object, *_: object) -> _Type:
     return _Type()
 
 
-KNOWN = {"_reconstruct": lambda *_: _Bytes(), "ndarray": "ndarray", "dtype": _make_type}
+KNOWN: dict[str, Any] = {"_reconstruct": lambda *_: _Bytes(), "ndarray": "ndarray", "dtype": _make_type}
 """What an array is unpickled with, in place of NumPy's functions of these names."""
 
 
@@ -245,7 +245,8 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] != "numpy" or name not in KNOWN:
             raise pickle.UnpicklingError(f"it calls {module}.{name}")
-        return KNOWN[name]
+        known = KNOWN[name]  # a function of its own each time, because a state may change it
+        return (lambda *arguments: known(*arguments)) if callable(known) else known
 
 
 STORES = {"PUT", "BINPUT", "LONG_BINPUT"}
