@@ -65,7 +65,8 @@ def test_from_a_study_to_a_study_with_the_survivors(here, capsys):
     assert done("resume", root, "--quiet", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["survivors"][0] in ("A", "prox")
-    assert {each["verdict"] for each in found["standings"]} == {"leads", "cannot be told apart"}
+    assert {each["verdict"] for each in found["standings"]} == {"highest", "cannot be told apart"}
+    assert not found["leads"]
     (root / "report.html").unlink()
     assert done("report", root) == 0
     assert (root / "report.html").is_file()
@@ -100,7 +101,7 @@ def test_from_python_with_rows_in_memory(here):
     columns = {name: [row[name] for row in rows] for name in ("shop", "label")}
     data = columns | {"basket": [float(row["basket"]) for row in rows]}
     found = ft.recommend(data, "shops", budget="10m", workers=1, quiet=True)
-    assert re.fullmatch(r"Recommendation\('shops', .* leads; not told apart from it: .*\)", repr(found))
+    assert re.fullmatch(r"Recommendation\('shops', .* has the highest score; not told apart from it: .*\)", repr(found))
     assert "verdict" not in found._repr_html_()
     assert found.study.is_file()
 

@@ -81,7 +81,7 @@ def test_who_cannot_be_told_apart():
     found = standings(values)
     verdicts = {each.entry: each.verdict for each in found}
     assert found[0].entry == "A"
-    assert verdicts == {"A": "leads", "B": "cannot be told apart", "C": "behind", "D": "cannot be told apart"}
+    assert verdicts == {"A": "highest", "B": "cannot be told apart", "C": "behind", "D": "cannot be told apart"}
     b = next(each for each in found if each.entry == "B")
     assert (b.difference.mean, b.difference.error) == pytest.approx((-0.2, 0.1 / math.sqrt(3)))
     assert b.difference.margin == pytest.approx(0.2484, abs=1e-3)

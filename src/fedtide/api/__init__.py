@@ -125,8 +125,8 @@ def recommend(
         quiet: print nothing.
 
     Returns:
-        The leader, the methods that cannot be told apart from it, and a study with these for a proper run on fresh
-        seeds.
+        The method with the highest score, the methods that cannot be told apart from it, and a study with these for a
+        proper run on fresh seeds.
 
     Raises:
         FedtideError: one line says what to mend.

@@ -298,13 +298,14 @@ class Recommendation:
 
     @property
     def survivors(self) -> list[str]:
-        """Entries that may be the best, first the one that leads."""
+        """Entries that may be the best, first the one with the highest score."""
         return self.made.survivors
 
     def __repr__(self) -> str:
         first, *others = self.survivors
+        stands = "has the highest score" if self.made.doubt else "leads"
         rest = f"; not told apart from it: {listed(others)}" if others else ""
-        return f"Recommendation({str(self.folder)!r}, {first} leads{rest})"
+        return f"Recommendation({str(self.folder)!r}, {first} {stands}{rest})"
 
     def _repr_html_(self) -> str:
         return notebook.render_table(repr(self), pages.standings_table(self.made), self.report)
@@ -323,6 +324,7 @@ class Recommendation:
         """Print how the entries stand."""
         print_table(pages.standings_table(self.made), screen)
         say(pages.standings_headline(self.made), screen)
+        say(pages.scale_line(self.made), screen)
         say(f"study: {self.study}", screen)
 
     def as_json(self) -> dict[str, Any]:
@@ -331,6 +333,8 @@ class Recommendation:
             "study": self.study,
             "survivors": self.survivors,
             "standings": [asdict(standing) for standing in self.made.standings],
+            "references": dict(self.made.reached[-1].references),
+            "leads": not self.made.doubt,
             "failed": dict(self.made.failed),
             "ended": self.made.ended,
         }

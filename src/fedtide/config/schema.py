@@ -344,6 +344,9 @@ class Experiment(Strict):
         average_last: rounds over which late accuracy is averaged. None means two periods of the shift; on a calendar
             all rounds that make whole weeks (or days); else the last quarter of the rounds.
         baseline: the method that others are compared with, seed by seed.
+        references: answers without a federation that are compared with methods, besides always the same answer.
+            "last_label" is the last label of the same client before, of rows with times. "tree" is a boosted tree on
+            the pooled training rows, at most 20,000; it needs scikit-learn (`pip install "fedtide[trees]"`).
         precision: of parameters and activations. "bf16" keeps parameters, sums, losses and predictions in fp32, and
             passes rows through the model in bfloat16. It is refused if a step then takes longer.
         data: the rows, and their clients.
@@ -378,6 +381,7 @@ class Experiment(Strict):
     checkpoint_every: Count | None = None
     average_last: Count | None = None
     baseline: str | None = None
+    references: tuple[Literal["last_label", "tree"], ...] = ()
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     data: Data = Data()
     shift: Shift = Shift()

@@ -354,10 +354,21 @@ class Population:
         y = targets_of(rows, clients[owner])
         return self.target.best_constant(y, y if before is None else targets_of(*before))
 
+    def known(self, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return the training rows of all clients, and the client that holds each.
+
+        If rows arrive, these are all that have come with their labels, also those that are no longer held.
+        """
+        if self._dated:
+            rows, owner = self._dated.arrived(moment, "train")
+            return rows, owner
+        rows, owner = self.pooled(self.clients, moment, "train")
+        return rows, self.clients[owner]
+
     def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
         """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.
 
-        It is over those of the judged rows that have such a value; left out if fewer than half have.
+        A row without such a value has the constant of the target. Left out if fewer than half of the rows have one.
         """
         if not isinstance(self.target, Measured) or not isinstance(self.rows, Rows) or self.rows.value is None:
             return {}
@@ -367,8 +378,9 @@ class Population:
             before = earlier[rows.long()]
             present = before >= 0
             if len(rows) and 2 * int(present.sum()) >= len(rows):
-                prediction, value = self.rows.value[before[present]], self.rows.value[rows.long()[present]]
-                skills[name] = self.target.skill_of(prediction, value)
+                constant = torch.tensor(self.target.constant)
+                answers = torch.where(present[:, None], self.rows.value[before.clamp(min=0), None], constant)
+                skills[name] = self.target.skill_of(answers, self.rows.value[rows.long()])
         return skills
 
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:

@@ -109,6 +109,14 @@ def labels_of(path: Path) -> dict[str, Any] | None:
     return {**counts, "names": _words(path, "labels", counts.get("names"))}
 
 
+def usual_class(labels: dict[str, Any] | None) -> str:
+    """Return the name of the class that more than half of the counted rows have (`labels`); "" without one."""
+    if labels is None or labels["counts"] is None or not labels["names"]:
+        return ""
+    counts = labels["counts"].sum(0)
+    return str(labels["names"][int(counts.argmax())]) if 2 * int(counts.max()) > int(counts.sum()) else ""
+
+
 def names_of(path: Path, key: Literal["group_names", "domain_names"]) -> list[str]:
     """Return the names of the groups of a saved population, or of the domains of its source."""
     return _words(path, key, content_of(str(path), "shift", "registered").get(key))

@@ -34,7 +34,7 @@ class TargetWords:
         score: name of the headline number.
         scores: several headline numbers.
         constant: what the best constant answer does.
-        floor: name of the line of the best constant answer.
+        scale: what scores are made of.
         explained: explains the headline number in a caption.
         metrics: names of further metrics in the record (`fedtide.evaluate.metrics.OF_TARGETS`).
     """
@@ -43,7 +43,7 @@ class TargetWords:
     score: str = "accuracy"
     scores: str = "accuracies"
     constant: str = "answering the commonest class"
-    floor: str = "commonest class"
+    scale: str = "the share of rows with the right class"
     explained: str = ""
     metrics: tuple[str, ...] = ()
 
@@ -54,24 +54,27 @@ class TargetWords:
 
 
 _NUMBERS = TargetWords(
-    "numbers", "skill", "skills", "saying the same number", "always the same number",
-    " Skill is 1 - error / error of always saying the same number, the best one, on the same rows: 100 % is without "
-    "any error, 0 % is no better than that.",
+    "numbers", "skill", "skills", "answering the mean", "squared errors of the labels as they are, without a logarithm",
+    " Skill is 1 - error / error of the best constant answer on the same rows: 100 % is without any error, 0 % is no "
+    "better than that.",
     ("mae", "rmse"),
 )  # fmt: skip
 
 TARGET_WORDS = {
     "classes": TargetWords("classes"),
     "number": _NUMBERS,
-    "quantiles": replace(_NUMBERS, rows="numbers, of which quantiles", metrics=("pinball", "coverage", "mae")),
-    "counts": replace(_NUMBERS, rows="counts", metrics=("deviance", "mae", "rmse")),
+    "quantiles": replace(
+        _NUMBERS, rows="numbers, of which quantiles", constant="answering the same quantiles",
+        scale="pinball losses of the labels as they are", metrics=("pinball", "coverage", "mae"),
+    ),
+    "counts": replace(_NUMBERS, rows="counts", scale="the Poisson deviance", metrics=("deviance", "mae", "rmse")),
     "labels": TargetWords(
         "labels at once",
         constant="answering each label as it is most often",
-        floor="commonest answer for each label",
+        scale="the share of right labels",
         metrics=("micro-f1", "macro-f1", "exact"),
     ),
-}
+}  # fmt: skip
 """Words for each kind of target."""
 
 
@@ -173,6 +176,18 @@ rival without features says what is best of them. `place` says which row it is, 
 >>> target.center, target.scale, target.constant, bins.tolist()
 (2.0, 1.0, (4.0,), [0, 9, 9, 9])
 """
+
+
+def target_words(setting: Setting, usual: str = "") -> TargetWords:
+    """Return the words for a setting; `usual` is the name of the commonest class, "" if it is not known.
+
+    >>> target_words(Number(loss="huber")).constant, target_words(Classes(), "no").constant
+    ('answering the median', "answering 'no'")
+    """
+    words = TARGET_WORDS[setting.kind]
+    if isinstance(setting, Number) and setting.loss == "huber":
+        return replace(words, constant="answering the median", scale=words.scale.replace("squared", "Huber's"))
+    return replace(words, constant=f"answering '{usual}'") if usual and isinstance(setting, Classes) else words
 
 
 def _mean_and_spread(values: Tensor, positions: Tensor) -> tuple[float, float]:

@@ -18,12 +18,17 @@ from matplotlib.ticker import MaxNLocator
 
 INK = "#1d2733"
 """Color of text and axes; on a dark screen the style sheet of a page replaces it and the grays below."""
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6D31")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#882255", "#56B4E9", INK, "#8C6D31")
+GROUP_COLORS = ("#E69F00", "#3B4C8A", "#117733", "#AA4499", "#999933", "#661100", "#DDCC77")
+MODEL_COLORS = ("#B39DDB", "#EE8866", "#8FDCC4", "#FFAABB", "#BBCC33", "#A9DFFB", "#C4A484")
+STATE_COLORS = ("#E4E9F2", "#9FAFC8", "#F0E442", "#F768A1", "#7A0177")
+"""Colors of methods (lines), of groups and domains, of models (areas), and of states of a node, the best first.
+
+A color has one meaning in a report. Most of them are of Okabe and Ito and of Paul Tol, so that they are distinct with
+any kind of color vision. Black is left to the lines between groups.
+"""
 MARKERS = ("", "o", "s", "^", "D", "v", "X", "P")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
-GROUP_COLORS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
-MODEL_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's colors, distinct with any kind of color vision; black is left to the lines between groups."""
 OWN_COLOR, OTHER_COLOR = "#4D4D4D", "#BDBDBD"
 """Colors of a client's own expert, and of models beyond the palette."""
 CHANGE, LEVEL, SHARE = "RdBu_r", "cividis", "Blues"
@@ -285,9 +290,23 @@ def mark_events(axes: Axes, events: Sequence[int]) -> None:
             axes.axvline(event, color="#555555", lw=0.9, ls=(0, (4, 3)), zorder=1)
 
 
-def domain_color(number: int) -> str:
-    """Return the color of domain number `number`."""
-    return GROUP_COLORS[number % len(GROUP_COLORS)]
+def group_color(number: int) -> str:
+    """Return the color of a group or a domain: the palette, its tints, its shades, and again.
+
+    >>> group_color(0), group_color(7), group_color(14), group_color(21)
+    ('#E69F00', '#f2cf7f', '#734f00', '#E69F00')
+    """
+    turn, color = number // len(GROUP_COLORS) % 3, GROUP_COLORS[number % len(GROUP_COLORS)]
+    if turn == 0:
+        return color
+    channels = bytes.fromhex(color.removeprefix("#"))
+    return f"#{bytes((part + 255) // 2 if turn == 1 else part // 2 for part in channels).hex()}"
+
+
+def model_color(number: int) -> str:
+    """Return the color of a model; -1 is a client's own expert."""
+    colors = (*MODEL_COLORS, OTHER_COLOR)
+    return OWN_COLOR if number < 0 else colors[min(number, len(colors) - 1)]
 
 
 def save_figure(figure: Figure, to: Any, **options: Any) -> None:

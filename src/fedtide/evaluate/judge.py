@@ -13,6 +13,7 @@ from fedtide.core.base import Algorithm, EvalSplit, Grouping, Holdings, Scores, 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng, draw_some
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
+from fedtide.evaluate.references import References
 from fedtide.fleets.ask import ScoreOptions
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.remote.fleet import RemoteFleet
@@ -85,6 +86,7 @@ class Judge:
     grouping: Grouping = "client"
     metrics: Sequence[Metric] = METRICS
     embedded: Embedded | None = None
+    references: References | None = None
 
     def scores(self, state: State, other: str = "") -> Iterator[tuple[View, Scores, Tensor | None]]:
         """Yield each view with the scores and slots of those of its clients that have rows to evaluate now.
@@ -120,7 +122,7 @@ class Judge:
         return {self.metrics[0].name: scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
     def line(self, view: View, scores: Scores) -> dict[str, Any]:
-        """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
+        """Return the entry of one view in `rounds.jsonl`, with the scores of answers without a federation."""
         truth, own_expert = self.fleet.truth, self.algorithm.traits.own_expert
         group, names = self._groups(scores.clients)
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)
@@ -129,6 +131,8 @@ class Judge:
             return entry
         commonest = truth.commonest(scores.clients, self.fleet.moment, view.part)
         baselines = truth.baselines(scores.clients, self.fleet.moment, view.part)
+        if self.references is not None:
+            baselines |= self.references.scores(scores.clients, self.fleet.moment, view.part)
         entry |= {} if commonest is None else {"commonest": commonest}
         return entry | ({"baselines": baselines} if baselines else {})
 

@@ -433,6 +433,11 @@ class Measure:
         few = len(self.values) < 3 or self.error is None or (away and away >= 2 * self.error)
         return "too few seeds" if few else "unclear"
 
+    @property
+    def level(self) -> bool:
+        """True if a difference is not above 0, or not clearly; with fewer than three seeds the mean decides."""
+        return self.mean is not None and (self.mean <= 0 or self.clarity(self.mean) == "unclear")
+
     def side(self, bound: float = 0.0) -> int:
         """Return 1 for a mean clearly above the bound, -1 for one clearly below, else 0.
 

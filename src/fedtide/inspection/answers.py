@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -32,7 +32,7 @@ QUESTIONS: dict[Question, str] = {
 SHORT: dict[Question, str] = {
     "labels": "labels differ {} between clients",
     "features": "features differ {} between clients",
-    "meaning": "labels of the same input differ {} between clients",
+    "meaning": "same inputs, {} different labels across clients",
     "groups": "there are groups of clients that differ {}",
     "presence": "participation depends {} on the hour",
     "mix": "the mix changes {} with the hour",
@@ -48,6 +48,8 @@ SIMULATED = 20
 """Clients that a study makes up for rows that name none."""
 LEAK = 0.98
 """Share of the labels that models explain from which a feature may be the label in another form."""
+SKEWED = 2.0
+"""Skewness of a measure from which a logarithm is hinted at; that of an exponential distribution."""
 LEAST_ALPHA = 0.01
 """Alpha below which clients hold one label each."""
 WHY = {"others": "other clients are there", "same": "the same clients hold other things"}
@@ -101,7 +103,7 @@ class Answers:
         rows: the rows that were looked at.
         clients: differences between clients; None without a column of clients.
         cycles: changes over days, weeks and years; empty without a column of times.
-        drift: differences between stretches of time; None without a column of times.
+        drift: differences between periods; None without a column of times.
     """
 
     table: Table
@@ -152,12 +154,35 @@ def _notes(answers: Answers) -> Iterator[str]:
     if len(rows.label) < len(table.label):
         yield f"note: {len(rows.label):,} of {len(table.label):,} rows, drawn at random, are looked at and shown"
     if rows.clients <= 1 and table.features is not None and not table.simulated:
-        yield f"note: rows name no clients, or one; the study deals them at random to {SIMULATED} that are made up"
+        column = "no client column" if rows.client is None else "one client"
+        yield f"note: {column}: the study splits the rows at random over {SIMULATED} clients"
+    if (skew := _skew(answers)) is not None:
+        yield skew
     if (leak := _leak(answers)) is not None:
         yield (
             f"note: features tell the label almost wholly; {leak} is most like it. If it is the label in another form, "
             f"leave it out (--without {leak})"
         )
+
+
+def _skew(answers: Answers) -> str | None:
+    """Return the hint at a logarithm if a measure above 0 is skewed, and its logarithm is not."""
+    label, name = answers.table.label, answers.table.columns.label
+    if not answers.table.measured or label.min() <= 0:
+        return None
+    skewed, log = (abs(float(_skewness(values))) for values in (label, np.log(label)))
+    if skewed < SKEWED or log > skewed / 2:
+        return None
+    ratio = float(label.mean() / np.median(label))
+    return (
+        f"note: {name} is above 0 and skewed, with a mean of {ratio:.2g} times the median: a few large values decide "
+        f"squared errors. A column with log({name}) may be a better label"
+    )
+
+
+def _skewness(values: np.ndarray) -> np.floating[Any]:
+    off = values - values.mean()
+    return (off**3).mean() / max((off**2).mean(), 1e-300) ** 1.5
 
 
 def _leak(answers: Answers) -> str | None:
@@ -210,6 +235,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.095 else f"{100 * share:.1f} %"
 
 
+def explained(share: float) -> str:
+    """Return the share of the labels that a model explains; one that is worse than the mean explains nothing.
+
+    >>> explained(0.514), explained(-0.3)
+    ('51 %', 'nothing')
+    """
+    return percent(share) if share >= 0.0005 else "nothing"
+
+
 def _strongest(*levels: Level) -> Level:
     return max(levels, key=LEVELS.index)
 
@@ -225,10 +259,7 @@ def _of_clients(rows: Sample, clients: Clients | None) -> list[Finding]:
     if clients is None:
         why = "no column of clients" if rows.client is None else "one client"
         return _not_asked(("labels", "features", "meaning", "groups"), why)
-    labels = (
-        f"{percent(clients.labels.seen)} of a client's rows would need another label for the common mix, "
-        f"{percent(clients.labels.chance)} with labels shuffled"
-    )
+    labels = f"difference of labels between clients: {percent(clients.labels.seen)} (chance: {percent(clients.labels.chance)})"
     if clients.labels.distance and clients.alpha < 100:
         alpha = f"{clients.alpha:.2g}" if clients.alpha >= LEAST_ALPHA else f"below {LEAST_ALPHA}"
         labels += f"; as if dealt with dirichlet alpha {alpha}"
@@ -240,16 +271,13 @@ def _of_clients(rows: Sample, clients: Clients | None) -> list[Finding]:
 
 def _features(looks: Against, compared: Compared | None) -> Finding:
     level = level_of(looks.distance, DISTANCE)
-    words = (
-        f"{percent(looks.seen)} of a client's rows would need to look otherwise, "
-        f"{percent(looks.chance)} with rows of a label shuffled"
-    )
+    words = f"difference of features between clients: {percent(looks.seen)} (chance: {percent(looks.chance)})"
     if compared is None:
         return Finding("features", level, words)
     recognized = compared.recognized
     # Share of the way from chance (0) to always (1).
     by_row = level_of(recognized.gain / max(1 - recognized.chance, 1e-9), RECOGNIZED)
-    row = f"a row tells its client in {percent(recognized.seen)} of cases, by chance {percent(recognized.chance)}"
+    row = f"a row tells its client: {percent(recognized.seen)} (chance: {percent(recognized.chance)})"
     # The part with the higher level comes first, and a part below chance with a lower level is left out.
     parts = sorted([(level, words, looks), (by_row, row, recognized)], key=lambda part: -LEVELS.index(part[0]))
     highest = parts[0][0]
@@ -265,22 +293,22 @@ def _meaning(clients: Clients) -> Finding:
     if models.grouped - models.guessed >= models.single - models.guessed_single:
         whose, share, guessed = "group", models.grouped, models.guessed
     words = (
-        f"one model explains {percent(models.one)} of the labels; knowing the {whose} {percent(share)}, "
-        f"guessing it from features {percent(guessed)}"
+        f"one model explains {explained(models.one)} of the labels; knowing the {whose} explains {explained(share)}, "
+        f"guessing it from features {explained(guessed)}"
     )
     return Finding("meaning", level_of(clients.compared.beyond_features, GAIN), words)
 
 
 def _groups(clients: Clients) -> Finding:
     compared, (what, group) = clients.compared, clients.groups
-    explained = ""
+    shares = ""
     if compared is not None:
         models = compared.models
-        explained = f"explain {percent(models.grouped)} of the labels, one model {percent(models.one)}"
+        shares = f"explain {explained(models.grouped)} of the labels, one model {explained(models.one)}"
     if what and not clients.crowds:
         return Finding("groups", "no", f"{len(group)} clients differ by their {what}, but not in groups of several")
     if not what and compared is not None:
-        return Finding("groups", "no", f"models of {compared.models.count} groups {explained}")
+        return Finding("groups", "no", f"models of {compared.models.count} groups {shares}")
     if not what and clients.looks is None:
         return Finding("groups", "no", "clients do not fall into two heaps by their labels")
     if not what:
@@ -291,7 +319,7 @@ def _groups(clients: Clients) -> Finding:
     words = f"{len(several)} groups of {listed(several)} clients{single}"
     if what == "models" and compared is not None:
         level = level_of(compared.gain.gain, GAIN)
-        return Finding("groups", level, f"{words}: their models {explained}", ("models",))
+        return Finding("groups", level, f"{words}: their models {shares}", ("models",))
     return Finding("groups", "strong", f"{words}, apart by their {what}", (what,))
 
 
@@ -335,8 +363,7 @@ def _presence(cycle: Cycle) -> Finding:
     habits = "clients keep the same times"
     if level != "no":
         habits = (
-            f"clients keep times of their own: {percent(cycle.habits.seen)} of a client's rows would have to move, "
-            f"{percent(cycle.habits.chance)} with its {cycle.name}s shuffled among clients"
+            f"clients keep times of their own: {percent(cycle.habits.seen)} (chance: {percent(cycle.habits.chance)})"
         )
     what = tuple(name for name, size in (("activity", uneven), ("habits", level)) if size != "no")
     return Finding("presence", _strongest(uneven, level), f"{words}; {habits}", what)
@@ -364,7 +391,7 @@ def _mix(cycle: Cycle, *, several: bool) -> Finding:
     levels, changes = effects(cycle.changes), cycle.changes
     if not levels:
         seen, chance = percent(changes.same.seen), percent(changes.same.chance)
-        return Finding("mix", "no", f"labels change by {seen} over the {cycle.name}, by chance {chance}")
+        return Finding("mix", "no", f"change of labels over the {cycle.name}: {seen} (chance: {chance})")
     what, why = _things_and_reasons(levels)
     reasons = f": {listed([WHY[reason] for reason in why])}" if several else ""
     words = f"over the {cycle.name} {_sizes(changes, what)}{reasons}"
@@ -383,7 +410,7 @@ def _sizes(changes: Changes, what: Sequence[str]) -> str:
     words = []
     for name in what:
         size = sizes.get(name)
-        by = f" by {percent(size.seen)} (chance {percent(size.chance)})" if size else ""
+        by = f" by {percent(size.seen)} (chance: {percent(size.chance)})" if size else ""
         words.append(f"{WHAT.get(name, name)}{by}")
     return listed(words)
 
@@ -417,8 +444,8 @@ def _of_drift(rows: Sample, drift: Drift | None) -> list[Finding]:
         return _not_asked(("drift", "matter"), lack)
     levels = effects(drift.changes)
     what, why = _things_and_reasons(levels)
-    blocks = f"between {drift.blocks} stretches of time"
-    words = f"labels differ by {percent(drift.labels.seen)} {blocks}, by chance {percent(drift.labels.chance)}"
+    blocks = f"between {drift.blocks} periods"
+    words = f"difference of labels {blocks}: {percent(drift.labels.seen)} (chance: {percent(drift.labels.chance)})"
     if levels:
         reasons = f"; {listed([WHY[reason] for reason in why])}" if rows.clients > 1 else ""
         words = f"{blocks} {_sizes(drift.changes, what)}, {course_of(drift, rows.seconds)}{reasons}"
@@ -431,8 +458,8 @@ def _matter(drift: Drift) -> Finding:
         return Finding("matter", "not asked", "no columns of features")
     gains = {name: effect.gain for name, effect in drift.gains.items()}
     words = (
-        f"of the next stretch a model of all the past explains {percent(ahead.past)}, of the last three "
-        f"{percent(ahead.recent)}, with half of it known {percent(ahead.itself)}"
+        f"predicting the next period: trained on all past data {explained(ahead.past)}, on the last three periods "
+        f"{explained(ahead.recent)}, with half of the period {explained(ahead.itself)}"
     )
     better = tuple(name for name, gain in gains.items() if gain >= GAIN[0])
     return Finding("matter", level_of(max(gains.values()), GAIN), words, better)

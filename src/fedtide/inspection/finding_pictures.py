@@ -32,9 +32,9 @@ def pictures(answers: Answers) -> list[Pictured]:
          "clients hold other things. Dotted: the same with whole cycles turned at random.",
          _mix(answers)),
         ("What drifts",
-         "Above, the mix of labels in stretches of time with equally many rows. Below, the share of the next stretch "
-         "that is explained by a model of all rows before it, of the last three stretches, and of all before with half "
-         "of the stretch itself.",
+         "Above, the mix of labels in periods with equally many rows. Below, the share of the next period's labels "
+         "that models explain: trained on all past data, on the last three periods, and on all past data with half of "
+         "the period itself.",
          _drift(answers)),
     ]  # fmt: skip
 
@@ -132,9 +132,9 @@ def _drift(answers: Answers) -> figures.Drawn | None:
     figure.colorbar(image, ax=panels[0], label="share of rows, %", pad=0.01)
     if ahead is not None:
         late = np.arange(blocks - len(ahead.blocks), blocks)
-        models = "all the past", "last three stretches", "with half of the stretch itself"
+        models = "all past data", "last three periods", "with half of the period itself"
         curves = {number: [(late, explained)] for number, explained in enumerate(ahead.blocks.T)}
-        figures.bands(panels[1], curves, models, "explained of the\nnext stretch, %")
+        figures.bands(panels[1], curves, models, "explained of the\nnext period, %")
         panels[1].set_ylim(max(100 * float(ahead.blocks.min()) - 3, -25), None)
         figures.legend_above(panels[1])
     line, step, at = drift.course
@@ -145,5 +145,5 @@ def _drift(answers: Answers) -> figures.Drawn | None:
     begins = [np.datetime64(int(rows.seconds[drift.block == number].min() // 60), "m") for number in range(blocks)]
     few = range(0, blocks, max(blocks // 5, 1))
     panels[-1].set_xticks(few, [str(begins[number]) for number in few])
-    panels[-1].set_xlabel("begin of the stretch")
+    panels[-1].set_xlabel("begin of the period")
     return figures.svg(figure, "what drifts")

@@ -64,11 +64,11 @@ TRAITS: Mapping[Trait, Mapping[str, Callable[[Answers], int]]] = {
         "there are groups of clients": lambda answers: answers["groups"].strength,
         "features differ between clients": lambda answers: answers["features"].strength,
     },
-    "meaning": {"the same input has other labels at other clients": lambda answers: answers["meaning"].strength},
+    "meaning": {"same inputs, different labels across clients": lambda answers: answers["meaning"].strength},
     "hours": {"other clients are there at other hours": _others},
     "drift": {"it drifts": lambda answers: max(answers["drift"].strength, answers["matter"].strength)},
     "holdings": {"the same clients hold other things at other times": _same},
-    "nothing": {"nothing differs, and an average of several models helps a little": _nothing},
+    "nothing": {"clients look alike; averaging several models may help a little": _nothing},
 }
 """Findings that speak for each trait, in words, and their strength."""
 
@@ -151,7 +151,7 @@ def methods(answers: Answers) -> list[Proposal]:
     proposals.sort(key=lambda pair: pair[0])
     return [
         Proposal("FedAvg", "fedavg", {}, "one model for all"),
-        Proposal("Each alone", "local", LONG_ALONE if _large(answers) else {}, "no federation: what it has to beat"),
+        Proposal("Each alone", "local", LONG_ALONE if _large(answers) else {}, "local training, the baseline to beat"),
         *(proposal for _, proposal in proposals),
     ]
 
@@ -250,6 +250,7 @@ def study(answers: Answers, folder: Path) -> dict[str, Any] | None:
         "rounds": 100 if windows is None else windows.rounds,
         "seeds": [0, 1, 2],
         "baseline": "FedAvg",
+        "references": ["tree"] if table.time is None else ["last_label", "tree"],
         **({} if windows is None else {"eval_every": 1, "shift": windows.shift}),
         "data": {**target, "source": _source(table, folder), "partition": partition},
         "model": {"kind": "mlp"},
@@ -304,7 +305,7 @@ class Findings(Answers):
         rows: the rows that were looked at.
         clients: differences between clients; None without a column of clients.
         cycles: changes over days, weeks and years; empty without a column of times.
-        drift: differences between stretches of time; None without a column of times.
+        drift: differences between periods; None without a column of times.
     """
 
     def write(self, folder: str | Path) -> Path:

@@ -331,7 +331,7 @@ def judge_ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rn
     Args:
         z: (rows, d) features, the last of which is 1.
         t: (rows, outputs) targets.
-        block: (rows,) number of the stretch of time.
+        block: (rows,) number of the period.
         blocks: how many.
         rng: of the halves.
         last: number of blocks that are recent.

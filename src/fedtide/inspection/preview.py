@@ -280,7 +280,7 @@ def _presence(preview: Preview) -> figures.Drawn | None:
         return None
     figure, panels = figures.stack_panels([1.7] * (limited + grouped))
     if grouped:
-        areas = [(figures.label(name), figures.domain_color(number), 0.4) for number, name in enumerate(names)]
+        areas = [(figures.label(name), figures.group_color(number), 0.4) for number, name in enumerate(names)]
         figures.draw_areas(panels[0], rounds, preview.expected, areas)
         arrived = figures.label(f"{names[0]}, arrived")
         panels[0].plot(rounds, 100 * preview.arrived[:, 0], color="#444444", lw=0.9, label=arrived)
@@ -321,7 +321,7 @@ def _domains(preview: Preview) -> figures.Drawn | None:
     if preview.domains is None or names == list(preview.population.group_names):  # as who is there says
         return None
     figure, (axes,) = figures.stack_panels([2.0])
-    areas = [(figures.label(name), figures.domain_color(number), 0.4) for number, name in enumerate(names)]
+    areas = [(figures.label(name), figures.group_color(number), 0.4) for number, name in enumerate(names)]
     figures.draw_areas(axes, rounds, preview.domains, areas)
     axes.set_ylabel("of the rows, %")
     figures.small_legend(axes, 5)

@@ -1,4 +1,4 @@
-"""Distances of shares, of labels or cells of features, between clients, hours or stretches of time."""
+"""Distances of shares, of labels or cells of features, between clients, hours or periods."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedtide.core.rng import Rng
 SHUFFLES = 40
 """Number of shuffles that a difference is compared with."""
 NEARLY = 0.9
-"""Share of the variance of stretches of time that steps explain, if the course goes in steps."""
+"""Share of the variance of periods that steps explain, if the course goes in steps."""
 APART = 0.05
 """Share that steps explain more than a line, if the course goes in steps: three make nearly a line."""
 CLEAR = 4.0
@@ -190,7 +190,7 @@ def change(
     held their mixes of all times.
 
     Args:
-        slot: (rows,) hour, or stretch of time.
+        slot: (rows,) hour, or period.
         client: (rows,) number of the client.
         what: (rows,) label, or cell of features.
         size: numbers of slots, clients and labels.

@@ -246,8 +246,8 @@ class Measured(Target):
         return numbers
 
     def skill_of(self, numbers: Tensor, y: Tensor) -> float:
-        """Return the skill of any predictions (rows,), such as yesterday's values."""
-        answers = self.as_answers(numbers.double()).unsqueeze(-1).expand(-1, len(self.constant))
+        """Return the skill of any predictions (rows,), such as yesterday's values, or (rows, quantiles)."""
+        answers = self.as_answers(numbers.double()).reshape(len(y), -1).expand(-1, len(self.constant))
         return 1 - float(self.errors(answers, y.double()).sum() / self.errors(self._rival(len(y)), y.double()).sum())
 
 

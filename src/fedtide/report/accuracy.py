@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.data.rows import BASELINES
-from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Clarity, worst_point
+from fedtide.evaluate.references import KEYS, MISSING, REFERENCES, reference_words
 from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.report.clusters import events_of
 from fedtide.report.components import BRANCH_ACCURACY, domain_names
@@ -41,8 +40,7 @@ NUMBERS = (
     *VALIDATION,
     Number("mean_over_rounds", percent),
     Number("std_over_rounds", points),
-    Number("commonest_class", percent),
-    *(Number(name, percent) for name in BASELINES),
+    *(Number(name, percent) for name in REFERENCES),
     *(Number(metric.name, FORMATS[metric.unit], metric.title) for metric in METRICS[1:]),
 )
 
@@ -50,7 +48,7 @@ NUMBERS = (
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
-    """Return the accuracies of one run, what needs no training, and the late means of all other metrics.
+    """Return the accuracies of one run, those of references, and the late means of all other metrics.
 
     A share has the weights of the accuracy, other metrics have those of rows.
     """
@@ -62,8 +60,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     parts = {
         **{f"{score}_{group}": ("groups", group) for group in record.groups},
         **{f"{BY_WAY}{way}": ("others", way) for way in ways},
-        "commonest_class": ("commonest",),
-        **{name: ("baselines", name) for name in BASELINES},
+        **KEYS,
     }
     curves = {name: run.curve(view, at(*keys)) for name, keys in parts.items()}
     validation = run.accuracy("val")
@@ -139,7 +136,7 @@ def metric_column(summary: Summary, name: str) -> Number:
 def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
     """Build a table of the score, the paired difference to the baseline, and these numbers.
 
-    Answers that need no training have rows, too: baselines of time series, the commonest class.
+    References have rows, too.
     """
     shown = [number for number in numbers if any(number.name in m.measures for m in summary.methods)]
     pairs = {pair.name: difference_cell(pair) for pair in summary.paired}
@@ -149,12 +146,10 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
         cells = [pairs.get(m.name, "-")] if pairs else []
         cells += [number.written(m.measure(number.name)) for number in shown]
         rows.append([m.name, percent(m.measure(summary.score)), *cells])
-    first = summary.methods[0] if summary.methods else None
-    levels = {words: first.measure(name) for name, words in first.baselines.items()} if first else {}
-    if summary.floor is not None:
-        levels[f"{summary.target.floor}, without training"] = summary.floor
     header = ["method", f"mean over {summary.span}", *against, *(number.title for number in shown)]
-    rows += [[name, percent(level), *["-"] * (len(header) - 2)] for name, level in levels.items()]
+    for each in summary.references:
+        takes = REFERENCES[each.algorithm].takes if each.seeds else MISSING
+        rows.append([f"{each.name} ({takes})", percent(each.measure(summary.score)), *["-"] * (len(header) - 2)])
     return Table(header, rows)
 
 
@@ -230,16 +225,13 @@ def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn:
 
 
 def _draw_levels(axes: Axes, record: ExperimentRecord) -> None:
-    """Draw the accuracies that need no training, unless they end below the axis."""
+    """Draw the accuracies of references, unless they end below the axis."""
     runs = record.methods[0].runs
-    floor = TARGET_WORDS[record.experiment.data.target.kind].floor
-    levels: dict[tuple[str, ...], str] = {("commonest",): f"{floor}, without training"}
-    levels |= {("baselines", name): baseline.words for name, baseline in BASELINES.items()}
     bottom = axes.get_ylim()[0]
-    for dashes, (keys, words) in zip((":", "--", "-."), levels.items(), strict=True):
+    for (name, keys), dashes in zip(KEYS.items(), (":", "--", "-.", (0, (1, 3)), (0, (8, 3))), strict=True):
         curves = [run.curve(record.view, at(*keys)) for run in runs]
         if any(len(values) and 100 * values[-1] > bottom for _, values in curves):
-            figures.band(axes, curves, words, figures.Look("#666666", dashes))
+            figures.band(axes, curves, reference_words(name, record.target), figures.Look("#666666", dashes))
             figures.legend_above(axes)
 
 
@@ -262,7 +254,7 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
 def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
     """Draw the share of each domain among the rows of the participants, stacked."""
     shares = run.every_row(at("domains"))
-    areas = [(figures.label(name), figures.domain_color(k), 0.4) for k, name in enumerate(domain_names(record))]
+    areas = [(figures.label(name), figures.group_color(k), 0.4) for k, name in enumerate(domain_names(record))]
     figures.draw_areas(axes, np.arange(1, len(shares) + 1), shares, areas)
     axes.set_ylabel("rows held, %")
     figures.small_legend(axes)

@@ -103,11 +103,11 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
 # -- nodes of real clients ---------------------------------------------------------------------------------------------
 
 STATES = {
-    "answered": ("answered", "#0072B2"),
-    "abstained": ("had nothing to say", "#56B4E9"),
-    "at work": ("still at work", "#F0E442"),
-    "late": ("late, or lost on the way", "#E69F00"),
-    "refused": ("refused", "#D55E00"),
+    "answered": ("answered", figures.STATE_COLORS[0]),
+    "abstained": ("had nothing to say", figures.STATE_COLORS[1]),
+    "at work": ("still at work", figures.STATE_COLORS[2]),
+    "late": ("late, or lost on the way", figures.STATE_COLORS[3]),
+    "refused": ("refused", figures.STATE_COLORS[4]),
     "idle": ("there, not asked", "#DDDDDD"),
     "away": ("not connected", "#FFFFFF"),
 }

@@ -516,9 +516,6 @@ def _mark_reclusterings(axes: Axes, record: ExperimentRecord, numbers: Sequence[
 DRAWN, WIDE = 200, 3
 """Maximum number of clients drawn, and of methods side by side."""
 
-TRUE_COLORS = ("#332288", "#DDCC77", "#882255", "#999933", "#AA4499", "#117733", "#CC6677")
-"""Paul Tol's muted colors, for true groups: distinct with any kind of color vision, and none the color of a model."""
-
 
 @plan_picture("clusters", "Clusters over time", "clusters of clients")
 def clusters_over_time(record: ExperimentRecord) -> figures.Drawn | None:
@@ -531,10 +528,10 @@ def clusters_over_time(record: ExperimentRecord) -> figures.Drawn | None:
     members = {name: clusters for name, clusters in members.items() if (clusters.slots >= 0).any()}
     if not members:
         return None
-    maps = [(figures.label(name), clusters, "slots", model_color) for name, clusters in members.items()]
+    maps = [(figures.label(name), clusters, "slots", figures.model_color) for name, clusters in members.items()]
     truth = next((clusters for clusters in members.values() if clusters.drifting), None)
     if truth is not None:
-        maps.insert(0, ("true groups", truth, "groups", group_color))
+        maps.insert(0, ("true groups", truth, "groups", figures.group_color))
     groups = group_names(record, truth)
     tallest = min(max(len(clusters.clients) for clusters in members.values()), DRAWN)
     figure, stacks = figures.stacked(len(maps), widest=WIDE, heights=[min(max(1.5 + 0.04 * tallest, 1.9), 3.7), 1.2])
@@ -549,10 +546,12 @@ def clusters_over_time(record: ExperimentRecord) -> figures.Drawn | None:
     other = len(figures.MODEL_COLORS)
     names = {-1: "a client's own expert", other: "another model"}
     numbers = sorted({min(number, other) for clusters in members.values() for number in _numbers(clusters.slots)})
-    patches = [Patch(color=model_color(number), label=names.get(number, f"model {number}")) for number in numbers]
+    patches = [
+        Patch(color=figures.model_color(number), label=names.get(number, f"model {number}")) for number in numbers
+    ]
     figure.legend(handles=patches, loc="outside upper left", ncols=6, fontsize=9, columnspacing=1.2)
     if truth is not None:
-        patches = [Patch(color=group_color(n), label=figures.label(groups[n])) for n in _numbers(truth.groups)]
+        patches = [Patch(color=figures.group_color(n), label=figures.label(groups[n])) for n in _numbers(truth.groups)]
         figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=9, columnspacing=1.2,
                       title="true groups", alignment="left", title_fontsize=9)  # fmt: skip
     return figures.svg(figure, "clusters of clients over time")
@@ -577,24 +576,6 @@ def draw_evenly(group_of: dict[int, int], at_most: int) -> list[int]:
             count = max(int(at_most * len(members) / len(group_of)), 1)
         chosen += [members[k] for k in np.linspace(0, len(members) - 1, count).round().astype(int)]
     return chosen
-
-
-def model_color(number: int) -> str:
-    """Return the color of a model, as in the picture of gate weights; -1 is a client's own expert."""
-    colors = (*figures.MODEL_COLORS, figures.OTHER_COLOR)
-    return figures.OWN_COLOR if number < 0 else colors[min(number, len(colors) - 1)]
-
-
-def group_color(number: int) -> str:
-    """Return the color of a true group, never the color of a model: the palette, its tints, its shades, and again.
-
-    >>> group_color(0), group_color(7), group_color(14), group_color(21)
-    ('#332288', '#9990c3', '#191144', '#332288')
-    """
-    turn = number // len(TRUE_COLORS) % 3
-    channels = bytes.fromhex(TRUE_COLORS[number % len(TRUE_COLORS)].removeprefix("#"))
-    shaded = (part if turn == 0 else (part + 255) // 2 if turn == 1 else part // 2 for part in channels)
-    return f"#{bytes(shaded).hex()}"
 
 
 def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]:

@@ -278,7 +278,7 @@ def blend_learned(record: ExperimentRecord) -> figures.Drawn | None:
         if figures.leftmost(axes):
             axes.set_ylabel("training rows, %")
     lines = [
-        *((figures.domain_color(k), "-", figures.label(name)) for k, name in enumerate(names)),
+        *((figures.group_color(k), "-", figures.label(name)) for k, name in enumerate(names)),
         (figures.OTHER_COLOR, "-", "other components"),
         ("#444444", "-", "as learned"),
         ("#444444", TRUE_DASHES, "as it was"),
@@ -300,8 +300,8 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> None:
         learned = [shares_by_domain(run)[:, domain] for run in runs]
         curves = [figures.by_round(values) for values in learned if np.isfinite(values).any()]
         if curves:
-            figures.band(axes, curves, "", figures.Look(figures.domain_color(domain), "-"))
-        axes.plot(np.arange(1, len(true) + 1), 100 * true, color=figures.domain_color(domain), lw=1.3, ls=TRUE_DASHES)
+            figures.band(axes, curves, "", figures.Look(figures.group_color(domain), "-"))
+        axes.plot(np.arange(1, len(true) + 1), 100 * true, color=figures.group_color(domain), lw=1.3, ls=TRUE_DASHES)
 
 
 @plan_picture("split_purity", "How pure the split is", "a method that splits rows, and clients with a blend of domains")

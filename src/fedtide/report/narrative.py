@@ -9,6 +9,7 @@ from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.metrics import Measure
 from fedtide.report.clients import are_real
 from fedtide.report.formats import percent, points
+from fedtide.report.lead import LEVEL, find_doubt
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
 
@@ -180,7 +181,7 @@ def _with_and_without(record: ExperimentRecord) -> tuple[str, ...]:
 
 
 def _best(summary: Summary) -> str:
-    """Return the best method, its lead, and answers without training that are as good."""
+    """Return the method with the highest mean, and whether it leads."""
     judged = [m for m in summary.methods if m.measure(m.score).mean is not None and not broken(m)]
     ranked = sorted(judged, key=lambda m: m.measures[m.score].mean or 0.0, reverse=True)
     bounds = [m for m in ranked if m.algorithm == ORACLE]
@@ -188,9 +189,6 @@ def _best(summary: Summary) -> str:
     if not ranked:
         return "No method was trained as it should be." if any(map(broken, summary.methods)) else ""
     text = _lead(ranked, summary)
-    for name, words in ranked[0].baselines.items():
-        if ranked[0].no_better_than(name):
-            text += f" That is no better than {words}, which has {percent(ranked[0].measures[name])} without training."
     for bound in bounds:
         text += f" {bound.name}, which knows the true groups, has {percent(bound.measures[bound.score])}."
     return text
@@ -199,20 +197,20 @@ def _best(summary: Summary) -> str:
 def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = ranked
     accuracy = f"{percent(first.measures[first.score])} over {summary.span}"
-    if first.no_better:
-        floor = _floor(first, summary.target)
-        return f"No method is better than {floor}: {first.name} has the highest mean, {accuracy}."
     twins = [method.name for method in others if method.same_run(first)]
     rivals = [method for method in others if method.name not in twins]
     names = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name
     verb = "have" if twins else "has"
-    if not rivals:
+    scores = {method.name: method.by_seed(method.score) for method in rivals}
+    references = {} if first.untrained else summary.references_of(first)
+    complete = not any(method.unfinished for method in summary.methods)
+    doubt = find_doubt(first.by_seed(first.score), scores, references, complete=complete)
+    if not rivals and not doubt.startswith(LEVEL):
         return f"{names} {verb} {summary.target.a_score} of {accuracy}."
-    rival, ahead = rivals[0].name, first.against(rivals[0], first.score)
-    if ahead.side() > 0:
-        return f"{names} came out first, with {accuracy}: {points(ahead)} more than {rival}."
-    doubt = "no clear lead" if ahead.clarity(ahead.mean or 0.0) == "unclear" else "too few seeds to tell a lead"
-    return f"{names} {verb} the highest mean, {accuracy}; {doubt} over {rival}."
+    if doubt:
+        return f"{doubt}: {names} {verb} the highest mean, {accuracy}."
+    ahead = points(first.against(rivals[0], first.score))
+    return f"{names} lead{'' if twins else 's'} with {accuracy}: {ahead} more than {rivals[0].name}."
 
 
 # -- setting -----------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
         _shade_hours(axes, method, period)
         for k, group in enumerate(record.groups):
             curves = [_folded(record, run, period, group) for run in method.runs]
-            line = figures.Look(figures.GROUP_COLORS[k % 5], figures.DASHES[k % 4], "os^D"[k % 4])
+            line = figures.Look(figures.group_color(k), figures.DASHES[k % 4], "os^D"[k % 4])
             figures.band(axes, curves, figures.label(f"{group} clients"), line, every=1)
         pooled = [_folded(record, run, period) for run in method.runs]
         figures.band(axes, pooled, "all", figures.Look("#555555", ":"))
@@ -360,7 +360,7 @@ def _draw(axes: Axes, record: ExperimentRecord, name: str, run: RunRecord) -> No
     if read.size:
         axes.plot(ends, 100 * read[:, 0], ".", ms=3.5, color="#555555", label="read in the round")
     periods, believed = periods_of(run)
-    text, forecast = "no period is believed", figures.GROUP_COLORS[1]
+    text, forecast = "no period is believed", figures.look(record.names.index(name)).color
     if ahead.size:
         axes.plot(ends, 100 * ahead[:, 0], color=forecast, lw=1.6, label="forecast before it")
     if believed.any():

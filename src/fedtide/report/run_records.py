@@ -14,8 +14,9 @@ from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.core.trees import leaves
-from fedtide.data.saved import labels_of, names_of
+from fedtide.data.saved import labels_of, names_of, usual_class
 from fedtide.data.shift import Shift
+from fedtide.data.targets import TargetWords, target_words
 from fedtide.draw.figures import Curve
 from fedtide.evaluate.metrics import faded, mean_of_last
 from fedtide.evaluate.rounds import score_in, weight_in
@@ -315,6 +316,11 @@ class ExperimentRecord:
     def _saved_names(self, key: Literal["group_names", "domain_names"]) -> list[str]:
         saved = (names_of(run.shift, key) for run in self.runs if run.shift is not None and run.shift.is_file())
         return next((names for names in saved if len(names) > 1), [])
+
+    @cached_property
+    def target(self) -> TargetWords:
+        """Words for the labels."""
+        return target_words(self.experiment.data.target, next((usual_class(run.labels) for run in self.runs), ""))
 
     @property
     def timed(self) -> bool:

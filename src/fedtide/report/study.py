@@ -12,11 +12,12 @@ from fedtide.config import axes
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
-from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.tables import is_cell
 from fedtide.evaluate.metrics import Measure
+from fedtide.evaluate.references import REFERENCES, reference_words
 from fedtide.evaluate.rounds import Row, rows_of_rounds, rows_of_scores
 from fedtide.report.claims import chosen_points, judge, judge_sweep
+from fedtide.report.clients import are_real
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, is_nano, read_experiment
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
 from fedtide.report.topics import MODULES
@@ -90,7 +91,8 @@ def summarize(record: ExperimentRecord) -> Summary:
         _paired(experiment.baseline, methods),
         metrics=experiment.metric_units,
         clock=record.clock,
-        target=TARGET_WORDS[experiment.data.target.kind],
+        target=record.target,
+        references=_references(record, methods),
     )
     return replace(summary, claims=[judge(methods, claim, summary.units) for claim in experiment.claim])
 
@@ -103,6 +105,17 @@ def _measures(record: ExperimentRecord, method: MethodRecord) -> dict[str, Measu
     ]
     names = dict.fromkeys(name for values in per_run for name in values)
     return {name: Measure.of([values.get(name, math.nan) for values in per_run]) for name in names}
+
+
+def _references(record: ExperimentRecord, methods: Sequence[MethodSummary]) -> list[MethodSummary]:
+    """Return the references that any run recorded, and without a score those that the experiment names in vain."""
+    target, out = record.target, []
+    for name in REFERENCES:
+        holder = max((m for m in methods if name in m.measures), key=lambda m: len(m.seeds), default=None)
+        seeds, measures = ([], {}) if holder is None else (holder.seeds, {target.score: holder.measures[name]})
+        if seeds or (name in record.experiment.references and record.runs and not are_real(record)):
+            out.append(MethodSummary(reference_words(name, target), name, seeds, 0, measures))
+    return out
 
 
 def _paired(baseline: str | None, methods: list[MethodSummary]) -> list[Paired]:
@@ -138,9 +151,10 @@ def points_of(study: Study) -> list[Row]:
 
 
 def measures(study: Study) -> Iterator[Row]:
-    """Yield a row for each method and seed: every measure of `summary.json`."""
-    for point, summary in zip(points_of(study), study.summaries, strict=True):
-        for method in summary.methods:
+    """Yield a row for each method and seed, and for each named reference: every measure of `summary.json`."""
+    for point, record, summary in zip(points_of(study), study.records, study.summaries, strict=True):
+        named = [each for each in summary.references if each.algorithm in record.experiment.references]
+        for method in (*summary.methods, *named):
             for number, seed in enumerate(method.seeds):
                 values = {name: measure.values[number] for name, measure in method.measures.items()}
                 yield {**point, "method": method.name, "algorithm": method.algorithm, "seed": seed, **values}

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedtide.data.rows import BASELINES
 from fedtide.data.targets import TARGET_WORDS, TargetWords
 from fedtide.evaluate.metrics import UNKNOWN, Measure, Unit
+from fedtide.report.lead import gap
 from fedtide.report.run_records import Clock, ExperimentRecord, span_of
 
 OF_A_RUN = ("accuracy", "skill", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
@@ -69,18 +69,7 @@ class MethodSummary:
 
         With fewer than three seeds the mean decides. False for a method that is judged untrained.
         """
-        return not self.untrained and self.no_better_than("commonest_class")
-
-    def no_better_than(self, name: str) -> bool:
-        """Tell whether its score is not clearly above a measure that needs no training."""
-        ours, floor = self.by_seed(self.score), self.by_seed(name)
-        lead = Measure.of([ours[seed] - floor[seed] for seed in floor if seed in ours])
-        return lead.mean is not None and (lead.mean <= 0 or lead.clarity(lead.mean) == "unclear")
-
-    @property
-    def baselines(self) -> dict[str, str]:
-        """Measures of baselines of time series on the same rows, each with its words."""
-        return {name: words for name, (_, words) in BASELINES.items() if name in self.measures}
+        return not self.untrained and gap(self.by_seed(self.score), self.by_seed("commonest_class")).level
 
     def same_run(self, other: "MethodSummary") -> bool:
         """Tell whether two methods are the same run: their predictions are equal at every seed of both."""
@@ -134,6 +123,7 @@ class Summary:
     """Summary of one experiment, or of one point of a sweep.
 
     metrics: further metrics of the experiment, with their units. clock: unit of times. target: words for the labels.
+    references: answers without a federation, whose `algorithm` is the name of their measure.
     """
 
     title: str
@@ -149,6 +139,7 @@ class Summary:
     metrics: dict[str, Unit] = field(default_factory=dict)
     clock: Clock = "seconds"
     target: TargetWords = TARGET_WORDS["classes"]
+    references: list[MethodSummary] = field(default_factory=list)
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -166,10 +157,9 @@ class Summary:
         stops = any("rounds_to_target" in method.measures for method in self.methods)
         return span_of(self.window, self.rounds, stops=stops)
 
-    @property
-    def floor(self) -> Measure | None:
-        """Accuracy of always answering the commonest class, if a method is no better; else None."""
-        return next((method.measures["commonest_class"] for method in self.methods if method.no_better), None)
+    def references_of(self, method: MethodSummary) -> dict[str, dict[int, float]]:
+        """Return the scores of references by their words and seed, on the rows of a method if it has them itself."""
+        return {each.name: method.by_seed(each.algorithm) or each.by_seed(self.score) for each in self.references}
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""

@@ -319,7 +319,7 @@ def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | No
     """Return the spec from which another process builds the same host, on the device that was found here."""
     device: Any = find_device(experiment.fleet.device)
     fleet = replace(experiment.fleet, device=device)
-    only: dict[str, Any] = {"method": (method,), "sweep": {}, "baseline": None, "tune": None}
+    only: dict[str, Any] = {"method": (method,), "sweep": {}, "baseline": None, "references": (), "tune": None}
     single = experiment.model_copy(update=only | {"fleet": fleet})
     named = {} if device == CPU else {"device": name_of(device)}
     return named | {

@@ -21,6 +21,7 @@ from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
+from fedtide.evaluate.references import References
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
 from fedtide.fleets.ask import Query
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
@@ -254,7 +255,13 @@ def judge_of(
     wire = server_wire(experiment, method, host, simulated_noise(seed), ledger)
     fleet = SimulatedFleet.of(host, engine, parts.clock, probed, wire)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
-    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), parts.embedded)
+    # One method of those that meet the same rows records what needs no method.
+    first = next(other for other in experiment.method if other.shift == method.shift)
+    references = References(host.population, experiment.references) if experiment.references else None
+    return Judge(
+        host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), parts.embedded,
+        references if method.name == first.name else None,
+    )  # fmt: skip
 
 
 def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: Grouping) -> Probe | None:

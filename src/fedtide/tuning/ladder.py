@@ -12,11 +12,10 @@ from statistics import fmean
 from typing import Literal
 
 from fedtide.evaluate.metrics import Measure
+from fedtide.report.lead import ENOUGH, BySeed, gap
 
 SEEDS = 5
 """Seeds that a tournament has; the last ones are for those that cannot be told apart."""
-ENOUGH = 3
-"""Seeds from which the spread of a difference is known."""
 FEW = 5
 """Methods below which rather fewer rounds are played than fewer methods are entered."""
 LEAST = 2
@@ -24,8 +23,7 @@ LEAST = 2
 LEAST_ROUNDS = 8
 """Rounds below which a tournament says nothing."""
 
-Verdict = Literal["leads", "cannot be told apart", "behind"]
-BySeed = Mapping[int, float]
+Verdict = Literal["highest", "cannot be told apart", "behind"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def climbing(values: Mapping[str, BySeed], method: Mapping[str, str], count: int
 
 @dataclass(frozen=True)
 class Standing:
-    """How an entry stands: its score, and its difference to the one that leads, over the seeds of both."""
+    """How an entry stands: its score, and its difference to the highest one, over the seeds of both."""
 
     entry: str
     score: Measure
@@ -149,14 +147,14 @@ class Standing:
 def standings(values: Mapping[str, BySeed]) -> list[Standing]:
     """Return how entries stand, the best first.
 
-    The entry of the highest mean leads. Another one is behind if the 95 % interval of the paired difference over seeds
-    (Student's t) lies below 0. Else the two cannot be told apart, as always with fewer than three seeds.
+    An entry is behind the one with the highest mean if the 95 % interval of the paired difference over seeds (Student's
+    t) lies below 0. Else the two cannot be told apart, as always with fewer than three seeds.
     """
     order, out = sorted(values, key=lambda entry: -fmean(values[entry].values())), []
     for entry in order:
-        leader, by_seed = values[order[0]], values[entry]
-        difference = Measure.of([by_seed[seed] - leader[seed] for seed in by_seed if seed in leader])
+        by_seed = values[entry]
+        difference = gap(by_seed, values[order[0]])
         behind = len(difference.values) >= ENOUGH and difference.side() < 0
-        verdict: Verdict = "leads" if entry == order[0] else "behind" if behind else "cannot be told apart"
+        verdict: Verdict = "highest" if entry == order[0] else "behind" if behind else "cannot be told apart"
         out.append(Standing(entry, Measure.of(list(by_seed.values())), difference, verdict))
     return out

@@ -12,14 +12,16 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.config import Experiment, slug, to_toml
 from fedtide.core.atomic import check_free, write_text
 from fedtide.core.errors import FedtideError
-from fedtide.data.targets import TARGET_WORDS
+from fedtide.data.targets import target_words
 from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftmost, legend_above, look, styled, svg
 from fedtide.draw.html import MARK, Part, render, swatch, to_pictures
 from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table, format_value
+from fedtide.evaluate.metrics import Measure
 from fedtide.report.formats import percent, signed_points
+from fedtide.report.lead import gap
 from fedtide.report.run_records import environment_line, span_of
-from fedtide.tuning.ladder import ENOUGH, standings
+from fedtide.tuning.ladder import Standing, standings
 from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_entries, read_tournament
 from fedtide.tuning.tune import READY, Parameter, Trial, Tuned, at_edge, read_tuning
 
@@ -227,7 +229,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         FedtideError: the folder is not that of a tournament, or no rung of it was reached.
     """
     record = read_tournament(root, imports=False)
-    words = TARGET_WORDS[record.study.data.target.kind]
+    words = target_words(record.study.data.target)
     if not record.survivors:
         raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {root}")
     entries = [candidate.entry for candidate in played_entries(record)]
@@ -238,11 +240,13 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         draw_curves(root, record, entries[:MOST_CURVES]),
     )
     flatters = (
-        f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
+        f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the highest most. "
         f"A run of the study tells the {words.score}, on test rows and seeds that the tournament did not see."
         f" A ± is one standard error over seeds.{words.explained}"
     )
-    swatches = [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]
+    table = standings_table(record)
+    swatches = [swatch(look(number)) for number in range(min(len(entries), MOST_CURVES))]
+    swatches += [Markup("")] * (len(table.rows) - len(swatches))
     return _write(
         root,
         out,
@@ -250,8 +254,9 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         record.study,
         STUDY,
         headline=standings_headline(record),
-        setting=f"{record.spent:.0f} s of a budget of {record.budget:g} s were spent; {record.ended or 'it goes on'}.",
-        parts=[Part("How they stand", standings_table(record), flatters, "how-they-stand", swatches)],
+        setting=f"{record.spent:.0f} s of a budget of {record.budget:g} s were spent; {record.ended or 'it goes on'}. "
+        f"{scale_line(record)}",
+        parts=[Part("How they stand", table, flatters, "how-they-stand", swatches)],
         pictures=to_pictures([curves]),
         said=record.said,
         inspection=(root / "inspection").is_dir(),
@@ -259,17 +264,22 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 
 
 def standings_headline(record: Tournament) -> str:
-    """Say which entry leads, and which cannot be told apart from it."""
-    rung, (first, *others) = record.reached[-1], record.survivors
-    after = f"After {rung.rounds} of {record.study.rounds} rounds with {counted(len(rung.seeds), 'seed')} {first} leads"
-    result = f"{after} clearly among those that came so far."
-    if others:
-        few = f" With fewer than {ENOUGH} seeds no two can be told apart." if len(rung.seeds) < ENOUGH else ""
-        result = f"{after}, and cannot be told apart from {listed(others)}.{few}"
+    """Say which entry leads, or has the highest score, and which cannot be told apart from it."""
+    rung, (first, *others), score = record.reached[-1], record.survivors, percent(record.standings[0].score)
+    rounds = f"after {rung.rounds} of {record.study.rounds} rounds"
+    leads = f"{rounds.capitalize()} with {counted(len(rung.seeds), 'seed')} {first} leads with {score}"
+    result = f"{record.doubt}: {rounds} {first} has the highest score, {score}" if record.doubt else leads
+    result += f", and cannot be told apart from {listed(others)}." if others else "."
     entered = {candidate.method for candidate in record.candidates if candidate.entry in record.played}
     absent = dict.fromkeys(candidate.method for candidate in record.candidates if candidate.method not in entered)
     left = f" Not entered, because the budget was too short: {listed(list(absent))}." if absent else ""
     return f"{result}{left} Next is a run of the study, on fresh seeds and test rows."
+
+
+def _standing(record: Tournament, stand: Standing) -> str:
+    if stand.verdict != "highest":
+        return stand.verdict
+    return "highest score" if record.doubt else "leads"
 
 
 def standings_table(record: Tournament) -> Table:
@@ -282,17 +292,27 @@ def standings_table(record: Tournament) -> Table:
         rows.append(
             [
                 candidate.entry,
-                stand.verdict if in_last else f"dropped after {counted(rung.rounds, 'round')}",
+                _standing(record, stand) if in_last else f"dropped after {counted(rung.rounds, 'round')}",
                 f"{rung.rounds} of {record.study.rounds}",
                 str(len(rung.values[candidate.entry])),
                 percent(stand.score),
-                "" if stand.verdict == "leads" else signed_points(stand.difference),
+                "" if stand.verdict == "highest" else signed_points(stand.difference),
                 candidate.why,
             ]
         )
     rows += [[entry, f"failed: {why}", "", "", "", "", ""] for entry, why in record.failed.items()]
-    header = ["entry", "standing", "rounds", "seeds", "score on validation rows", "to the leader then", "nominated as"]
-    return Table(header, rows)
+    top, first = record.reached[-1], record.standings[0].entry
+    for words, by_seed in top.references.items():
+        cells = [percent(Measure.of([*by_seed.values()])), signed_points(gap(by_seed, top.values[first]))]
+        rows.append([words, "reference", "", str(len(by_seed)), *cells, "no federation, on the same rows"])
+    difference = "difference to the highest score at that time"
+    return Table(["entry", "standing", "rounds", "seeds", "score on validation rows", difference, "nominated as"], rows)
+
+
+def scale_line(record: Tournament) -> str:
+    """Say by what methods are judged."""
+    words = target_words(record.study.data.target)
+    return f"Judged by {words.score} on validation rows: {words.scale}."
 
 
 @styled

@@ -20,14 +20,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 from rich.console import Console
 
 from fedtide.config import Experiment, Method, brief, from_dict, resolved, slug, to_toml
 from fedtide.core.atomic import write_text
+from fedtide.core.base import Moment
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.record import append_line, read_rounds, run_lock
+from fedtide.data.saved import usual_class
+from fedtide.data.targets import target_words
 from fedtide.draw.prose import counted, listed
+from fedtide.evaluate.judge import views
+from fedtide.evaluate.references import KEYS, References, reference_words
 from fedtide.evaluate.rounds import score_in
 from fedtide.fields.types import changed, rounded_up
 from fedtide.fleets.pool import Processes
@@ -35,12 +41,13 @@ from fedtide.inspection import findings as inspection
 from fedtide.inspection.findings import Findings
 from fedtide.inspection.table import of_study
 from fedtide.personal.client_networks import ALONE as FULL_TRAINING
-from fedtide.report.run_records import Curve, RunRecord
-from fedtide.runs.build import as_json
+from fedtide.report.lead import BySeed, find_doubt
+from fedtide.report.run_records import Curve, RunRecord, at
+from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import TerminalBars
 from fedtide.runs.experiment import RunCall, Stop, in_parallel, started
-from fedtide.runs.folder import check_entries, environment, load, make_folder, plan
+from fedtide.runs.folder import check_entries, environment, load, make_folder, plan, shift_file
 from fedtide.runs.preflight import preflight, resolve_auto
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.runner import Run
@@ -65,7 +72,7 @@ NO_VALUE = "no accuracy on validation rows that is finite; give data.split.val m
 """Reason for the failure of an entry that was played."""
 LOCAL = "local"
 """Its clients train from scratch whenever their rows change: it may take longer than all other methods together."""
-PLAIN = "one model for all: what the others have to beat"
+PLAIN = "one model for all, the baseline to beat"
 RATES = 0.5, 2.0
 """Learning rates of methods that are nominated for data, as multiples of those in the inspection's study."""
 VALIDATED = 0.2
@@ -86,12 +93,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung that was reached: rounds done, seeds played, accuracy by entry and seed, and the entries that went on."""
+    """A rung that was reached: rounds done, seeds played, accuracy by entry and seed, and the entries that went on.
+
+    references: scores of answers without a federation by their words and seed, on the same rows.
+    """
 
     rounds: int
     seeds: tuple[int, ...]
     values: Mapping[str, Mapping[int, float]]
     kept: tuple[str, ...]
+    references: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,8 +139,16 @@ class Tournament:
 
     @property
     def survivors(self) -> list[str]:
-        """Entries that are not clearly behind, the best first."""
+        """Entries that are not clearly behind, the highest first."""
         return [standing.entry for standing in self.standings if standing.verdict != "behind"]
+
+    @property
+    def doubt(self) -> str:
+        """Why the entry with the highest score does not lead, as the beginning of a sentence; "" if it does."""
+        rung, first = self.reached[-1], self.standings[0].entry
+        others = {entry: rung.values[entry] for entry in rung.kept if entry != first}
+        complete = rung.rounds == self.study.rounds
+        return find_doubt(rung.values[first], others, rung.references, complete=complete)
 
     def last_rung(self, entry: str) -> Rung:
         """Return the highest rung that an entry reached."""
@@ -147,7 +166,7 @@ def played_by(study: Experiment) -> Experiment:
     changes: dict[str, Any] = {
         "seeds": tuple(range(first, first + SEEDS)), "eval_every": step, "eval_splits": ("val",),
         "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "forgetting": None, "metrics": (),
-        "embedding": None, "baseline": None, "checkpoint_every": None, "track": None,
+        "embedding": None, "baseline": None, "references": (), "checkpoint_every": None, "track": None,
     }  # fmt: skip
     return resolve_auto(study.model_copy(update=changes))[0]
 
@@ -398,6 +417,30 @@ def climb(call: Climb, stop: Callable[[], bool]) -> Generator[int, None, dict[st
 
 
 @dataclass(frozen=True)
+class Refer:
+    """References of a study on validation rows, as they travel to a process: the seed, and rounds with their times."""
+
+    experiment: str
+    seed: int
+    moments: tuple[tuple[int, float], ...]
+
+
+def refer(call: Refer, stop: Callable[[], bool]) -> Generator[int, None, dict[str, list[tuple[int, float]]]]:
+    """Judge the references that a study names; return rounds done and scores of each by its name."""
+    experiment, curves = from_dict(json.loads(call.experiment)), dict[str, list[tuple[int, float]]]()
+    people = population_of(experiment, experiment.shift, call.seed)
+    references = References(people, experiment.references)
+    (view,) = views(people, experiment.eval_clients, call.seed, experiment.eval_splits)
+    for number, seconds in call.moments if not stop() else ():
+        moment = Moment(number, experiment.rounds, seconds)
+        scores = references.scores(people.judged(view.clients, view.part, moment), moment, view.part)
+        for name, score in scores.items():
+            curves.setdefault(name, []).append((number + 1, score))
+        yield number
+    return curves
+
+
+@dataclass(frozen=True)
 class Step:
     """The next runs of a tournament: entries and seeds, to how many rounds."""
 
@@ -463,6 +506,30 @@ class Play:
         """Return the accuracy of a run at a rung."""
         over = window(rounds, self.experiment.rounds, self.experiment.late, self.experiment.period)
         return value_at(self.folder(entry, seed), rounds, over)
+
+    def references(self, study: Experiment, entry: str, seeds: Sequence[int], rounds: int) -> dict[str, BySeed]:
+        """Return the scores of references by their words and seed, on the rows on which a rung judges an entry."""
+        method = next(method for method in self.experiment.method if method.name == entry)
+        changes = {"references": study.references, "shift": self.experiment.shift_of(method)}
+        text, calls = as_json(self.experiment.model_copy(update=changes)), list[Refer]()
+        over = window(rounds, self.experiment.rounds, self.experiment.late, self.experiment.period)
+        runs = [RunRecord(s, self.folder(entry, s), 0, shift=shift_file(self.root, method, s)) for s in seeds]
+        for run in runs:
+            starts = [0.0, *(float(line["seconds"]) for line in run.lines)]
+            judged = [after - 1 for after, _ in run.entries("val") if rounds - over < after <= rounds]
+            calls.append(Refer(text, run.seed, tuple((number, starts[number]) for number in judged)))
+        played = in_parallel(refer, calls, self.pool, self.stop) if study.references else ()
+        fitted = {message.call: message.value or {} for message in played if message.final}
+        found: dict[str, dict[int, float]] = {}
+        for number, run in enumerate(runs):
+            curves = {name: run.curve("val", at(*keys)) for name, keys in KEYS.items()}
+            curves |= {name: tuple(np.array(pairs).T) for name, pairs in fitted.get(number, {}).items()}
+            words = target_words(self.experiment.data.target, usual_class(run.labels))
+            for name, (after, values) in curves.items():
+                if (done := after <= rounds).any():
+                    value = run.late("val", (after[done], values[done]), over)
+                    found.setdefault(reference_words(name, words), {})[run.seed] = value
+        return {**found}
 
     def write(self, **line: Any) -> Tournament:
         """Write a line with the seconds that are spent, and return the record with it."""
@@ -575,7 +642,7 @@ def next_step(play: Play, record: Tournament) -> Step | str:
         return Step(further, better, seeds)
     fresh = [seed for seed in play.experiment.seeds if seed not in top.seeds][:1]
     if len(record.survivors) < LEAST or not fresh:
-        return "one leads clearly" if len(record.survivors) == 1 else "all seeds are played"
+        return "the others are behind" if len(record.survivors) == 1 else "all seeds are played"
     if not play.pays_for([record.costs[method[entry]].of(top.rounds) for entry in record.survivors]):
         return "the budget does not pay for another seed"
     return Step(top.rounds, record.survivors, fresh)
@@ -609,16 +676,21 @@ def climb_further(play: Play, record: Tournament) -> Tournament:
     values = {entry: values[entry] for entry in entries if entry not in lacking}
     if not values:
         return play.write(failed=failed, ended=OVER if over else FAILED)
+    references = play.references(record.study, next(iter(values)), seeds, rounds)
+    if play.stop.asked:
+        return record
     if top is not None and again:
         values = {entry: {**top.values[entry], **values[entry]} for entry in values}
+        references = {name: {**top.references.get(name, {}), **by_seed} for name, by_seed in references.items()}
         seeds = [*top.seeds, *seeds]
     method = {candidate.entry: candidate.method for candidate in record.candidates}
     count = len({method[entry] for entry in values})
     last = over or len(record.reached) >= len(record.rungs) - 1
     going_on = climbing(values, method, count if last else half(count))
-    rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": going_on}
+    rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": going_on, "references": references}
     record = play.write(rung=rung, failed=failed, ended=OVER if over else "")
     first, *others = record.survivors
+    stands = "has the highest score" if record.doubt else "leads"
     rest = f"; not told apart from it: {len(others)}" if others else ""
-    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {first} leads{rest}")
+    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {first} {stands}{rest}")
     return record

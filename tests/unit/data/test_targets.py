@@ -130,11 +130,11 @@ def test_yesterday_says_the_value_of_the_same_hour():
     people = build(rows, IID(clients=1))
     found = people.baselines(people.clients, NOW, "train")
     held = people.held(0, NOW, "train").long()
-    kept = held[held >= 24]
-    off = curve[kept.numpy()] - curve[kept.numpy() - 24]
-    rival = curve[kept.numpy()] - curve.mean()
+    kept = held.numpy()
+    off = curve[kept] - np.where(kept >= 24, curve[kept - 24], curve.mean())  # the first day has no yesterday
+    rival = curve[kept] - curve.mean()
     assert found["yesterday"] == pytest.approx(1 - (off**2).sum() / (rival**2).sum(), abs=1e-5)
-    assert found["yesterday"] > 0.95
+    assert found["yesterday"] > 0.85
 
 
 def test_there_is_no_yesterday_without_a_clock_or_where_times_come_twice():

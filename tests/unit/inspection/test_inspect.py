@@ -288,7 +288,7 @@ def test_a_study_has_three_methods_of_a_kind_that_the_registry_says_to_help():
         found = methods(inspect_table(planted(world, 0)))
         assert [proposal.name for proposal in found][: len(names) + 2] == ["FedAvg", "Each alone", *names]
         if world == "meaning":
-            assert found[2].why == "there are groups of clients; the same input has other labels at other clients"
+            assert found[2].why == "there are groups of clients; same inputs, different labels across clients"
     # The hours are for the server to find.
     assert found[2].options == {"prior": "learned", "branches": 2, "safe": True}
 
@@ -375,7 +375,7 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
     assert found["study"] == str(tmp_path / "made" / STUDY)
     assert [line[64:74].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
     groups = "there are groups of clients that differ strongly"
-    short = f"In short: labels of the same input differ strongly between clients; {groups}."
+    short = f"In short: same inputs, strongly different labels across clients; {groups}."
     assert short in lines
     assert "nan" not in (tmp_path / "made" / PAGE).read_text(encoding="utf-8").split("<figure")[0]
     assert checked(tmp_path / "made" / STUDY).title == "shop.csv"
@@ -388,3 +388,14 @@ def test_without_features_there_is_no_study(tmp_path, capsys):
     assert done("inspect", tmp_path / "a.csv", "--out", tmp_path / "made") == 0
     assert "no study: no columns of features are left" in capsys.readouterr().out
     assert not (tmp_path / "made" / STUDY).exists()
+
+
+def test_a_skewed_measure_gets_a_hint_at_its_logarithm():
+    draw = np.random.default_rng(0)
+    columns = {"a": draw.normal(size=300), "sales": np.exp(8 + draw.normal(size=300)), "height": draw.normal(170, 9, 300)}
+    hints = {name: [n for n in ft.inspect(columns, label=name).notes if "logarithm" in n or "log(" in n]
+             for name in ("sales", "height")}  # fmt: skip
+    assert len(hints["sales"]) == 1
+    assert "sales is above 0 and skewed" in hints["sales"][0]
+    assert "log(sales)" in hints["sales"][0]
+    assert not hints["height"]

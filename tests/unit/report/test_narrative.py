@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fedtide.config import from_dict
+from fedtide.data.targets import TARGET_WORDS
 from fedtide.evaluate.metrics import UNKNOWN, Measure
+from fedtide.evaluate.references import REFERENCES, reference_words
 from fedtide.report import narrative
 from fedtide.report.accuracy import methods_table
 from fedtide.report.narrative import alarms, broken
@@ -32,7 +34,13 @@ def summary(*methods: MethodSummary, baseline: str = "", groups: tuple[str, ...]
     base = next((m for m in methods if m.name == baseline), None)
     others = [m for m in methods if base is not None and m is not base]
     paired = [Paired(m.name, base.name, m.against(base, "accuracy"), m.same_run(base)) for m in others]
-    return Summary("Toy", "", 100, "held_out_clients", 64, None, [*groups], [*methods], paired)
+    names = dict.fromkeys(name for name in REFERENCES for m in methods if name in m.measures)
+    holders = {name: next(m for m in methods if name in m.measures) for name in names}
+    references = [
+        MethodSummary(reference_words(name, TARGET_WORDS["classes"]), name, m.seeds, 0, {"accuracy": m.measures[name]})
+        for name, m in holders.items()
+    ]
+    return Summary("Toy", "", 100, "held_out_clients", 64, None, [*groups], [*methods], paired, references=references)
 
 
 def record(*methods: dict, **changes) -> ExperimentRecord:
@@ -96,16 +104,27 @@ def test_the_difference_is_over_the_seeds_of_both():
 
 @pytest.mark.parametrize(("methods", "text"), [
     ([method("B", 0.90, 0.92, 0.91), method("A", 0.80, 0.81, 0.81)],
-     "B came out first, with 91.0 ± 0.6 % over the last 64 rounds: 10.3 ± 0.3 points more than A."),
+     "B leads with 91.0 ± 0.6 % over the last 64 rounds: 10.3 ± 0.3 points more than A."),
+    ([method("B", 0.90), method("A", 0.80)],
+     "With 1 seed no method can be said to lead: B has the highest mean, 90.0 % over the last 64 rounds."),
+    ([method("B", 0.90, 0.91), method("A", 0.80, 0.81)],
+     "With 2 seeds no method can be said to lead: B has the highest mean, 90.5 ± 0.5 % over the last 64 rounds."),
+    ([method("B", 0.90, 0.92, 0.91, tree=0.89), method("A", 0.80, 0.81, 0.81)],
+     "Too few seeds to tell a lead over a boosted tree: B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
+    ([method("B", 0.90, 0.92, 0.91, tree=0.95, commonest_class=0.5), method("A", 0.80, 0.81, 0.81)],
+     "No method beats a boosted tree (95.0 %): B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
+    ([replace(method("B", 0.90, 0.92, 0.91), unfinished=1), method("A", 0.80, 0.81, 0.81)],
+     "Before all rounds are played no method can be said to lead: B has the highest mean, 91.0 ± 0.6 % over the last "
+     "64 rounds."),
     ([method("B", 0.90, 0.92, 0.91), method("A", 0.80, 0.93, 0.92)],
-     "B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds; no clear lead over A."),
+     "No clear lead over A: B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
     ([method("B", 0.8, 0.9, 0.85), method("A", 0.8, 0.9, 0.85)],
      "B and A, which are the same run, have an accuracy of 85.0 ± 2.9 % over the last 64 rounds."),
     ([method("A", 0.5, 0.5, 0.5, commonest_class=0.5), method("B", 0.4, 0.4, 0.4, commonest_class=0.5)],
-     "No method is better than always answering the commonest class (50.0 %): A has the highest mean, 50.0 % over the "
-     "last 64 rounds."),
+     "No method beats always answering the commonest class (50.0 %): A has the highest mean, 50.0 % over the last 64 "
+     "rounds."),
     ([method("A", 0.8, 0.8, 0.8, yesterday=0.75, last_week=0.8)],
-     " That is no better than the value of a week ago, which has 80.0 % without training."),
+     "No method beats the value of a week ago (80.0 %): A has the highest mean, 80.0 % over the last 64 rounds."),
     ([replace(method("Top", 0.9), algorithm="oracle"), method("A", 0.8)],
      "A has an accuracy of 80.0 % over the last 64 rounds. Top, which knows the true groups, has 90.0 %."),
     ([method("Refused", 0.9, answered=0.0, refused=30.0), method("Good", 0.8, answered=290.0, refused=10.0)],

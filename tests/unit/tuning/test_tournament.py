@@ -64,7 +64,11 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert ready.baseline == "A"
     comment = (root / "study.toml").read_text().splitlines()[0]
     assert comment.endswith('the methods of its tournament that may be the best, and "A" to compare them with.')
-    assert f"{made.survivors[0]} leads" in write_recommendation(root).read_text()
+    rung, page = made.reached[-1], write_recommendation(root).read_text()
+    assert f"{made.survivors[0]} {'has the highest score' if made.doubt else 'leads'}" in page
+    # The reference is judged on the rows that methods are judged on, at each seed.
+    assert set(rung.references["always answering the commonest class"]) == set(rung.seeds)
+    assert "always answering the commonest class" in page
 
 
 def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):

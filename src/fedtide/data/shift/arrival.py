@@ -567,9 +567,9 @@ class CalendarPlan(Plan):
         begin, end = (self.edge(moment.round + step) - self._delay for step in (0, 1))
         return torch.from_numpy(self._within(COME, begin, end)[: self.view.registered] > 0)
 
-    def arrived(self, moment: Moment) -> tuple[Tensor, Tensor]:
+    def arrived(self, moment: Moment, part: str = COME) -> tuple[Tensor, Tensor]:
         """Return all rows that have arrived with their labels, also those that are no longer held, and their owners."""
-        rows, time, owner = self._sorted[COME]
+        rows, time, owner = self._sorted[part]
         come = torch.from_numpy(time < self.edge(moment.round + 1) - self._delay)
         return rows[come], torch.from_numpy(owner)[come]
 

@@ -1,0 +1,55 @@
+"""The one rule of who leads: reports, headlines and tournaments say it by this rule alone."""
+
+from collections.abc import Mapping
+
+from fedtide.draw.prose import counted
+from fedtide.evaluate.metrics import Measure
+from fedtide.report.formats import percent
+
+LEVEL = "No method beats"
+"""Beginning of the reason that a reference is as good."""
+
+ENOUGH = 3
+"""Seeds from which the spread of a difference is known."""
+
+BySeed = Mapping[int, float]
+"""The score of a method at each seed."""
+
+
+def gap(ours: BySeed, theirs: BySeed) -> Measure:
+    """Return the difference of two scores over the seeds of both."""
+    return Measure.of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+
+def find_doubt(ours: BySeed, others: Mapping[str, BySeed], references: Mapping[str, BySeed], *, complete: bool) -> str:
+    """Return the reason why a method does not lead, as the beginning of a sentence; "" if it leads.
+
+    It leads if the 95 % confidence intervals of its differences to all other methods and to all references lie above 0,
+    with three seeds or more, after all rounds.
+
+    Args:
+        ours: of the method with the highest mean.
+        others: of the other methods, by name.
+        references: of answers without a federation, by their words.
+        complete: whether all rounds of all runs are played.
+
+    >>> find_doubt({0: 0.76, 1: 0.77}, {}, {"always 'no'": {0: 0.8, 1: 0.8}}, complete=True)
+    "No method beats always 'no' (80.0 %)"
+    >>> find_doubt({0: 0.9}, {"B": {0: 0.8}}, {}, complete=True)
+    'With 1 seed no method can be said to lead'
+    >>> find_doubt({0: 0.9, 1: 0.91, 2: 0.9}, {"B": {0: 0.8, 1: 0.8, 2: 0.8}}, {}, complete=True)
+    ''
+    """
+    if level := [name for name, theirs in references.items() if gap(ours, theirs).level]:
+        bars = [f"{name} ({percent(Measure.of([*references[name].values()]))})" for name in level]
+        return f"{LEVEL} {' or '.join(bars)}"
+    if len(ours) < ENOUGH:
+        return f"With {counted(len(ours), 'seed')} no method can be said to lead"
+    if not complete:
+        return "Before all rounds are played no method can be said to lead"
+    for name, theirs in {**references, **others}.items():
+        ahead = gap(ours, theirs)
+        if ahead.mean is not None and ahead.side() <= 0:
+            unclear = ahead.level or ahead.clarity(ahead.mean) == "unclear"
+            return f"{'No clear lead' if unclear else 'Too few seeds to tell a lead'} over {name}"
+    return ""
