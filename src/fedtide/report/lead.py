@@ -6,8 +6,8 @@ from fedtide.draw.prose import counted
 from fedtide.evaluate.metrics import Measure
 from fedtide.report.formats import percent
 
-LEVEL = "No method beats"
-"""Beginning of the reason that a reference is as good."""
+LEVEL = "No method"
+"""Beginning of the reason that a reference is as good, or not clearly worse."""
 
 ENOUGH = 3
 """Seeds from which the spread of a difference is known."""
@@ -40,9 +40,11 @@ def find_doubt(ours: BySeed, others: Mapping[str, BySeed], references: Mapping[s
     >>> find_doubt({0: 0.9, 1: 0.91, 2: 0.9}, {"B": {0: 0.8, 1: 0.8, 2: 0.8}}, {}, complete=True)
     ''
     """
-    if level := [name for name, theirs in references.items() if gap(ours, theirs).level]:
+    gaps = {name: gap(ours, theirs) for name, theirs in references.items()}
+    below = [name for name, ahead in gaps.items() if ahead.mean is not None and ahead.mean <= 0]
+    if level := below or [name for name, ahead in gaps.items() if ahead.level]:
         bars = [f"{name} ({percent(Measure.of([*references[name].values()]))})" for name in level]
-        return f"{LEVEL} {' or '.join(bars)}"
+        return f"{LEVEL} {'beats' if below else 'clearly beats'} {' or '.join(bars)}"
     if len(ours) < ENOUGH:
         return f"With {counted(len(ours), 'seed')} no method can be said to lead"
     if not complete:

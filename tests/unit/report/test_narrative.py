@@ -111,6 +111,8 @@ def test_the_difference_is_over_the_seeds_of_both():
      "With 2 seeds no method can be said to lead: B has the highest mean, 90.5 ± 0.5 % over the last 64 rounds."),
     ([method("B", 0.90, 0.92, 0.91, tree=0.89), method("A", 0.80, 0.81, 0.81)],
      "Too few seeds to tell a lead over a boosted tree: B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
+    ([method("B", 0.90, 0.92, 0.91, tree=0.905), method("A", 0.80, 0.81, 0.81)],
+     "No method clearly beats a boosted tree (90.5 %): B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
     ([method("B", 0.90, 0.92, 0.91, tree=0.95, commonest_class=0.5), method("A", 0.80, 0.81, 0.81)],
      "No method beats a boosted tree (95.0 %): B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
     ([replace(method("B", 0.90, 0.92, 0.91), unfinished=1), method("A", 0.80, 0.81, 0.81)],
