@@ -20,7 +20,7 @@ INK = "#1d2733"
 """Color of text and axes; on a dark screen the style sheet of a page replaces it and the grays below."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#882255", "#56B4E9", INK, "#8C6D31")
 GROUP_COLORS = ("#E69F00", "#3B4C8A", "#117733", "#AA4499", "#999933", "#661100", "#DDCC77")
-MODEL_COLORS = ("#B39DDB", "#EE8866", "#8FDCC4", "#FFAABB", "#BBCC33", "#A9DFFB", "#C4A484")
+MODEL_COLORS = ("#B39DDB", "#BBCC33", "#FFAABB", "#8FDCC4", "#C4A484", "#A9DFFB", "#EE8866")
 STATE_COLORS = ("#E4E9F2", "#9FAFC8", "#F0E442", "#F768A1", "#7A0177")
 """Colors of methods (lines), of groups and domains, of models (areas), and of states of a node, the best first.
 

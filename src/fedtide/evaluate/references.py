@@ -1,8 +1,9 @@
 """References: answers without a federation, on the same rows and with the same weights as the methods of a study."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from fedtide.learn.target import CountTarget, LabelsTarget, Measured, NumberTarg
 
 MOST = 20_000
 """Rows that a boosted tree is fitted to at most: the latest ones of rows that arrive, else drawn ones."""
+FITS = 20
+"""Moments of a run at which a tree is fitted anew, if rows arrive."""
 MISSING = 'not computed: it needs scikit-learn, pip install "fedtide[trees]"'
 """Note on a tree that was not fitted."""
 
@@ -81,10 +84,8 @@ class References:
         found: dict[str, Tensor | None] = {}
         if "last_label" in self.names:
             found["last_label"] = self._last(known, holder, seen.y, rows.ids, clients[owner])
-        if "tree" in self.names:
-            picked = self._recent(known)
-            x, y = seen.x[picked].flatten(1).cpu(), seen.y[picked]
-            found["tree"] = self._kept(part, target, x, y, rows.x.flatten(1).cpu())
+        if "tree" in self.names and (trees := self._trees(moment)) is not None:
+            found["tree"] = predict(target, trees, rows.x)
         return {name: score_of(target, answers, rows.y) for name, answers in found.items() if answers is not None}
 
     def _last(self, known: Tensor, holder: Tensor, y: Tensor, judged: Tensor, owner: Tensor) -> Tensor | None:
@@ -100,23 +101,30 @@ class References:
         usual = usual_answer(self.population.target, y).expand(len(judged), *y.shape[1:])
         return torch.where(present.reshape(-1, *[1] * (y.dim() - 1)), y[at], usual.to(y.dtype))
 
-    def _recent(self, known: Tensor) -> Tensor:
-        """Return positions of the rows that a tree is fitted to."""
-        time = self.population.rows.time
-        if len(known) > MOST and self.population.apart and time is not None:
-            return time[known.long()].argsort(stable=True)[-MOST:]
-        return draw_some(torch.arange(len(known)), MOST, Rng(self.population.seed).at("reference"))
+    def _trees(self, moment: Moment) -> "Trees | None":
+        """Return trees of the rows that are known, which are fitted anew only if rows have changed.
 
-    def _kept(self, part: str, target: Target, x: Tensor, y: Tensor, judged: Tensor) -> Tensor | None:
-        """Return the answers of a tree, which is fitted anew only if rows have changed."""
-        digest = hashlib.blake2b(b"".join(raw(values.contiguous()).numpy().tobytes() for values in (x, y, judged)))
-        if self._trees.get(part, ("",))[0] != digest.hexdigest():
-            self._trees[part] = digest.hexdigest(), fit_and_predict(target, x, y, judged)
-        return self._trees[part][1]
+        If rows arrive, they are those of the last of `FITS` moments of the run.
+        """
+        people = self.population
+        earlier = replace(moment, round=moment.round - moment.round % math.ceil(moment.rounds / FITS))
+        known, holder = people.known(earlier if people.apart else moment)
+        if not len(known):
+            known, holder = people.known(moment)
+        if len(known) > MOST and people.apart and people.rows.time is not None:
+            picked = people.rows.time[known.long()].argsort(stable=True)[-MOST:]
+        else:
+            picked = draw_some(torch.arange(len(known)), MOST, Rng(people.seed).at("reference"))
+        seen = people.shard_of(known[picked], holder[picked], moment)
+        digest = hashlib.blake2b(raw(seen.x).numpy().tobytes() + raw(seen.y).numpy().tobytes()).hexdigest()
+        if digest not in self._fitted:
+            self._fitted.clear()
+            self._fitted[digest] = fit_trees(people.target, seen.x, seen.y)
+        return self._fitted[digest]
 
     @cached_property
-    def _trees(self) -> dict[str, Any]:
-        """Digest of the rows of the last tree of each part, and its answers."""
+    def _fitted(self) -> "dict[str, Trees | None]":
+        """The last trees, by the digest of their rows."""
         return {}
 
 
@@ -132,30 +140,42 @@ def score_of(target: Target, answers: Tensor, y: Tensor) -> float:
     return target.skill_of(answers, y) if isinstance(target, Measured) else float(target.score_rows(answers, y).mean())
 
 
-def fit_and_predict(target: Target, x: Tensor, y: Tensor, judged: Tensor) -> Tensor | None:
-    """Return the answers of boosted trees (`HistGradientBoosting`) to judged rows; None without scikit-learn."""
+Trees = Sequence[Callable[[np.ndarray], np.ndarray]]
+"""Predicts rows (rows, d): one for each quantile or label, else a single one."""
+
+
+def fit_trees(target: Target, x: Tensor, y: Tensor) -> Trees | None:
+    """Fit boosted trees (`HistGradientBoosting`) to rows; None without scikit-learn."""
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
         from threadpoolctl import threadpool_limits
     except ImportError:
         return None
 
-    def fitted(make: Callable[..., Any], labels: np.ndarray, **options: Any) -> Tensor:
+    def fit(labels: np.ndarray, loss: str = "", **options: Any) -> Callable[[np.ndarray], np.ndarray]:
         if (labels == labels[0]).all():
-            return torch.full((len(judged),), labels[0].item(), dtype=torch.float64)
-        model = make(early_stopping=False, random_state=0, **options)
-        return torch.from_numpy(model.fit(x.numpy(), labels).predict(judged.numpy()))
+            return lambda rows: np.full(len(rows), labels[0])
+        options |= {"early_stopping": False, "random_state": 0}
+        make = (
+            HistGradientBoostingRegressor(loss=loss, **options) if loss else HistGradientBoostingClassifier(**options)
+        )
+        predict: Callable[[np.ndarray], np.ndarray] = make.fit(x.flatten(1).cpu().numpy(), labels).predict
+        return predict
 
     values = y.double().numpy()
     with threadpool_limits(1):
         if isinstance(target, QuantileTarget):
-            by = {"loss": "quantile"}
-            several = [fitted(HistGradientBoostingRegressor, values, quantile=at, **by) for at in target.at]
-            return torch.stack(several, 1).sort(1).values
+            return [fit(values, "quantile", quantile=at) for at in target.at]
         if isinstance(target, Measured):
             robust = isinstance(target, NumberTarget) and target.form == "huber"
             loss = "poisson" if isinstance(target, CountTarget) else "absolute_error" if robust else "squared_error"
-            return fitted(HistGradientBoostingRegressor, values, loss=loss)
-        if isinstance(target, LabelsTarget):
-            return torch.stack([fitted(HistGradientBoostingClassifier, column) for column in values.T], 1)
-        return fitted(HistGradientBoostingClassifier, y.numpy()).long()
+            return [fit(values, loss)]
+        return [fit(column) for column in np.atleast_2d(y.numpy().T)]
+
+
+def predict(target: Target, trees: Trees, x: Tensor) -> Tensor:
+    """Return the answers of trees to rows: (rows,), or (rows, k) of several quantiles or labels."""
+    answers = torch.from_numpy(np.stack([tree(x.flatten(1).cpu().numpy()) for tree in trees], 1))
+    if isinstance(target, QuantileTarget):
+        return answers.sort(1).values
+    return answers if isinstance(target, LabelsTarget) else answers[:, 0]

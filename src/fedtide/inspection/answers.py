@@ -259,7 +259,8 @@ def _of_clients(rows: Sample, clients: Clients | None) -> list[Finding]:
     if clients is None:
         why = "no column of clients" if rows.client is None else "one client"
         return _not_asked(("labels", "features", "meaning", "groups"), why)
-    labels = f"difference of labels between clients: {percent(clients.labels.seen)} (chance: {percent(clients.labels.chance)})"
+    seen, chance = percent(clients.labels.seen), percent(clients.labels.chance)
+    labels = f"difference of labels between clients: {seen} (chance: {chance})"
     if clients.labels.distance and clients.alpha < 100:
         alpha = f"{clients.alpha:.2g}" if clients.alpha >= LEAST_ALPHA else f"below {LEAST_ALPHA}"
         labels += f"; as if dealt with dirichlet alpha {alpha}"

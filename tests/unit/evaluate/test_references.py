@@ -20,7 +20,7 @@ from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.shift import Calendar
 from fedtide.data.targets import Counts, Labels, Number, Quantiles
-from fedtide.evaluate.references import MISSING, References, fit_and_predict
+from fedtide.evaluate.references import MISSING, References, fit_trees, predict
 from fedtide.report.accuracy import brief_table
 from fedtide.report.study import measures, read_study
 from helpers.studies import A, finished, lines_of, study
@@ -121,15 +121,20 @@ def test_a_tree_is_fitted_again_only_if_rows_change():
     people = table()
     references = References(people, ("tree",))
     first = references.scores(people.clients, NOW, "test")
-    kept = references._trees["test"][1]
+    kept = references._trees(NOW)
     assert references.scores(people.clients, Moment(7, 10, 7.0), "test") == first
-    assert references._trees["test"][1] is kept
+    assert references._trees(Moment(7, 10, 7.0)) is kept
+    # Where rows arrive the tree of 100 rounds is fitted anew in every fifth.
+    arriving = References(table(calendar=True), ("tree",))
+    numbers = [id(arriving._trees(Moment(number, 100, 0.0))) for number in range(10)]
+    assert len(set(numbers[:5])) == len(set(numbers[5:])) == 1
 
 
 def test_labels_that_are_all_the_same_need_no_tree():
     x = torch.randn(30, 2)
     people = table()
-    assert fit_and_predict(people.target, x, torch.ones(30, dtype=torch.int64), x[:4]).tolist() == [1] * 4
+    trees = fit_trees(people.target, x, torch.ones(30, dtype=torch.int64))
+    assert predict(people.target, trees, x[:4]).tolist() == [1] * 4
 
 
 def test_there_is_no_last_label_without_times():

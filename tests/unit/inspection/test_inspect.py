@@ -392,7 +392,11 @@ def test_without_features_there_is_no_study(tmp_path, capsys):
 
 def test_a_skewed_measure_gets_a_hint_at_its_logarithm():
     draw = np.random.default_rng(0)
-    columns = {"a": draw.normal(size=300), "sales": np.exp(8 + draw.normal(size=300)), "height": draw.normal(170, 9, 300)}
+    columns = {
+        "a": draw.normal(size=300),
+        "sales": np.exp(8 + draw.normal(size=300)),
+        "height": draw.normal(170, 9, 300),
+    }
     hints = {name: [n for n in ft.inspect(columns, label=name).notes if "logarithm" in n or "log(" in n]
              for name in ("sales", "height")}  # fmt: skip
     assert len(hints["sales"]) == 1

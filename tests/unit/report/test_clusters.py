@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedtide.draw import figures
 from fedtide.report.clusters import (
     agreement,
     ari,
@@ -194,3 +196,12 @@ def test_clients_are_sorted_by_their_last_group_and_then_by_those_before(tmp_pat
     assert members.clients.tolist() == [0, 3, 1, 2]
     np.testing.assert_array_equal(members.groups, [[0, 0], [1, 0], [0, 1], [1, 10]])
     np.testing.assert_array_equal(members.slots, [[0, 0], [1, 1], [0, 0], [1, 1]])
+
+
+def test_a_color_has_one_meaning_in_a_report():
+    groups = {figures.group_color(number).lower() for number in range(21)}
+    meanings = [*map(str.lower, figures.COLORS)], groups, [figures.model_color(n).lower() for n in range(-1, 8)]
+    states = [color.lower() for color in figures.STATE_COLORS]
+    for one, other in itertools.combinations([*meanings, states], 2):
+        assert not set(one) & set(other)
+    assert [len(set(one)) for one in (*meanings, states)] == [8, 21, 9, 5]
