@@ -24,8 +24,11 @@ MOST = 20_000
 """Rows that a boosted tree is fitted to at most: the latest ones of rows that arrive, else drawn ones."""
 FITS = 20
 """Moments of a run at which a tree is fitted anew, if rows arrive."""
-MISSING = 'not computed: it needs scikit-learn, pip install "fedtide[trees]"'
-"""Note on a tree that was not fitted."""
+MISSING = {
+    "last_label": "not computed, because rows have no time",
+    "tree": 'not computed: it needs scikit-learn, pip install "fedtide[trees]"',
+}
+"""Notes on references without a score."""
 
 
 class Reference(NamedTuple):

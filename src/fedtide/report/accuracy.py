@@ -148,7 +148,7 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
         rows.append([m.name, percent(m.measure(summary.score)), *cells])
     header = ["method", f"mean over {summary.span}", *against, *(number.title for number in shown)]
     for each in summary.references:
-        takes = REFERENCES[each.algorithm].takes if each.seeds else MISSING
+        takes = REFERENCES[each.algorithm].takes if each.seeds else MISSING[each.algorithm]
         rows.append([f"{each.name} ({takes})", percent(each.measure(summary.score)), *["-"] * (len(header) - 2)])
     return Table(header, rows)
 

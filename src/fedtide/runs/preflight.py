@@ -20,6 +20,7 @@ from fedtide.draw.prose import listed
 from fedtide.evaluate.judge import NOT_JUDGED, views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.evaluate.probe import owners_of
+from fedtide.evaluate.references import References
 from fedtide.fleets import ray_pool
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
@@ -176,6 +177,7 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     if not views(population, named=experiment.eval_splits):
         tried.notes.append(NOT_JUDGED)
     _ = built.embedded
+    References(population, experiment.references)  # refuses rows that have none
     if experiment.forgetting is not None:
         owners_of(population, experiment.forgetting.part, None, seed)
     last = Moment(rounds - 1, rounds, 0.0)

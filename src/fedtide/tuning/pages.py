@@ -18,6 +18,7 @@ from fedtide.draw.html import MARK, Part, render, swatch, to_pictures
 from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table, format_value
 from fedtide.evaluate.metrics import Measure
+from fedtide.evaluate.references import MISSING, reference_words
 from fedtide.report.formats import percent, signed_points
 from fedtide.report.lead import gap
 from fedtide.report.run_records import environment_line, span_of
@@ -305,6 +306,9 @@ def standings_table(record: Tournament) -> Table:
     for words, by_seed in top.references.items():
         cells = [percent(Measure.of([*by_seed.values()])), signed_points(gap(by_seed, top.values[first]))]
         rows.append([words, "reference", "", str(len(by_seed)), *cells, "no federation, on the same rows"])
+    named = {name: reference_words(name, target_words(record.study.data.target)) for name in record.study.references}
+    lacking = [name for name, words in named.items() if words not in top.references]
+    rows += [[named[name], "reference", "", "", "-", "", MISSING[name]] for name in lacking]
     difference = "difference to the highest score at that time"
     return Table(["entry", "standing", "rounds", "seeds", "score on validation rows", difference, "nominated as"], rows)
 

@@ -363,7 +363,8 @@ def check_judged(study: Experiment, where: str) -> None:
     if not study.data.split.val:
         raise refused(f"{where}: data.split.val", 0, "a share of the rows, by which methods are judged, such as 0.2")
     playing = played_by(study)
-    check_needed(playing, preflight(playing, where).forms, where)
+    with_references = playing.model_copy(update={"references": study.references})
+    check_needed(playing, preflight(with_references, where).forms, where)
 
 
 def _candidates(findings: Findings, place: Path) -> tuple[Experiment, list[Candidate]]:

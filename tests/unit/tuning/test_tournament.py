@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,16 @@ import pytest
 import fedtide as ft
 from fedtide.cli.commands import main
 from fedtide.config import Experiment, read
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import append_line
+from fedtide.evaluate.judge import views
+from fedtide.evaluate.references import References
 from fedtide.runs import folder
+from fedtide.runs.build import population_of
 from fedtide.tuning import ladder, tournament
 from fedtide.tuning.ladder import Ladder
-from fedtide.tuning.pages import write_recommendation
+from fedtide.tuning.pages import standings_table, write_recommendation
 from fedtide.tuning.tournament import Candidate, Step, execute, first_line, played_by, read_tournament, value_at
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 
@@ -218,3 +223,21 @@ def test_the_value_of_a_run_weighs_skills_by_the_error_of_the_constant(tmp_path)
     record_of(tmp_path, *scores)
     assert value_at(tmp_path, 2, 2) == pytest.approx(0.15)
     assert value_at(tmp_path, 1, 2) == -3.0
+
+
+def test_trees_are_judged_on_the_rows_of_a_rung_and_named_without_scikit_learn(tmp_path, plan, monkeypatch):
+    root = begun(tmp_path / "t", A, PROX)
+    config = root / "config.toml"
+    config.write_text(config.read_text().replace("references = []", 'references = ["tree"]'))
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    people = population_of(played_by(made.study), made.study.shift, 2)
+    (view,) = views(people, named=("val",))
+    by_hand = References(people, ("tree",)).scores(view.clients, Moment(1, 4, 1.0), "val")["tree"]
+    assert made.reached[0].references["a boosted tree"][2] == pytest.approx(by_hand)
+    assert ["a boosted tree", "reference"] in [row[:2] for row in standings_table(made).rows]
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    bare = begun(tmp_path / "bare", A, PROX)
+    (bare / "config.toml").write_text(config.read_text())
+    assert execute(bare, workers=1)
+    assert "fedtide[trees]" in standings_table(read_tournament(bare)).rows[-1][-1]
