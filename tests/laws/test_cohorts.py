@@ -33,7 +33,7 @@ def test_every_kind_plays_and_what_the_server_sees_is_declared(name, thorough):
         run = played(toy(algorithm, {**options, "cohort": cohort}), rounds=2)
         trained = [query.ask for query in run.fleet.queries if query.ask.question == "train"]
         assert trained, kind
-        if kind != "everyone":
+        if kind not in ("everyone", "poisson"):
             assert all(len(asked.clients) <= 3 for asked in trained), kind
         made = run.host.algorithm
         assert {"utility"} <= set(made.traits.reveals) if kind == "oort" else "utility" not in made.traits.reveals

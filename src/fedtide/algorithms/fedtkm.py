@@ -179,7 +179,7 @@ def fedtkm(
         got = mean(reply.total)
         qbar, summed = got["modes"], reply.total["features"]
         mass = torch.tensor([0.0 if mode is None else mode.weight for mode in summed], dtype=torch.float64)
-        prior_memo = prior.see(state.prior, moment, got, rng, len(reply.clients))
+        prior_memo = prior.see(state.prior, moment, got, rng, int(reply.total["modes"].weight))
         q = prior.shares(moment, branches, prior_memo)
         # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha = state.log_alpha

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | arrivals | the clients that the shift sends, the same for every method | nothing |
 | uniform | reachable clients, uniformly | nothing |
+| poisson | each reachable client with the same chance, by itself | nothing |
 | everyone | all reachable clients | nothing |
 | in-turn | reachable clients, each once before any has a second turn | nothing |
 | by-size | in proportion to samples | samples |
@@ -40,6 +41,7 @@ from fedtide.cohorts.selection import (
     Oort,
     PickedBy,
     Picking,
+    Poisson,
     PowerOfChoice,
     Uniform,
 )
@@ -49,14 +51,14 @@ if TYPE_CHECKING:
     Cohort = Picking  # an algorithm takes any object that selects clients; the kinds are those of a file
 else:
     Cohort = Annotated[
-        Arrivals | Uniform | Everyone | InTurn | BySize | Nearest | Oort | PowerOfChoice | Python,
+        Arrivals | Uniform | Poisson | Everyone | InTurn | BySize | Nearest | Oort | PowerOfChoice | Python,
         Field(discriminator="kind", description="selection of the participants of a round."),
     ]
 
 __all__ = [
     "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "OneModel", "Oort", "PickedBy", "Picking",
-    "PowerOfChoice", "Uniform", "ask_to_train", "build_method", "collect_before", "label_question", "play_rounds",
-    "take_part", "with_cohort",
+    "Poisson", "PowerOfChoice", "Uniform", "ask_to_train", "build_method", "collect_before", "label_question",
+    "play_rounds", "take_part", "with_cohort",
 ]  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class Picking(Protocol):
     reveals: ClassVar[tuple[str, ...]] = ()
     """Values that it needs from the answers to "train": () or ("utility",)."""
     clients_per_round: int | None = None
-    """Number of clients whose answers count; None for all."""
+    """Number of clients whose answers count, of a cohort `Poisson` the expected one; None for all."""
     over_selection: float = 1.0
     """Factor on that number: the clients that are asked."""
     deadline: float | None = None
@@ -244,6 +244,22 @@ class Uniform(Sized):
     def select(self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         return draw_clients(among, torch.zeros(len(among)), m, rng.at("select"))
+
+
+@ingredient
+class Poisson(Picking):
+    """Clients that each toss a coin, so that `clients_per_round` come on average; their number is left to chance.
+
+    In a private simulation that number is not told: sums are divided by the average.
+    """
+
+    clients_per_round: Size = 10
+    kind: Literal["poisson"] = "poisson"
+
+    def select(self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:
+        """Return the clients of `among` whose coin shows heads, sorted; `m` on average."""
+        tosses = rng.at("select").numpy().random(int(among.max()) + 1 if len(among) else 0)
+        return among[torch.from_numpy(tosses)[among] * len(among) < m]
 
 
 @ingredient

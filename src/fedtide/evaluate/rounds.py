@@ -70,7 +70,7 @@ def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
         "down": cost.down,
         "up": cost.up,
         **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
-        **({} if fleet.ledger is None else {"epsilon": fleet.ledger.epsilon()}),
+        **({} if fleet.ledger is None else {"epsilon": fleet.ledger.epsilon(), **fleet.ledger.draws}),
         **shares(truth, step, participants),
         **branches(truth, trained),
         **blends(truth, step, trained),

@@ -7,8 +7,8 @@ from typing import Any, Self, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Scores, Slot
-from fedtide.core.errors import FedtideError
+from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Reply, Scores, Slot
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
 from fedtide.wire.vector import Form
@@ -105,6 +105,26 @@ def check_ask(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:
         )
     if (clients.diff() == 0).any():
         raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
+
+
+class Withheld:
+    """Stands in a reply for what no server is told: any use of it is an error."""
+
+    def _refuse(self, *arguments: Any, **named: Any) -> Any:
+        but = "it reads how many clients came, which is not told in a private run"
+        raise refused("cohort", "poisson", "uniform", but)
+
+    __getattr__ = __len__ = __iter__ = __getitem__ = __index__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, *call: Any) -> Any:
+        return cls()._refuse()
+
+
+def without_count(reply: Reply) -> Reply:
+    """Return a reply that does not tell who answered, or how many."""
+    hidden: Any = Withheld()
+    return replace(reply, clients=hidden, seconds=hidden, cost=hidden, refused=hidden, silent=hidden)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from fedtide.fleets.ask import (
     check_ask,
     make_ask,
     make_scoring,
+    without_count,
 )
 from fedtide.fleets.devices import Clock, SteadyClock
 from fedtide.fleets.engines import Engine, Host
@@ -273,7 +274,7 @@ class SimulatedFleet:
         self.memory.discard(client for client in staged if client in done.unopened)
         reply, seconds = self._reply(ask, race, done)
         self._close(ask, race, reply, seconds, done, payload)
-        return reply
+        return reply if self.vectors.wire.divisor is None else without_count(reply)
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
         """Decide who counts before the work is run; until then an answer is taken to be as large as the payload."""

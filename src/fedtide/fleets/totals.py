@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtide.core import sums
 from fedtide.core.base import Algorithm, Answer, Notes, Payload, Shard, Slotted
+from fedtide.core.errors import refused
 from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
@@ -209,9 +210,14 @@ class Vectors:
         if ask.forms is None:
             return done
         schemas, sums, few = self.schemas_of(ask, payload), dict[int, Tree](), list[int]()
-        for slot, vector in done.vectors.items():
+        vectors = done.vectors
+        if self.wire.divisor is not None:
+            if ask.slot is not None:
+                raise refused("cohort", "poisson", "uniform", "the method asks clients in slots, whose sizes tell them")
+            vectors = {ALL: torch.zeros(ask.forms[ALL].size, dtype=torch.int64)} | vectors
+        for slot, vector in vectors.items():
             members = _members(ask, done.clients, slot)
-            if len(members) < self.wire.fewest:
+            if len(members) < self.wire.fewest and self.wire.divisor is None:
                 few += members
                 continue
             named = None if ask.slot is None else slot

@@ -41,8 +41,8 @@ class Policy(Strict):
 
     Args:
         reveals: names of values that the server may see client by client; None allows what the study asks.
-        questions: names of the works that are done here; None allows what the study asks, but no exact answer about a
-            client if the study is private or there is `epsilon`.
+        questions: names of the works that are done here; None allows what the study asks. In a private study, and with
+            `epsilon`, "score" has to be named.
         fewest: minimum number of clients in a sum.
         rows_at_least: minimum number of rows of a part for a client to be judged on it.
         secure: whether sums must be masked.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts import Picking
+from fedtide.cohorts import Picking, Poisson
 from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
 from fedtide.config.schema import OwnMetric
 from fedtide.core.base import Algorithm, Scores
@@ -286,6 +286,8 @@ def built(
     wire = FLOATING
     if experiment.wire is not None:
         wire = experiment.wire.build()
+        if wire.clip is not None and isinstance(cohort, Poisson):
+            wire = replace(wire, divisor=cohort.clients_per_round)
         check_wire(wire, algorithm, cohort_size(method, population.registered), f"method '{method.name}'")
         if wire.clip is not None:
             check_private(wire.clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from fedtide.cohorts import Uniform
+from fedtide.cohorts import Poisson, Uniform
 from fedtide.config import Experiment, Method, points
 from fedtide.config.settings import Privacy
 from fedtide.core.base import Moment
-from fedtide.core.errors import refused, unknown
+from fedtide.core.errors import refused, unknown, within
 from fedtide.fleets.engines import Host
 from fedtide.remote.offline import trial
 from fedtide.runs.build import cohort_of, cohort_size
@@ -48,10 +49,21 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     fixed = privacy.distance is not None or privacy.times is not None
     # A client that is drawn uniformly from all, anew in each round, gains by not being known.
     always = shift.who.kind == "always" and people.availability is None and people.there(Moment(0, rounds)) is None
-    uniform = isinstance(cohort, Uniform) and always
-    if not fixed and privacy.noise == "plain" and uniform:
+    in_the_way = {
+        "clients come and go by a clock that is known": not always,
+        "its noise is banded": privacy.noise == "banded",
+        "`distance` or `times` says when a client may come": fixed,
+    }
+    poisson = isinstance(cohort, Poisson)
+    if poisson:
+        fewest = 1 if experiment.wire is None else experiment.wire.fewest
+        in_the_way |= {f"no sum of fewer than {fewest} clients is opened, which tells how many came": fewest > 1}
+        if why := next((why for why, is_so in in_the_way.items() if is_so), ""):
+            needs = "uniform, or clients that are always there, plain noise, secure = false and fewest = 1"
+            raise refused("cohort", "poisson", needs, why)
+    if poisson or (isinstance(cohort, Uniform) and not any(in_the_way.values())):
         drawn = min(cohort.asked(), people.registered)
-        return Plan(rounds, rounds, releases=questions, sampling=Sampling(drawn, people.registered))
+        return Plan(rounds, rounds, releases=questions, sampling=Sampling(drawn, people.registered, poisson))
     return plan_without_sampling(privacy, rounds, questions, shift.period)
 
 
@@ -79,13 +91,15 @@ def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
     """
     like, classes = host.population.few()
     forms: dict[Form, None] = {}
-    for fleet, _ in trial(host.algorithm, like, classes, wire=host.wire):
-        for query in fleet.queries:
-            if query.ask.forms and query.ask.version[0] < 0:
-                why = f"method '{method.name}' asks '{query.ask.question}' before round 0, which no budget plans"
-                raise refused("wire.privacy", "a table", "a method that sums from round 0 on alone", why)
-            forms |= dict.fromkeys((query.ask.forms or {}).values())
-    people = cohort_size(method, host.population.registered)
+    with within(f"method '{method.name}'") if host.wire.divisor is not None else nullcontext():
+        for fleet, _ in trial(host.algorithm, like, classes, wire=host.wire):
+            for query in fleet.queries:
+                if query.ask.forms and query.ask.version[0] < 0:
+                    why = f"method '{method.name}' asks '{query.ask.question}' before round 0, which no budget plans"
+                    raise refused("wire.privacy", "a table", "a method that sums from round 0 on alone", why)
+                forms |= dict.fromkeys((query.ask.forms or {}).values())
+    registered = host.population.registered
+    people = cohort_size(method, registered) if host.wire.divisor is None else registered
     return tuple(replace(form, people=people) for form in forms)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtide.cohorts import Poisson
 from fedtide.config import Experiment
 from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
@@ -48,6 +49,9 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     privacy = None if experiment.wire is None else experiment.wire.privacy
     if privacy is None:
         return None
+    if isinstance(experiment.method[0].settings().get("cohort"), Poisson):
+        but = "of real clients it is known who comes"
+        raise refused(f"method '{experiment.method[0].name}'.cohort", "poisson", "uniform with wire.privacy", but)
     check_private(privacy.step, algorithm, False, f"method '{experiment.method[0].name}'")
     return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
 

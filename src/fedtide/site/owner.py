@@ -247,8 +247,8 @@ def describe_terms(
         yield printable(f"asks: {term.question}: {sizes}: {values or 'nothing to be summed'}")
     columns = ", ".join(["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)])
     sends = "sends after work on the rows here," if algorithm.adapt is not None else "sends"
-    withheld, told = policy.withholds_score(wire.hides), f"{sends} of each client by itself: {columns}"
-    yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {'sends nothing' if withheld else told}"
+    withheld, answer = policy.withholds_score(wire.hides), f"{sends} of each client by itself: {columns}"
+    yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {'sends nothing' if withheld else answer}"
     if withheld:
         yield f"will be refused: {SCORE} (`questions` of your policy can name it; its answer is exact, outside epsilon)"
     elif wire.hides or policy.epsilon is not None:

@@ -4,8 +4,10 @@ Sources:
     Balle, Wang: *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018, Theorem 8. Without sampling all
     releases of a run are one Gaussian mechanism. Its sensitivity is that of the rounds of one client.
 
-    Wang, Balle, Kasiviswanathan: *Subsampled Renyi Differential Privacy*, AISTATS 2019, by the library dp-accounting.
-    It holds if participants are drawn uniformly, without replacement, and only the server knows them.
+    Balle, Barthe, Gaboardi: *Privacy Amplification by Subsampling*, NeurIPS 2018, Theorem 11, for draws without
+    replacement. Zhu, Dong, Wang: *Optimal Accounting of Differential Privacy via Characteristic Function*, AISTATS
+    2022, for their composition, and for draws of each client by itself (Poisson). Both by the library dp-accounting.
+    They hold if only the server knows who was drawn.
 
     Kalinin, Lampert: *Banded Square Root Matrix Factorization*, NeurIPS 2024.
 
@@ -29,8 +31,9 @@ client moves `C x` by the columns of its rounds. They do not overlap, because `d
 Choices:
     - Neighbors are two runs, of which in one the client's answers are zeros. That the client was asked is not hidden.
     - If clients come by the clock their sample is not uniform, and sampling gains nothing.
-    - A client that is not drawn has another in its place. So sampling is accounted for with twice the length. The plan
-      says the smaller of the bounds with and without sampling.
+    - Without replacement a client that is not drawn has another in its place. So sampling is accounted for with twice
+      the length. If each client is drawn by itself, the length is one. Then the number of those drawn must not be told.
+    - The plan says the smaller of the bounds with and without sampling.
     - Numbers are rounded up: epsilon is never below the truth.
     - The columns at the end of a run are shorter, and count with their own length.
     - A round that releases nothing keeps its place: `t` is the number of the round.
@@ -40,6 +43,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +53,13 @@ from fedtide.core.errors import FedtideError, refused
 PRECISE = 1e-10
 """Relative width at which a search ends."""
 
-ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)
-"""Orders of Renyi divergences: any of them gives a bound, and what is said is the least."""
+POINTS = 4000
+"""Points, on either side of 0, at which the privacy loss of a sum is looked at."""
+
+FAR = 9.0
+"""Deviations of noise beyond which a loss counts as infinite."""
+
+Vector = NDArray[np.float64]
 
 LARGEST = 1e9
 """Largest epsilon, and noise multiplier, that is looked for."""
@@ -58,15 +67,23 @@ LARGEST = 1e9
 
 @dataclass(frozen=True)
 class Sampling:
-    """Uniform draws without replacement.
+    """Uniform draws.
 
     Args:
         drawn: participants of a round.
         clients: of how many.
+        poisson: whether each client is drawn by itself, so that `drawn` is what is expected; False draws exactly so
+            many, without replacement.
     """
 
     drawn: int
     clients: int
+    poisson: bool = False
+
+    @property
+    def rate(self) -> float:
+        """The chance of a client to be drawn."""
+        return self.drawn / self.clients
 
 
 @dataclass(frozen=True)
@@ -150,34 +167,112 @@ def mu_of(epsilon: float, delta: float) -> float:
     return 1 / _least(lambda inverse: delta_of(1 / inverse, epsilon) <= delta)
 
 
+@lru_cache(maxsize=1024)
 def sampled_epsilon(z: float, sampling: Sampling, times: int, delta: float) -> float:
-    """Return epsilon of so many sums over participants that are drawn uniformly.
+    """Return epsilon of so many sums over participants that are drawn anew for each.
 
     Raises:
         FedtideError: dp-accounting is not installed.
     """
+    return total_epsilon([Spent(math.inf, z, sampling, times)], delta) if times else 0.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The releases of one run.
+
+    Args:
+        epsilon: of them by themselves.
+        z: noise multiplier of all sums of a round together, if participants are drawn.
+        sampling: how; None if it is known who takes part. Then the releases are one Gaussian mechanism.
+        times: how many rounds were drawn.
+    """
+
+    epsilon: float
+    z: float = 1.0
+    sampling: Sampling | None = None
+    times: int = 0
+
+    def mu(self, delta: float) -> float | None:
+        """Return mu of the releases as one Gaussian mechanism; None if less is spent because participants are drawn."""
+        if self.sampling is None:
+            return mu_of(self.epsilon, delta) * (1 + 2 * PRECISE) if self.epsilon else 0.0
+        always = math.sqrt(self.times) / self.z
+        return always if epsilon_of(always, delta) <= self.epsilon < math.inf else None
+
+
+def total_epsilon(runs: Iterable[Spent], delta: float) -> float:
+    """Return epsilon of several runs together, of which each has the same clients.
+
+    Raises:
+        FedtideError: participants are drawn, and dp-accounting is not installed.
+
+    >>> round(total_epsilon([Spent(epsilon_of(3.0, 1e-5)), Spent(epsilon_of(4.0, 1e-5))], 1e-5), 6)
+    33.103732
+    >>> round(epsilon_of(5.0, 1e-5), 6)
+    33.103732
+    """
+    parts = [(run, run.mu(delta)) for run in runs]
+    mu = math.sqrt(sum(known**2 for _, known in parts if known is not None))
+    draws = [(run.z, run.sampling, run.times) for run, known in parts if known is None and run.sampling is not None]
+    if not draws:
+        return epsilon_of(mu, delta) if mu else 0.0
     try:
-        from dp_accounting import rdp
+        from dp_accounting import pld
     except ImportError:
         raise FedtideError(
-            "wire.privacy: a uniform cohort is accounted for by dp-accounting, which is not installed; "
+            "wire.privacy: drawn participants are accounted for by dp-accounting, which is not installed; "
             "pip install 'fedtide[privacy]'"
         ) from None
-    if not times:
-        return 0.0
-    return float(rdp.compute_epsilon(ORDERS, times * _sampled(z, sampling), delta)[0])
+    step = max(_farthest(z, sampling) for z, sampling, _ in draws) / POINTS
+    losses = pld.privacy_loss_distribution
+    whole = losses.identity(step)
+    if mu:
+        whole = losses.from_gaussian_mechanism(1 / mu, value_discretization_interval=step)
+    for z, sampling, times in draws:
+        whole = whole.compose(_losses(z, sampling, step).self_compose(times))
+    return float(whole.get_epsilon_for_delta(delta))
 
 
-@lru_cache(maxsize=64)
-def _sampled(z: float, sampling: Sampling) -> NDArray[np.float64]:
-    """Return the Renyi divergence of one such sum at each of `ORDERS`."""
-    from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
-    from dp_accounting.rdp import RdpAccountant
+def _farthest(z: float, sampling: Sampling) -> float:
+    """Return the largest privacy loss of a sum that is looked at."""
+    mu = (1 if sampling.poisson else 2) / z
+    return math.log1p(sampling.rate * math.expm1(min(mu * (mu / 2 + FAR), 600)))
 
-    accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE)
-    # Another client in one's place moves the sum by up to twice the length.
-    accountant.compose(SampledWithoutReplacementDpEvent(sampling.clients, sampling.drawn, GaussianDpEvent(z / 2)))
-    return np.array(accountant._rdp)
+
+@lru_cache(maxsize=16)
+def _losses(z: float, sampling: Sampling, step: float) -> Any:
+    """Return the distribution of the privacy loss of one sum, at multiples of a step, rounded up.
+
+    Without replacement, delta of a sum is that of the same rate of two normal distributions, of which one client moves
+    one by twice its length (Balle et al.), in both directions.
+    """
+    from dp_accounting import pld
+
+    distribution = pld.privacy_loss_distribution
+    if sampling.poisson:
+        return distribution.from_gaussian_mechanism(z, sampling_prob=sampling.rate, value_discretization_interval=step)
+    last = math.ceil(_farthest(z, sampling) / step)
+    epsilons = np.arange(last + 1, dtype=np.float64) * step
+    above = sampled_delta(epsilons, 2 / z, sampling.rate)
+    below = 1 - np.exp(-epsilons) * (1 - above)  # of epsilon < 0: 1 - e^epsilon (1 - delta(-epsilon))
+    deltas = np.concatenate([below[:0:-1], above]).clip(0.0, 1.0)
+    pmf = pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, -last, last, deltas)
+    return distribution.PrivacyLossDistribution(pmf)
+
+
+def sampled_delta(epsilons: Vector, mu: float, rate: float) -> Vector:
+    """Return delta (n,) at each epsilon >= 0 (n,) between a share `rate` of N(mu, 1) in N(0, 1), and N(0, 1).
+
+    >>> sampled_delta(np.array([0.0, 1.0]), 1.0, 1.0).round(6).tolist()  # as of `delta_of`
+    [0.382925, 0.126937]
+    """
+    from scipy.special import ndtr
+
+    ratio = np.exp(epsilons)
+    x = np.log1p((ratio - 1) / rate) / mu + mu / 2  # beyond it the first density is more than `ratio` times the other
+    delta: Vector = rate * ndtr(mu - x) - (ratio - 1 + rate) * ndtr(-x)
+    return delta
 
 
 def _least(holds: Callable[[float], bool], width: float = PRECISE) -> float:
@@ -194,9 +289,6 @@ def _least(holds: Callable[[float], bool], width: float = PRECISE) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-Vector = NDArray[np.float64]
 
 
 def coefficients(bands: int) -> Vector:

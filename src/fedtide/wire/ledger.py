@@ -14,11 +14,12 @@ checkpoint counts on a round its released sums go to the record, because the bud
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,14 @@ class Ledger:
         releases = (most if client is None else self._releases[client]) + more
         return self.plan.spent(releases * norm, self.z, self.delta)
 
+    @property
+    def draws(self) -> dict[str, Any]:
+        """How participants are drawn, for the record; {} if their draw is not accounted for."""
+        sampling = self.plan.sampling
+        if sampling is None:
+            return {}
+        return {"sampled": {"z": self.z / math.sqrt(self.plan.releases), **asdict(sampling)}}
+
     def objection(self, line: Line) -> str | None:
         """Return the reason why a line cannot be added; None if it can, or is there."""
         earlier, draws = self._lines.get(line.place), self.plan.sampling
@@ -165,7 +174,7 @@ class Ledger:
         others = [other for other in self.of(line.round) if other.question == line.question]
         if any(set(other.clients) & set(line.clients) for other in others):
             return "asks a client twice"
-        if draws is not None and (others or len(line.clients) > draws.drawn):
+        if draws is not None and (others or (len(line.clients) > draws.drawn and not draws.poisson)):
             return "is not one draw from all clients"
         return None
 

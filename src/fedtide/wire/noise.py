@@ -248,7 +248,8 @@ class Release:
             return self.clip.bounds[name]
         last = max(line.round for line in before)
         lines = [line for line in before if line.round == last]
-        share = sum(line.within[name] * len(line.clients) for line in lines) / sum(len(line.clients) for line in lines)
+        counts = [max(len(line.clients), 1) for line in lines]
+        share = sum(line.within[name] * count for line, count in zip(lines, counts, strict=True)) / sum(counts)
         how = self.clip.adaptive[name]
         return max(adapted(lines[-1].bounds[name], share, how.quantile, how.rate), SMALLEST)
 

@@ -17,6 +17,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.base import Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
 from fedtide.fleets.engines import WorkersEngine
@@ -28,9 +29,9 @@ from fedtide.runs import folder
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.digest import verify
 from fedtide.runs.preflight import preflight
-from fedtide.runs.privacy import check_needed, plan_of, server_wire
+from fedtide.runs.privacy import check_needed, plan_of, server_wire, sums_of
 from fedtide.runs.runner import Run
-from fedtide.wire.accounting import Sampling
+from fedtide.wire.accounting import Sampling, sampled_epsilon
 from fedtide.wire.clip import Clip, check_private
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of, simulated_noise
@@ -434,6 +435,7 @@ def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
     ("changes", "sampled"),
     [
         ({"shift": {"who": "always"}}, True),
+        ({"shift": {"who": "always"}, "options": {"cohort": {"kind": "in-turn", "clients_per_round": 4}}}, False),
         ({"shift": {"who": "always"}, "options": {"cohort": 4}}, False),
         ({"shift": {"who": {"kind": "periodic", "period": 4}}}, False),
         ({"shift": {"who": "always"}, "noise": "banded"}, False),
@@ -456,3 +458,102 @@ def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
     period = 4 if shift["who"] != "always" else 1
     if not sampled:
         assert plan.distance == (experiment.wire.privacy.distance or period)
+
+
+# -- clients that toss coins -------------------------------------------------------------------------------------------
+
+
+def tossing(name="fedavg", clients=2, options=None, **changes):
+    options = {"cohort": {"kind": "poisson", "clients_per_round": clients}, **options_of(name), **(options or {})}
+    shift = changes.pop("shift", {"who": "always"})
+    fewest = changes.pop("fewest", 1)
+    experiment = private(name, options=options, fewest=fewest, **{"distance": None, "noise": "plain"} | changes)
+    tables = experiment.model_dump(include={"shift"}) | {"shift": shift}
+    variant = dict(variants_of(name).get("", {})) | options
+    return toy(name, variant, wire=experiment.wire.model_dump(), **tables)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ifca", "fedtkm"])
+def test_coins_release_a_sum_each_round_whoever_comes(name):
+    """Every round has a sum, also one of nobody."""
+    experiment = tossing(name, clients=1)
+    preflight(experiment)
+    run = played(experiment)
+    lines = run.fleet.ledger.lines
+    assert [line.round for line in lines] == list(range(6))
+    assert {0, 1} <= {len(line.clients) for line in lines}, "at times nobody comes"
+    assert run.fleet.ledger.plan.sampling == Sampling(1, 8, poisson=True)
+    assert lines[-1].epsilon == sampled_epsilon(lines[0].z, Sampling(1, 8, True), 6, 1e-5)
+    assert all_finite(run.state)
+
+
+def test_a_coin_moves_a_mean_by_one_over_the_expected_number(monkeypatch):
+    """In place of one over the number that came, which would tell it."""
+    monkeypatch.setattr("fedtide.wire.noise.noised", lambda total, *rest: total.clone())
+    experiment = tossing(clients=3)
+    run, wire = played(experiment, rounds=1), []
+
+    def without_divisor(host):
+        wire.append(replace(server_wire(experiment, experiment.method[0], host, simulated_noise(0)), divisor=None))
+        return replace(run.fleet.vectors, wire=wire[0])
+
+    fleet = replace(run.fleet, vectors=without_divisor(run.host))
+    usual = played(experiment, fleet=lambda _: fleet, rounds=1)
+    came, start = len(run.fleet.ledger.lines[0].clients), run.host.algorithm.task.init(Rng(0).at(-1, "server")).params
+    assert came not in (0, 3)
+    ours, theirs = (flat(each.state.weights.params) - flat(start) for each in (run, usual))
+    torch.testing.assert_close(ours * 3, theirs * came, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shift": {"who": {"kind": "periodic", "period": 4}}}, "found 'poisson', but clients come and go by a clock"),
+        ({"noise": "banded"}, "its noise is banded"),
+        ({"distance": 2}, "`distance` or `times` says"),
+        ({"times": 2}, "`distance` or `times` says"),
+        ({"fewest": 2}, "no sum of fewer than 2 clients is opened, which tells how many came"),
+    ],
+)
+def test_coins_that_would_gain_nothing_are_refused(changes, words):
+    with pytest.raises(FedtideError, match=rf"^method 'toy': cohort: .*{words}"):
+        preflight(tossing(**changes))
+
+
+def test_a_method_that_reads_who_came_is_refused_with_coins(monkeypatch):
+    fedavg = REGISTRY["fedavg"]
+
+    def counting(reading):
+        def make(*given, **named):
+            algorithm = fedavg.make(*given, **named)
+
+            def round(state, fleet, rng):
+                reading(fleet.ask("train", fleet.reachable, state.weights))
+                return state, {}
+
+            return replace(algorithm, round=round)
+
+        return make
+
+    readings = (
+        lambda reply: len(reply.clients), lambda reply: torch.isin(reply.clients, reply.clients),
+        lambda reply: reply.cost.up, lambda reply: torch.arange(9)[reply.silent], lambda reply: reply.seconds.max(),
+    )  # fmt: skip
+    experiment = tossing()
+    for reading in readings:
+        host = host_of(*of_method(experiment))
+        algorithm = counting(reading)(host.algorithm.task)
+        with pytest.raises(FedtideError, match=r"^method 'toy': cohort: found 'poisson', but it reads how many"):
+            sums_of(experiment.method[0], replace(host, algorithm=algorithm))
+
+
+def test_each_tosses_a_coin_of_its_own():
+    experiment = tossing(clients=2)
+    cohort, run = experiment.method[0].settings()["cohort"], played(experiment, rounds=1)
+    fleet, among = run.fleet, torch.arange(8)
+    drawn = [cohort.pick(None, fleet, Rng(seed), None) for seed in range(2000)]
+    counts = torch.bincount(torch.cat(drawn), minlength=8) / 2000
+    sizes = torch.tensor([float(len(ids)) for ids in drawn])
+    torch.testing.assert_close(counts, torch.full((8,), 0.25), atol=0.05, rtol=0)
+    assert float(sizes.var()) == pytest.approx(8 * 0.25 * 0.75, rel=0.15), "binomial"
+    assert len(cohort.pick(None, fleet, Rng(0), None, among=among[:0])) == 0
