@@ -213,8 +213,8 @@ def total_epsilon(runs: Iterable[Spent], delta: float) -> float:
     33.103732
     """
     parts = [(run, run.mu(delta)) for run in runs]
-    mu = math.sqrt(sum(known**2 for _, known in parts if known is not None))
-    draws = [(run.z, run.sampling, run.times) for run, known in parts if known is None and run.sampling is not None]
+    mu = math.sqrt(sum(length**2 for _, length in parts if length is not None))
+    draws = [(run.z, run.sampling, run.times) for run, length in parts if length is None and run.sampling is not None]
     if not draws:
         return epsilon_of(mu, delta) if mu else 0.0
     try:
@@ -244,8 +244,8 @@ def _farthest(z: float, sampling: Sampling) -> float:
 def _losses(z: float, sampling: Sampling, step: float) -> Any:
     """Return the distribution of the privacy loss of one sum, at multiples of a step, rounded up.
 
-    Without replacement, delta of a sum is that of the same rate of two normal distributions, of which one client moves
-    one by twice its length (Balle et al.), in both directions.
+    Without replacement one client moves a sum by twice its length, in a share of the draws (Balle et al.). The bound
+    holds in both directions.
     """
     from dp_accounting import pld
 
