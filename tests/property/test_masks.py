@@ -13,7 +13,7 @@ from scipy.special import chdtri
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import Context, Masker, Question, library, link, unmasked
+from fedtide.wire.masks import Context, Masker, Question, library, link, seed_of, unmasked
 from helpers.examples import examples
 
 CONTEXT = Context("run", (0, 0), 0, "a.0")
@@ -46,7 +46,7 @@ def test_the_sum_of_who_answered_comes_out_exactly(cohort):
     sent = {k: at[k].masked(CONTEXT, k, torch.tensor(rows[k]), peers) for k in range(len(nodes))}
     shown = {k: at[k].show(CONTEXT, k, alive, 2) for k in alive}
     expected = [sum(column) % 2**64 for column in zip(*(rows[k] for k in alive), strict=True)]
-    assert unmasked({k: sent[k] for k in alive}, shown).numpy().view(np.uint64).tolist() == expected
+    assert unmasked({k: sent[k] for k in alive}, shown)[0].numpy().view(np.uint64).tolist() == expected
 
 
 @examples(40)
@@ -93,7 +93,7 @@ def test_what_those_send_who_vanished_is_uniform_even_without_the_masks_that_oth
     at, peers = asked([0, 1, 2, 3])
     for attempt, gone in (("a", (0, 1)), ("b", (0,))):
         context, alive = Context("run", (0, 0), 0, attempt), [k for k in peers if k not in gone]
-        x, about = torch.zeros(count, dtype=torch.int64), Question(attempt)
+        x, about = torch.zeros(count, dtype=torch.int64), Question(0, attempt)
         sent = {k: at[k].masked(context, k, x, peers, about).numpy().view(np.uint64) for k in peers}
         links = {k: at[k].show(context, k, alive, 2).links for k in alive}
         for k in gone:
@@ -103,7 +103,8 @@ def test_what_those_send_who_vanished_is_uniform_even_without_the_masks_that_oth
             late.append(bare)
     # Those who vanished together still share a mask; let the server have that, too.
     for k, other in ((0, 1), (1, 0)):
-        link(late[k], k, other, at[k]._open[Context("run", (0, 0), 0, "a"), k].links[other], off=True)
+        secret = at[k]._open[Context("run", (0, 0), 0, "a"), k].links[other]
+        link(late[k], k, other, seed_of(secret, 0), off=True)
     for bare in (*late, late[0] - late[1], late[0] - late[2]):
         found = np.bincount(bare.view(np.uint8), minlength=256)
         statistic = ((found - 8 * count / 256) ** 2 / (8 * count / 256)).sum()
@@ -111,12 +112,12 @@ def test_what_those_send_who_vanished_is_uniform_even_without_the_masks_that_oth
 
 
 CHANGES = {
-    "run": (replace(CONTEXT, run="other"), Question("q", "m")),
-    "round": (replace(CONTEXT, version=(1, 0)), Question("q", "m")),
-    "number": (replace(CONTEXT, version=(0, 1)), Question("q", "m")),
-    "slot": (replace(CONTEXT, slot=1), Question("q", "m")),
-    "try": (replace(CONTEXT, attempt="a.1"), Question("q", "m")),
-    "model": (CONTEXT, Question("q", "other")),
+    "run": (replace(CONTEXT, run="other"), Question(0, "q", "m")),
+    "round": (replace(CONTEXT, version=(1, 0)), Question(0, "q", "m")),
+    "number": (replace(CONTEXT, version=(0, 1)), Question(0, "q", "m")),
+    "slot": (replace(CONTEXT, slot=1), Question(0, "q", "m")),
+    "try": (replace(CONTEXT, attempt="a.1"), Question(0, "q", "m")),
+    "model": (CONTEXT, Question(0, "q", "other")),
 }
 """Everything that a secret is for, changed one by one."""
 
@@ -125,7 +126,7 @@ CHANGES = {
 def test_every_secret_is_for_one_sum_of_one_model_alone(changed):
     at, peers = asked([0, 1, 2])
     shown = []
-    for fresh, (context, about) in enumerate(((CONTEXT, Question("q", "m")), CHANGES[changed])):
+    for fresh, (context, about) in enumerate(((CONTEXT, Question(0, "q", "m")), CHANGES[changed])):
         node = at[0]
         node._open.clear()
         node._used.clear()
@@ -161,10 +162,10 @@ def test_what_opens_a_sum_is_for_one_list():
 def test_masks_do_not_come_off_where_two_were_asked_something_else():
     at, peers = asked([0, 1, 2])
     zeros = torch.zeros(4, dtype=torch.int64)
-    abouts = [Question("[0, 'train']", model) for model in ("one model", "one model", "another")]
+    abouts = [Question(0, "train", model) for model in ("one model", "one model", "another")]
     sent = {k: at[k].masked(CONTEXT, k, zeros, peers, abouts[k]) for k in peers}
     shown = {k: at[k].show(CONTEXT, k, [0, 1, 2], 2) for k in peers}
-    assert unmasked(sent, shown).any()
+    assert unmasked(sent, shown)[0].any()
 
 
 def test_no_secret_can_be_read_off_a_masker_or_saved():

@@ -48,7 +48,16 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import Distance, between
-from fedtide.clusters.kmeans_by_sums import FoundBySums, Groups, Sets, cluster_by_sums, group_questions, nearest, summed
+from fedtide.clusters.kmeans_by_sums import (
+    FoundBySums,
+    Groups,
+    Sets,
+    cluster_by_sums,
+    group_questions,
+    nearest,
+    summed,
+    sums_of,
+)
 from fedtide.clusters.representation import Labels, Represent, Representation, drifted_from
 from fedtide.clusters.rounds import accuracy_question, mix_clusters, mix_models, predict_by_cluster, step_models
 from fedtide.clusters.triggers import Event, FixedFraction, Gain, Learned, has_val, trigger_on
@@ -301,7 +310,7 @@ def fielding_by_sums(
     def as_served(payload: Any, memory: Any, answer: Answer) -> tuple[Sent, None]:
         return replace(payload, usual=answer.notes.branch if answer.notes else 0), None
 
-    asked = cluster_questions(task, representation, cluster_of, reassign, drift_eps)
+    asked = cluster_questions(task, representation, cluster_of, reassign, drift_eps, clustering.k_max)
     works, predict, passes = {**asked, "train": train, "val": val}, predict_by_cluster(task), 3 * representation.passes
     check = has_val(trigger)
     algorithm = Algorithm("fielding-by-sums", init, works, round, serve, predict, adapt, as_served, check)
@@ -330,7 +339,12 @@ def own_cluster(represent: Represent) -> Own:
 
 
 def cluster_questions(
-    task: Task, representation: Representation, cluster_of: Own, reassign: Literal["drifted", "all"], eps: float
+    task: Task,
+    representation: Representation,
+    cluster_of: Own,
+    reassign: Literal["drifted", "all"],
+    eps: float,
+    k_max: int,
 ) -> dict[str, Any]:
     """Build the questions about clusters: "move", "center", "settle", "present", and those of k-means by sums.
 
@@ -340,6 +354,7 @@ def cluster_questions(
         cluster_of: tells a client its cluster.
         reassign: clients that move: those that "drifted", or "all".
         eps: distance from the last report above which a client has drifted.
+        k_max: largest number of clusters.
     """
     represent, plain_distance = representation.of(task), representation.distance_of(task)
 
@@ -370,7 +385,7 @@ def cluster_questions(
         if memory is None:
             return None
         k = cluster_of(payload, memory, shard)
-        return Answer({"members": Weighted(summed(memory["reported"], k, len(payload.open), payload.distance))})
+        return Answer({"members": summed(memory["reported"], k, len(payload.open), payload.distance)})
 
     def settle(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Take the nearest of new centers, and count which cluster was left for it."""
@@ -387,7 +402,7 @@ def cluster_questions(
         k = cluster_of(payload, memory, shard)
         return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload.open)).double())})
 
-    return {"move": move, "center": center, "settle": settle, "present": present, **group_questions()}
+    return {"move": move, "center": center, "settle": settle, "present": present, **group_questions(k_max)}
 
 
 def count_members(
@@ -428,7 +443,7 @@ def update_centers(state: State, fleet: Fleet, where: Sent, fewest: int) -> tupl
     reply = fleet.ask("center", fleet.reachable, where)
     if reply.total is None:
         return state, none
-    size, total = (reply.total["members"].value[name] for name in ("size", "sum"))
+    size, (total,) = sums_of(reply.total["members"], state.centers)
     filled = size > 0
     before = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
     centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], before)

@@ -11,7 +11,7 @@ holds all vectors. How it begins, how it chooses K and what it asks first is our
 | `m` | `fewest` clients whose sum may be asked for |
 
     sizes     n_k first: a center with n_k < m is dropped, and its members go to their next nearest
-    sums      then sum of r_i and of r_i^2 over the members of each cluster
+    sums      then the sum of r_i over the members of each cluster, and of r_i^2 before a cluster is split
     begin     from the mean of all, each center becomes two, c_k +- s e, along the number e that varies most among its
               members, by its standard deviation s (Linde, Buzo, Gray 1980), until there are twice as many as k_max
     each K    k-means of these cells' means, which the server does alone, and then Lloyd steps by sums
@@ -37,7 +37,8 @@ from torch import Tensor
 from fedtide.clusters.clusterer import TIE, KMeans
 from fedtide.clusters.distance import Distance, Joint, between, unit
 from fedtide.clusters.lloyd import kmeans_for_each
-from fedtide.core.base import Answer, Fleet, Memory, Moment, Shard, Weighted, Work
+from fedtide.core.base import Answer, Fleet, Memory, Moment, Shard, Slotted, Sum, Weighted, Work
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 
 STEPS = 10
@@ -86,32 +87,42 @@ def nearest(vector: Tensor, centers: Tensor, distance: Distance, allowed: Tensor
     return int((far if allowed is None else far.where(allowed, torch.inf)).argmin())
 
 
-def summed(vector: Tensor, k: int, count: int, distance: Distance) -> dict[str, Tensor]:
-    """Return the terms of a client for the sums of `count` clusters: 1 and its vector in row k, zeros elsewhere.
+def summed(vector: Tensor, k: int, count: int, distance: Distance, *, squared: bool = False) -> Slotted:
+    """Return the terms of a client for the sums of `count` clusters: its vector in slot k, and the square of it.
 
-    So its message has one shape whatever its cluster. Under the cosine distance the vector is made one long.
+    Masked sums of fewer than `fewest` clients are not opened (`fedtide.wire.pipeline`). Under the cosine distance the
+    vector is made one long.
     """
-    member = F.one_hot(torch.tensor(k), count).to(vector.dtype)
     row = unit(vector[None])[0] if distance == "cosine" else vector
-    return {"size": member, "sum": member[:, None] * row}
+    return Slotted({k: Weighted([row, row.square()] if squared else [row])}, count)
 
 
 @dataclass(frozen=True)
 class Sets:
-    """Sets of centers about which clients are asked, and the number of members of each center."""
+    """Sets of centers about which clients are asked, and the number of members of each center.
+
+    squared: whether the server asks for the squares too, from which it splits clusters.
+    """
 
     centers: Sequence[Tensor]
     distance: Distance
     sizes: Sequence[Tensor] = field(default_factory=list)
+    squared: bool = False
 
 
-def group_questions() -> dict[str, Work]:
+def group_questions(k_max: int) -> dict[str, Work]:
     """Build the questions "sizes", "sums" and "judge" about sets of centers; a client without a report abstains.
 
-    The client's memory has "reported".
+    The client's memory has "reported". A client does not answer if a set has more than 4 `k_max` centers, because no
+    clustering needs as many, and with enough of them each client would be the only one near its center.
     """
 
+    def check(payload: Any) -> None:
+        if (most := max(map(len, payload.centers), default=0)) > 4 * k_max:
+            raise refused("centers", most, f"at most {4 * k_max}, four times k_max")
+
     def sizes(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        check(payload)
         if memory is None:
             return None
         vector, distance = memory["reported"], payload.distance
@@ -120,13 +131,14 @@ def group_questions() -> dict[str, Work]:
         return Answer({"sizes": Weighted([F.one_hot(k, n).double() for k, n in zip(places, sizes, strict=True)])})
 
     def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        check(payload)
         if memory is None:
             return None
-        vector, distance, groups = memory["reported"], payload.distance, []
-        for centers in payload.centers:
-            part = summed(vector, nearest(vector, centers, distance), len(centers), distance)
-            groups.append({**part, "square": part["sum"].square()})
-        return Answer({"groups": Weighted(groups)})
+        vector, distance = memory["reported"], payload.distance
+        return Answer({"groups": [
+            summed(vector, nearest(vector, centers, distance), len(centers), distance, squared=payload.squared)
+            for centers in payload.centers
+        ]})  # fmt: skip
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
@@ -161,7 +173,7 @@ def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -
 
 
 def group(
-    fleet: Fleet, clients: Tensor, sets: Sequence[Tensor], distance: Distance, fewest: int
+    fleet: Fleet, clients: Tensor, sets: Sequence[Tensor], distance: Distance, fewest: int, *, squared: bool = False
 ) -> list[Groups] | None:
     """Ask for the sums of clusters around several sets of centers: of sizes first, of vectors where there are `fewest`.
 
@@ -171,6 +183,7 @@ def group(
         sets: each (K, d).
         distance: the distance.
         fewest: m; a center with fewer members is dropped, unless there is no other.
+        squared: whether the variances are needed.
 
     Returns:
         The clusters of each set; None if fewer than m clients answer in all.
@@ -180,17 +193,32 @@ def group(
         return None
     enough = [size >= fewest for size in reply.total["sizes"].value]
     left = [one[mask] if mask.any() else one[:1] for one, mask in zip(sets, enough, strict=True)]
-    reply = fleet.ask("sums", clients, Sets(left, distance))
+    reply = fleet.ask("sums", clients, Sets(left, distance, squared=squared))
     if reply.total is None:
         return None
-    return [_divided(one, **got) for one, got in zip(left, reply.total["groups"].value, strict=True)]
+    return [_divided(one, sums, squared=squared) for one, sums in zip(left, reply.total["groups"], strict=True)]
 
 
-def _divided(before: Tensor, size: Tensor, sum: Tensor, square: Tensor) -> Groups:
-    """Divide sums by sizes; a cluster whose members have all vanished keeps its center."""
+def sums_of(sums: Sequence[Sum | None], like: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the numbers of clients (K,) and the sums of each of their values (K, d); zeros in slots without a sum.
+
+    Args:
+        sums: of `summed`, by slot.
+        like: (K, ...) centers, in whose place all sums are zero if there is none.
+    """
+    sizes = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
+    some = next((one.value for one in sums if one is not None), [torch.zeros_like(like[0])])
+    values = ([torch.zeros_like(part) if one is None else one.value[k] for one in sums] for k, part in enumerate(some))
+    return sizes, [torch.stack(rows) for rows in values]
+
+
+def _divided(before: Tensor, sums: Sequence[Sum | None], *, squared: bool) -> Groups:
+    """Divide sums by sizes; a cluster whose members have all vanished, or are too few now, keeps its center."""
+    size, values = sums_of(sums, before)
     count = size.clamp(min=1)[:, None]
-    centers = torch.where(size[:, None] > 0, sum / count, before)
-    return Groups(centers, size, (square / count - centers.square()).clamp(min=0))
+    centers = torch.where(size[:, None] > 0, values[0] / count, before)
+    variance = values[-1] / count - centers.square() if squared else torch.zeros_like(centers)
+    return Groups(centers, size, variance.clamp(min=0))
 
 
 def cluster_by_sums(
@@ -213,7 +241,7 @@ def cluster_by_sums(
         rng: the key of all draws.
         now: the clusters so far, whose spread is compared.
     """
-    groups = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest)
+    groups = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest, squared=True)
     if groups is None:
         return None
     (whole,) = groups
@@ -223,7 +251,7 @@ def cluster_by_sums(
         and len(cells.centers) < 2 * clustering.k_max
         and (parts := split(cells, fewest)) is not None
     ):
-        groups = group(fleet, clients, [parts], distance, fewest)
+        groups = group(fleet, clients, [parts], distance, fewest, squared=True)
         if groups is None or len(groups[0].centers) <= len(cells.centers):
             break
         (cells,) = groups

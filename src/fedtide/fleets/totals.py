@@ -19,7 +19,7 @@ from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
 from fedtide.wire.answer_schema import Schema, Schemas, made_up
 from fedtide.wire.pipeline import FLOATING, Opening, Wire
-from fedtide.wire.vector import added, as_total, form_of
+from fedtide.wire.vector import Form, added, as_total, form_of
 
 BLOCKS = 16
 """Number of blocks that a cohort is cut into. It is fixed, so that no sum depends on the number of workers."""
@@ -169,26 +169,34 @@ class Vectors:
     Args:
         wire: how they pass from clients to the server.
         schemas: what answers look like.
+        grouped: whether a client may train only some tensors of a model, such as one of its branches.
     """
 
     wire: Wire
     schemas: Schemas
+    grouped: bool = False
 
     @staticmethod
     def of(wire: Wire, algorithm: Algorithm, few: tuple[Shard, int]) -> "Vectors":
         """Build the sums of an algorithm from some rows and the number of classes."""
-        return Vectors(wire, Schemas(algorithm.works, made_up(*few)))
+        grouped = algorithm.traits.models == "branches"
+        return Vectors(wire, Schemas(algorithm.works, made_up(*few)), grouped)
 
     def add_forms(self, ask: Ask, payload: Payload) -> Ask:
         """Return a question with the forms of its sums; it has none if it only reveals, or in floating point."""
         if not self.wire.fixed_point:
             return ask
-        forms = {
-            slot: self.wire.add_bounds(
-                form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot))), ask.version[0]
+        forms, private = dict[int, Form](), self.wire.clip is not None
+        for slot, schema in self.schemas_of(ask, payload).items():
+            like, optional = _like(schema)
+            form = form_of(
+                like,
+                len(_members(ask, ask.clients.tolist(), slot)),
+                counted=self.wire.secure,
+                grouped=self.grouped and not private,
+                optional=frozenset() if private else optional,
             )
-            for slot, schema in self.schemas_of(ask, payload).items()
-        }
+            forms[slot] = self.wire.add_bounds(form, ask.version[0])
         return replace(ask, forms=forms if any(form.size for form in forms.values()) else None)
 
     def keep_enough(self, ask: Ask, counts: Tensor) -> Tensor:

@@ -110,6 +110,9 @@ HEADER = 2**20
 
 LONGEST = 2**31 - 1
 
+LARGEST_FORM = 1_000_000
+"""Slots and groups of all leaves of a sum."""
+
 ClientId = Annotated[int, Field(ge=0, le=LONGEST)]
 ClientKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Name = Annotated[str, Field(max_length=200)]
@@ -143,23 +146,34 @@ class LeafHeader(Header):
     size: Annotated[int, Field(ge=0, le=2**40)]
     slots: Annotated[int, Field(ge=1, le=1_000_000)]
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    groups: Annotated[list[Annotated[int, Field(ge=0, le=2**40)]], Field(max_length=10_000)] = []
+    optional: bool = False
+
+    def leaf(self) -> Leaf:
+        """Return the leaf."""
+        return Leaf(**dict(self) | {"groups": tuple(self.groups)})
 
 
-def _check_names(leaves: list[LeafHeader]) -> list[LeafHeader]:
+def _check_leaves(leaves: list[LeafHeader]) -> list[LeafHeader]:
     if len({leaf.name for leaf in leaves}) < len(leaves):
         raise ValueError("each leaf has a name of its own")
+    if any(leaf.groups and sum(leaf.groups) != leaf.size for leaf in leaves):
+        raise ValueError("the groups of a leaf have all of its numbers")
+    if sum(leaf.slots + len(leaf.groups) for leaf in leaves) > LARGEST_FORM:
+        raise ValueError(f"all leaves have at most {LARGEST_FORM} slots and groups")
     return leaves
 
 
 class FormHeader(Header):
     """The form of a sum in fixed point (`fedtide.wire.vector.Form`)."""
 
-    leaves: Annotated[list[LeafHeader], Field(max_length=10_000), AfterValidator(_check_names)]
+    leaves: Annotated[list[LeafHeader], Field(max_length=10_000), AfterValidator(_check_leaves)]
     people: Annotated[int, Field(ge=1, le=LONGEST)]
+    counted: bool = False
 
     def form(self) -> Form:
         """Return the form."""
-        return Form(tuple(Leaf(**dict(leaf)) for leaf in self.leaves), self.people)
+        return Form(tuple(leaf.leaf() for leaf in self.leaves), self.people, self.counted)
 
 
 class KeyHeader(Header):
@@ -177,12 +191,12 @@ class KeyHeader(Header):
 def secrets_tree(shown: Shown) -> dict[str, Any]:
     """Return the secrets of a client that open a sum as a message has them: bytes in tensors, with whose they are."""
 
-    def table(secrets: Mapping[int, bytes]) -> dict[str, Tensor]:
+    def table(secrets: Mapping[int, bytes], length: int) -> dict[str, Tensor]:
         rows = torch.tensor(list(b"".join(secrets.values())), dtype=torch.uint8)
-        return {"clients": torch.tensor(list(secrets), dtype=torch.int64), "secrets": rows.view(len(secrets), SEED)}
+        return {"clients": torch.tensor(list(secrets), dtype=torch.int64), "secrets": rows.view(len(secrets), length)}
 
     sealed = torch.tensor(list(shown.sealed), dtype=torch.uint8)
-    return {"sealed": sealed, "opens": table(shown.opens), "links": table(shown.links)}
+    return {"sealed": sealed, "opens": table(shown.opens, SEED), "links": table(shown.links, len(sealed))}
 
 
 def read_secrets(tree: Tree) -> Shown:
@@ -193,20 +207,23 @@ def read_secrets(tree: Tree) -> Shown:
     """
 
     def rows(value: Any, *shape: int) -> bytes:
-        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (*shape, SEED):
-            raise refused("secrets", value, f"{SEED} bytes each")
+        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != shape:
+            raise refused("secrets", value, f"{shape[-1]} bytes each")
         return value.numpy().tobytes()
 
-    def table(value: Any) -> dict[int, bytes]:
+    def table(value: Any, length: int) -> dict[int, bytes]:
         ids = value.get("clients") if isinstance(value, dict) and set(value) == {"clients", "secrets"} else None
         if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
             raise refused("secrets", value, "clients, secrets")
-        content = rows(value["secrets"], len(ids))
-        return {client: content[SEED * place : SEED * (place + 1)] for place, client in enumerate(ids.tolist())}
+        content = rows(value["secrets"], len(ids), length)
+        return {client: content[length * place : length * (place + 1)] for place, client in enumerate(ids.tolist())}
 
     if not isinstance(tree, dict) or set(tree) != {"sealed", "opens", "links"}:
         raise refused("secrets", tree, "sealed, opens, links")
-    return Shown(rows(tree["sealed"]), table(tree["opens"]), table(tree["links"]))
+    length = tree["sealed"].numel() if isinstance(tree["sealed"], Tensor) else SEED
+    if length % SEED:
+        raise refused("secrets", tree["sealed"], f"{SEED} bytes for each part of the sum")
+    return Shown(rows(tree["sealed"], length), table(tree["opens"], SEED), table(tree["links"], length))
 
 
 class MaskHeader(Header):
@@ -296,16 +313,20 @@ class KeysHeader(QuestionHeader):
 
 
 class UnmaskHeader(QuestionHeader):
-    """A question for what opens a sum.
+    """A question for what opens parts of a sum.
 
     Args:
         mask: how its answers are masked.
         alive: by slot, or 0, the clients of the sum to open.
+        parts: by slot, or 0, the numbers of the parts to open (`fedtide.wire.vector.Form.parts`).
+        counts: by slot, or 0, how many clients have something in each of these parts; none without units.
     """
 
     kind: Literal["unmask"]
     mask: MaskHeader
     alive: dict[ClientKey, list[ClientId]]
+    parts: dict[ClientKey, list[Small]]
+    counts: dict[ClientKey, list[Small]] = {}
 
 
 AnyHeader = WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader

@@ -7,12 +7,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
+from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Payload, Scores, Weights
@@ -41,7 +42,7 @@ from fedtide.wire.masks import ALONE, Context, Masker, Question, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge, form_of
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of headers and payloads; a node refuses questions of another."""
 
 Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes]
@@ -76,6 +77,7 @@ class Node:
         wire: how sums pass to the server, as its study says.
         masker: its secrets, if the wire is secure.
         clients: whose work it does; None does that of all whose rows are at hand.
+        rounds: of the study, whose sums alone it opens; None opens those of all.
     """
 
     algorithm: Algorithm
@@ -93,6 +95,7 @@ class Node:
     wire: Wire = FLOATING
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
+    rounds: int | None = None
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -153,7 +156,7 @@ class Node:
         if isinstance(asked, KeysHeader):
             return answer, codec.to_bytes(dict.fromkeys(asked.clients, asdict(self.masker.bundle)))
         try:
-            return answer, codec.to_bytes(show(self.masker, asked, self._fewest))
+            return answer, codec.to_bytes(show(self.masker, asked, self._fewest, counted=self.wire.clip is None))
         except FedtideError as error:
             return _refusal(asked, error)
 
@@ -250,6 +253,12 @@ class Node:
                 return None
             return "its study does not mask sums"
         if isinstance(asked, UnmaskHeader) or (isinstance(asked, WorkHeader) and asked.forms is not None):
+            number = asked.moment.round
+            first = -1 - self.algorithm.traits.before
+            if self.rounds is not None and not first <= number < self.rounds:
+                return f"its study has rounds 0 to {self.rounds - 1}, and this is round {number}"
+            if asked.version[0] != number:
+                return f"its sum is of round {asked.version[0]}, and its question of round {number}"
             return objection(self.masker, asked, self._fewest)
         return None
 
@@ -291,6 +300,10 @@ class Node:
         scores = score(self._clients(memory), scoring, received)
         self._keep_received(asked, header, payload, memory)
         shown = self.shown(scores)
+        if self.masker is not None:  # its sums hide which model a client trained
+            named = self.policy().reveals or ()
+            hidden: dict[str, Any] = {name: None for name in ("choice", "weights") if name not in named}
+            shown = replace(shown, **hidden)
         return {"clients": words}, {name: getattr(shown, name) for name in COLUMNS} | {"others": dict(shown.others)}
 
     def _keep_received(self, asked: ScoreHeader, header: Mapping[str, Any], payload: bytes, memory: NodeMemory) -> None:
@@ -375,6 +388,8 @@ def objection(masker: Masker, asked: WorkHeader | UnmaskHeader, fewest: int) -> 
     mask = asked.mask
     if mask is None:
         return "its study masks sums, and this one would not be"
+    if isinstance(asked, WorkHeader) and not all(form.counted for form in (asked.forms or {}).values()):
+        return "its study counts the clients of a slot before it opens their sum, and here it would not"
     for client in asked.clients:
         peers = mask.peers.get(_slot(asked, client), {})
         if peers.get(str(client)) != masker.node or not set(peers.values()) <= mask.keys.keys():
@@ -392,29 +407,41 @@ def objection(masker: Masker, asked: WorkHeader | UnmaskHeader, fewest: int) -> 
 
 def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
     """Mask the answers of clients, under the masks of a question and of its payload."""
-    name = json.dumps([asked.moment.round, asked.purpose])
-    what = [asked.question, name, asked.moment.rounds, asked.moment.seconds, sorted(asked.reveal)]
-    about = {}
+    moment = asked.moment
+    what = [asked.question, asked.purpose, moment.round, moment.rounds, moment.seconds, sorted(asked.reveal)]
+    about, parts = dict[str, Question](), dict[str, Sequence[slice | Tensor]]()
     for slot in {_slot(asked, client) for client in sent}:
         digest = hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
         form = (asked.forms or {}).get(slot)
-        about[slot] = Question(name, json.dumps([*what, form and form.model_dump(), digest]))
-    return {
-        client: answer | {"total": masker.masked(
-            _context(asked, client), client, answer["total"], _publics(asked, client), about[_slot(asked, client)]
-        )}
-        for client, answer in sent.items()
-    }  # fmt: skip
+        key = json.dumps([*what, form and form.model_dump(), digest])
+        about[slot] = Question(moment.round, asked.question, key)
+        parts[slot] = (slice(None),) if form is None else form.form().parts
+
+    def mask(client: int, total: Tensor) -> Tensor:
+        slot, peers = _slot(asked, client), _publics(asked, client)
+        return masker.masked(_context(asked, client), client, total, peers, about[slot], parts[slot])
+
+    return {client: answer | {"total": mask(client, answer["total"])} for client, answer in sent.items()}
 
 
-def show(masker: Masker, asked: UnmaskHeader, fewest: int) -> dict[int, Tree]:
-    """Return by client what opens the sum that it is in."""
-    return {
-        client: secrets_tree(
-            masker.show(_context(asked, client), client, asked.alive.get(_slot(asked, client), []), fewest)
-        )
-        for client in asked.clients
-    }
+def show(masker: Masker, asked: UnmaskHeader, fewest: int, *, counted: bool) -> dict[int, Tree]:
+    """Return by client what opens parts of the sum that it is in.
+
+    Args:
+        masker: has the secrets.
+        asked: the question.
+        fewest: how many clients there must be in a sum.
+        counted: whether the server says how many have something in each part but the first.
+    """
+    shown = {}
+    for client in asked.clients:
+        slot = _slot(asked, client)
+        parts, counts = asked.parts.get(slot, []), asked.counts.get(slot, [])
+        if counted and any(parts) and (len(counts) != len(parts) or min(counts) < fewest):
+            raise refused("clients in parts of a sum", counts, f"{fewest} or more in each of {len(parts)}")
+        secrets = masker.show(_context(asked, client), client, asked.alive.get(slot, []), fewest, parts)
+        shown[client] = secrets_tree(secrets)
+    return shown
 
 
 def _slot(asked: WorkHeader | UnmaskHeader, client: int) -> str:

@@ -19,6 +19,7 @@ from fedtide.remote.asks import ABSTAINED, ANSWERED, LOST, NOT_FINITE, REFUSED
 from fedtide.remote.messages import Response
 from fedtide.remote.node import COLUMNS
 from fedtide.wire.answer_schema import LARGEST, Schema, misfit
+from fedtide.wire.masks import SEED
 from fedtide.wire.pipeline import Wire
 
 ROOM = 10_000
@@ -125,7 +126,8 @@ def most_bytes(sent: SentQuestion, clients: int) -> int:
         return ROOM * (1 + clients)
     forms, largest = (sent.ask.forms or {}).values(), max((schema.bytes for schema in sent.wanted.values()), default=0)
     if sent.post == "unmask":
-        return ROOM * (1 + clients) + clients * max((form.people for form in forms), default=0) * SECRET
+        most = max((form.people * (SECRET + SEED * len(form.parts)) for form in forms), default=0)
+        return ROOM * (1 + clients) + clients * most
     numbers = max((8 * form.size + ROOM for form in forms), default=0)
     return ROOM + clients * (numbers + largest)
 

@@ -1,7 +1,7 @@
 """Masked sums at the server: who is asked, and how a sum of all who answered is opened."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +13,9 @@ from fedtide.fleets.ask import Ask
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
 from fedtide.remote.node_answers import Post, Received, keep_wanted
-from fedtide.wire.masks import STALE, Bundle, hidden, unmasked
+from fedtide.wire.masks import SEED, STALE, Bundle, hidden, unmasked
+from fedtide.wire.pipeline import Opening
+from fedtide.wire.vector import BITS
 
 TRIES = 3
 """How often a sum is masked anew if clients vanish before it is opened."""
@@ -71,6 +73,25 @@ class LeftOut:
         return {client for client, (last, times) in self._last.items() if number <= last + 2 ** min(times - 1, 10)}
 
 
+@dataclass(frozen=True)
+class Try:
+    """A try to open sums.
+
+    Args:
+        here: the question to all that were asked.
+        alive: the question to those that answered.
+        answers: their answers.
+        mask: how these are masked.
+        until: when all must have sent their secrets.
+    """
+
+    here: Ask
+    alive: Ask
+    answers: Mapping[int, Received]
+    mask: Mapping[str, Any]
+    until: float
+
+
 @dataclass
 class MaskedSums:
     """How a server asks for answers with masks, and has their sums opened.
@@ -118,15 +139,10 @@ class MaskedSums:
             if not clients:
                 break
             asked, named_before = alive, clients
-            named = {str(slot): clients for slot, clients in by_slot(alive).items()}
             self.offer(ask.version[0], clients)
-            self._ask_until(end, alive, {}, "unmask", mask=mask, alive=named)
-            shown = self.mail.received("unmask", clients)
-            for client in clients:
-                self.mail.forget("unmask", client)
-            why = {client: _shut(shown.get(client)) for client in sorted(clients - _opened_by(here, alive, shown))}
+            sums, why = self._open_parts(Try(here, alive, answers, mask, end))
             if not self._forget_keys(why):
-                return self._without_masks(ask, alive, answers, shown)
+                return self._checked(ask, alive, sums)
         return Opened({}, frozenset(), why, self._unmet, frozenset(why) | self._unsigned)
 
     def _mask(self, ask: Ask) -> dict[str, Any]:
@@ -138,17 +154,74 @@ class MaskedSums:
         keys = {name: asdict(self._keys[name]) for name in names}
         return {"attempt": f"{self.mail.life}.{self._tries}", "keys": keys, "peers": peers}
 
-    def _without_masks(
-        self, ask: Ask, alive: Ask, answers: Mapping[int, Received], shown: Mapping[int, Received]
-    ) -> Opened:
-        """Take the masks off sums that all their clients open; one that cannot be, as a mask stays on, is none."""
+    def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str]]:
+        """Open the first part of each sum, and then the units that enough clients have something in.
+
+        Returns:
+            By slot, or 0, the sum without masks, zero in units that are not opened; and why clients opened none.
+        """
+        sums = dict[int, Tensor]()
+        why = self._open_more(this, sums, {slot: [0] for slot in by_slot(this.alive)}, {})
+        parts, counts = ({}, {}) if why else self._find_units(this, sums)
+        return sums, self._open_more(this, sums, parts, counts) if parts else why
+
+    def _open_more(
+        self, this: Try, sums: dict[int, Tensor], parts: Mapping[int, list[int]], counts: Mapping[int, list[int]]
+    ) -> dict[int, str]:
+        """Open parts of sums, and write them into these; return why clients opened none."""
+        alive = this.alive
+        assert alive.forms is not None
+        members = {slot: clients for slot, clients in by_slot(alive).items() if slot in parts}
+        clients = {client for ids in members.values() for client in ids}
+        how: dict[str, Any] = {
+            name: {str(slot): value for slot, value in table.items()}
+            for name, table in (("alive", members), ("parts", parts), ("counts", counts))
+        }
+        self._ask_until(this.until, _only(alive, clients), {}, "unmask", mask=this.mask, **how)
+        shown = self.mail.received("unmask", clients)
+        for client in clients:
+            self.mail.forget("unmask", client)
+        if silent := sorted(clients - _opened_by(this.here, members, shown, parts)):
+            return {client: _shut(shown.get(client)) for client in silent}
+        for slot, ids in members.items():
+            form = alive.forms[slot]
+            places = [form.parts[part] for part in parts[slot]]
+            masked = {client: this.answers[client].content["total"] for client in ids}
+            opened = unmasked(masked, {client: shown[client].content for client in ids}, places)
+            total = sums.setdefault(slot, torch.zeros(form.size, dtype=torch.int64))
+            for place, numbers in zip(places, opened, strict=True):
+                total[place] = numbers
+        return {}
+
+    def _find_units(self, this: Try, sums: Mapping[int, Tensor]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Return by slot the parts behind the first that may be opened, and how many clients are in each.
+
+        Nothing exact is said of a private sum. The weights of its slots are those that it was chosen by.
+        """
+        alive, members = this.alive, by_slot(this.alive)
+        assert alive.forms is not None
+        wire, parts, counts = self.mail.vectors.wire, dict[int, list[int]](), dict[int, list[int]]()
+        for slot, total in sums.items():
+            form, named = alive.forms[slot], None if alive.slot is None else slot
+            if not form.units:
+                continue
+            opening = Opening(alive.question, alive.version, named, tuple(members[slot]), form)
+            units = wire.find_units(total, opening, max(this.answers[client].fewest for client in members[slot]))
+            if units:
+                parts[slot] = [unit + 1 for unit in units]
+            if wire.clip is None:
+                counts[slot] = [int(total[form.end + unit]) >> BITS for unit in units]
+                continue
+            for place, unit in enumerate(form.units, start=form.end):
+                total[unit.stop - 1] = total[place]
+        return parts, counts
+
+    def _checked(self, ask: Ask, alive: Ask, opened: Mapping[int, Tensor]) -> Opened:
+        """Return the sums that can be; the clients of another one lose it, because one of their nodes lied."""
         assert ask.forms is not None
         sums, why = dict[int, Tensor](), dict[int, str]()
         for slot, members in by_slot(alive).items():
-            total = unmasked(
-                {client: answers[client].content["total"] for client in members},
-                {client: shown[client].content for client in members},
-            )
+            total = opened[slot]
             fault = self.mail.vectors.wire.fault(total, ask.forms[slot], len(members), self.mail.heaviest)
             if fault is None:
                 sums[slot] = total
@@ -203,15 +276,18 @@ class MaskedSums:
         self.mail.listen(post, ask.clients.tolist(), len(ask.clients) if first is None else first, until)
 
 
-def _opened_by(here: Ask, alive: Ask, shown: Mapping[int, Received]) -> set[int]:
+def _opened_by(
+    here: Ask, alive: Mapping[int, list[int]], shown: Mapping[int, Received], parts: Mapping[int, Sequence[int]]
+) -> set[int]:
     """Find the clients of some sums that sent all secrets: of all others in it, and of who was asked and is not."""
     asked, opened = by_slot(here), set()
-    for slot, members in by_slot(alive).items():
+    for slot, members in alive.items():
         for client in members:
             answer = shown.get(client)
             if answer is not None and answer.word == ANSWERED:
                 opens, links = set(answer.content.opens), set(answer.content.links)
-                if opens == set(members) - {client} and links == set(asked[slot]) - set(members):
+                whole = len(answer.content.sealed) == SEED * len(parts[slot])
+                if whole and opens == set(members) - {client} and links == set(asked[slot]) - set(members):
                     opened.add(client)
     return opened
 

@@ -165,7 +165,15 @@ class Seat:
         ticket, memory = self.ticket, self.home / "memory" / self.ticket.digest
         clients, threads = frozenset(ticket.clients), ticket.experiment.fleet.threads
         return Node(
-            self.algorithm, ticket.seed, self.rows, memory, ticket.digest, threads=threads, clients=clients, **more
+            self.algorithm,
+            ticket.seed,
+            self.rows,
+            memory,
+            ticket.digest,
+            threads=threads,
+            clients=clients,
+            rounds=ticket.experiment.rounds,
+            **more,
         )
 
     @property
@@ -323,6 +331,7 @@ def node_of(settings: Mapping[str, Any]) -> Node:
             log=write_log,
             clients=frozenset(members[name].clients),
             policy=partial(Policy, questions=(*host.algorithm.works, SCORE)),  # the rows are those of the study
+            rounds=experiment.rounds,
         )
 
         def trusts(node: str, key: str) -> str | None:

@@ -8,13 +8,17 @@ b_i is drawn. s_ij = HKDF(X25519(i, j), ...) is known to i and j only, so each y
 names once the clients that answered. Each of these sends b_i, and s_ij for every j that was asked and did not answer.
 With these secrets the server takes the masks off the sum.
 
+A vector may have parts, each with streams of its own: stream(b_i, part) and stream(s_ij, part). The server names the
+parts to open, and clients send the seeds of these alone. Other parts stay masked for ever.
+
 No client ever sends both b_i and all s_ij, if all clients receive the same list. So b_i is sealed with secrets that
-every other client sends for its own list. Nothing opens if lists differ.
+every other client sends for its own list, and its own parts. Nothing opens if these differ.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
 shares. If a client vanishes between the messages nothing opens, and the same clients try again, with new masks and
 without training. They never try without the vanished client. Its message may only be late, and the server would have
-two sums that differ by one client. So a node opens a question for one list, whatever the try.
+two sums that differ by one client. So a node opens a question of a round for one list, whatever the try, however often
+it is asked, and opens no earlier round after a later one.
 
 Secrets are only in the memory of their node. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
 (RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
@@ -93,23 +97,25 @@ class Question:
     """The question that a client answers.
 
     Args:
-        asked: the round and the name of the question, from which its answer follows: it opens each for one list alone.
+        round: when it was asked.
+        asked: its name; each question of a round is opened for one list alone.
         key: digest of everything that it was asked with, also its model. Masks come off among clients that were asked
             the same. Otherwise a server could send all but one client a model of which it knows the answer.
     """
 
+    round: int = 0
     asked: str = ""
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The secrets of a client that open a sum.
+    """The secrets of a client that open parts of a sum.
 
     Args:
-        sealed: its b_i, under what all others in the list give.
-        opens: by client of the list, what it gives to open that one's b_i.
-        links: by client that was asked and is not in the list, s_ij.
+        sealed: its seeds of these parts, under what all others in the list give.
+        opens: by client of the list, what it gives to open that one's seeds.
+        links: by client that was asked and is not in the list, the seeds of the parts that they share.
     """
 
     sealed: bytes
@@ -132,6 +138,11 @@ def derived(secret: bytes, info: bytes) -> bytes:
     primitives = library().hazmat.primitives
     result: bytes = primitives.kdf.hkdf.HKDF(primitives.hashes.SHA256(), SEED, None, info).derive(secret)
     return result
+
+
+def seed_of(secret: bytes, part: int) -> bytes:
+    """Return the seed of a part of a vector."""
+    return derived(secret, _plain("part", part))
 
 
 def _plain(*parts: object) -> bytes:
@@ -181,10 +192,11 @@ class Masker:
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
         self._lists = lists
         self._shown: dict[str, str] = {}
+        self._latest: dict[int, int] = {}
         for line in lists.read_text(encoding="ascii").splitlines() if lists is not None and lists.is_file() else ():
             question, _, digest = line.rpartition(" ")
             if len(digest) == 64:  # else a kill left half of it, before anything was shown
-                self._shown.setdefault(question, digest)
+                self._remember(question, digest)
         self._shared: dict[str, bytes] = {}
 
     def check(self, bundles: Mapping[str, Bundle]) -> None:
@@ -204,7 +216,13 @@ class Masker:
                 raise FedtideError(f"node '{node}': {why}")
 
     def masked(
-        self, context: Context, client: int, vector: Tensor, peers: Mapping[int, str], about: Question = Question()
+        self,
+        context: Context,
+        client: int,
+        vector: Tensor,
+        peers: Mapping[int, str],
+        about: Question = Question(),
+        parts: Sequence[slice | Tensor] = (slice(None),),
     ) -> Tensor:
         """Return a client's vector under its masks, int64.
 
@@ -214,12 +232,13 @@ class Masker:
             vector: in fixed point.
             peers: by client that is asked the same, the public key of its node.
             about: what it was asked.
+            parts: of the vector, as of `Form.parts`.
 
         Raises:
             FedtideError: it was masked for this try before, with other numbers or among others.
         """
         total = vector.numpy().view(np.uint64).copy()
-        among = _plain(about.asked, about.key, [[k, peers[k]] for k in sorted(peers)])
+        among = _plain(about.round, about.asked, about.key, [[k, peers[k]] for k in sorted(peers)])
         same = hashlib.sha256(total.tobytes() + among).digest()
         entry = self._open.get((context, client))
         if (context, client) in self._used and (entry is None or entry.same != same):
@@ -235,13 +254,18 @@ class Masker:
             self._open[context, client] = entry
             while len({(context_of_sum.version, context_of_sum.attempt) for context_of_sum, _ in self._open}) > KEPT:
                 self._open.popitem(last=False)
-        add_stream(total, entry.seed)
-        for j, seed in entry.links.items():
-            link(total, client, j, seed)
+        for number, part in enumerate(parts):
+            piece = total[part]  # a copy, or a view that is written back as it is
+            add_stream(piece, seed_of(entry.seed, number))
+            for j, secret in entry.links.items():
+                link(piece, client, j, seed_of(secret, number))
+            total[part] = piece
         return torch.from_numpy(total.view(np.int64))
 
-    def show(self, context: Context, client: int, alive: Sequence[int], fewest: int) -> Shown:
-        """Return the secrets that open the sum of the clients in a list, of which this is one; a question has one list.
+    def show(
+        self, context: Context, client: int, alive: Sequence[int], fewest: int, parts: Sequence[int] = (0,)
+    ) -> Shown:
+        """Return the secrets that open parts of the sum of the clients in a list, of which this is one.
 
         Raises:
             FedtideError: there are fewer than `fewest`, or another list was named before, or nothing is known of it.
@@ -256,25 +280,37 @@ class Masker:
         if not hidden({peer: entry.peers[peer] for peer in named}, fewest):
             raise FedtideError(ALONE)
         others, digest = sorted(named - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
-        self._name(_plain(self.run, entry.about.asked, client).decode(), digest)
+        self._name(entry.about, client, digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(
-                self._secret(entry.peers[other]), context.info("open", entry.about.key, digest, owner, helper)
+                self._secret(entry.peers[other]), context.info("open", entry.about.key, digest, *parts, owner, helper)
             )
 
+        def seeds(secret: bytes) -> bytes:
+            return b"".join(seed_of(secret, part) for part in parts)
+
         return Shown(
-            _xor(entry.seed, *(pad(client, other, other) for other in others)),
+            key_stream(_xor(*(pad(client, other, other) for other in others))).update(seeds(entry.seed)),
             {other: pad(other, client, other) for other in others},
-            {j: seed for j, seed in entry.links.items() if j not in named},
+            {j: seeds(secret) for j, secret in entry.links.items() if j not in named},
         )
 
-    def _name(self, question: str, digest: str) -> None:
+    def _name(self, about: Question, client: int, digest: str) -> None:
         """Note the list that a question of a client is opened for; raise if it is another than before."""
-        if self._shown.setdefault(question, digest) != digest:
+        question = _plain(self.run, client, about.round, about.asked).decode()
+        if question not in self._shown and about.round < self._latest.get(client, about.round):
+            raise FedtideError(f"sums of round {self._latest[client]} were opened, and none of an earlier one are now")
+        if self._shown.get(question, digest) != digest:
             raise FedtideError("a question is opened for one list of clients")
-        if self._lists is not None:
+        if self._lists is not None and question not in self._shown:
             append(self._lists, f"{question} {digest}")
+        self._remember(question, digest)
+
+    def _remember(self, question: str, digest: str) -> None:
+        _, client, number, _ = json.loads(question)
+        self._shown.setdefault(question, digest)
+        self._latest[client] = max(number, self._latest.get(client, number))
 
     def _secret(self, key: str) -> bytes:
         if key not in self._shared:
@@ -312,7 +348,7 @@ STALE = "its key for masks is another than the server knows"
 
 @dataclass(repr=False)  # its secrets stand in no traceback
 class _Sum:
-    """A sum that is masked: a digest of what went in, and its secrets."""
+    """A sum that is masked: a digest of the numbers and clients in it, and its secrets."""
 
     same: bytes
     seed: bytes
@@ -321,21 +357,30 @@ class _Sum:
     about: Question
 
 
-def unmasked(masked: Mapping[int, Tensor], shown: Mapping[int, Shown]) -> Tensor:
-    """Return the sum of masked vectors without their masks, int64.
+def unmasked(
+    masked: Mapping[int, Tensor], shown: Mapping[int, Shown], parts: Sequence[slice | Tensor] = (slice(None),)
+) -> list[Tensor]:
+    """Return parts of the sum of masked vectors without their masks, each int64.
 
     Args:
-        masked: what each client in the list sent.
-        shown: what each of them gave to open it.
+        masked: the vector that each client in the list sent.
+        shown: what each of them gave to open these parts.
+        parts: their places in a vector.
     """
-    total = np.zeros(len(next(iter(masked.values()))), np.uint64)
-    for i, vector in masked.items():
-        total += vector.numpy().view(np.uint64)
-        secret = _xor(shown[i].sealed, *(shown[other].opens[i] for other in masked if other != i))
-        add_stream(total, secret, add=False)
-        for j, seed in shown[i].links.items():
-            link(total, i, j, seed, off=True)
-    return torch.from_numpy(total.view(np.int64))
+    seeds = {i: key_stream(_xor(*(shown[other].opens[i] for other in masked if other != i))).update(shown[i].sealed)
+             for i in masked}  # fmt: skip
+    sums = []
+    for number, part in enumerate(parts):
+        seed = slice(SEED * number, SEED * (number + 1))
+        total = next(iter(masked.values())).numpy().view(np.uint64)[part] * np.uint64(0)
+        for vector in masked.values():
+            total += vector.numpy().view(np.uint64)[part]
+        for i in masked:
+            add_stream(total, seeds[i][seed], add=False)
+            for j, secrets_of_parts in shown[i].links.items():
+                link(total, i, j, secrets_of_parts[seed], off=True)
+        sums.append(torch.from_numpy(total.view(np.int64)))
+    return sums
 
 
 def _signed_bytes(run: str, node: str, public: str) -> bytes:

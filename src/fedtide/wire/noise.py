@@ -54,7 +54,7 @@ from fedtide.core.rng import Rng
 from fedtide.wire.accounting import Vector, coefficients, correlated, inverse
 from fedtide.wire.clip import HALF, WHOLE, WITHIN, Clip, adapted, bound_of, with_bounds
 from fedtide.wire.keys import key_stream
-from fedtide.wire.ledger import Ledger, Line, Safe, digest
+from fedtide.wire.ledger import Ledger, Line, Place, Safe, digest
 from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import BITS, ROOM, Form
 
@@ -232,6 +232,7 @@ class Release:
     draw: Draw
     safe: Safe | None = None
     _past: dict[str, tuple[int, deque[Vector]]] = field(default_factory=dict, init=False, repr=False)
+    _drawn: dict[Place, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def add_bounds(self, form: Form, number: int) -> Form:
         """Return a form with the bounds of a round that adapt: what was released before decides them."""
@@ -253,6 +254,24 @@ class Release:
         how = self.clip.adaptive[name]
         return max(adapted(lines[-1].bounds[name], share, how.quantile, how.rate), SMALLEST)
 
+    def find_readable(self, counts: Tensor, opening: Opening) -> Tensor:
+        """Return the mask (units,) of the slots whose weight has three deviations of its noise, or more.
+
+        The release of the sum has the same noise. Else two sums of the same weights would tell more than one.
+        """
+        form = opening.form
+        weights = torch.zeros(form.end, dtype=torch.float64)
+        for unit, count in zip(form.units, counts.tolist(), strict=True):
+            weights[unit.stop - 1] = count
+        number, ask = opening.version
+        place = number, ask, opening.slot
+        if place not in self._drawn:  # else the same clients try to open the sum again
+            before = {other: noise for other, noise in self._drawn.items() if other[0] == number}
+            self._drawn = {**before, place: self._noise(opening, number, form.end)}
+        noise = self._drawn[place]
+        released = noised(weights, form, self.clip.bounds_of(form), self.ledger.z, noise)
+        return torch.tensor([bool(released[unit].any()) for unit in form.units])
+
     def release(self, total: Tensor, opening: Opening) -> Tensor:
         """Return a sum with noise; its line is on the disk by then.
 
@@ -262,7 +281,8 @@ class Release:
         number, ask = opening.version
         if number < 0:
             raise FedtideError(f"wire.privacy: '{opening.question}' is asked before round 0, allowed: rounds from 0 on")
-        noise = self._noise(opening, number, len(total))
+        noise = self._drawn.pop((number, ask, opening.slot), None)
+        noise = self._noise(opening, number, len(total)) if noise is None else noise
         bounds = self.clip.bounds_of(opening.form)
         released = noised(total, opening.form, bounds, self.ledger.z, noise)
         tables = opening.form.tables(released)
@@ -358,6 +378,10 @@ class Recorded:
     def add_bounds(self, form: Form, number: int) -> Form:
         """Return the form of a sum of a round, as it was asked for."""
         return self.step.add_bounds(form, number)
+
+    def find_readable(self, counts: Tensor, opening: Opening) -> Tensor:
+        """Return the mask (units,) of all slots: a replay reads what was released."""
+        return counts.isfinite()
 
     def release(self, total: Tensor, opening: Opening) -> Tensor:
         """Return the sum that was released.

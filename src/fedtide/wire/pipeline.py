@@ -1,7 +1,11 @@
 """The wire: what clients do to a vector before it is rounded and masked, and what the server does to a sum it opened.
 
-    client: as_vector -> clip -> quantized -> masks
-    server: sum of masked -> opened -> release -> as_total
+    client: as_vector -> clip -> counts -> quantized -> masks
+    server: sum of masked -> units to open -> opened -> release -> as_total
+
+If sums are masked, a slot or another unit (`fedtide.wire.vector`) is not opened if fewer than `fewest` clients have
+something in it, because its sum would be nearly one client's answer. A private server opens the slots whose noised
+weight can be read, because the budget does not cover a rule that looks at exact counts.
 
 Simulation and deployment take the same steps. All are pure functions of vectors of one form but the release, which
 `Wire.receive` alone calls: it writes the ledger.
@@ -62,6 +66,9 @@ class ServerStep(Protocol):
     def add_bounds(self, form: Form, number: int) -> Form:
         """Return the form of a sum of a round with the bounds that adapt."""
 
+    def find_readable(self, counts: Tensor, opening: Opening) -> Tensor:
+        """Return the mask (units,) of the slots that `release` will not drop, from the sums of their weights."""
+
     def release(self, total: Tensor, opening: Opening) -> Tensor:
         """Return the vector that the algorithm reads in place of an opened sum (size,), float64; it is on the disk by
         then.
@@ -121,7 +128,11 @@ class Wire:
             FedtideError: the total is of another form, or (`TooLarge`) one of its numbers does not fit.
         """
         vector = as_vector(form, total)
-        return quantized(vector if self.clip is None else self.clip.apply(vector, form), form.people)
+        if self.clip is not None:
+            vector = self.clip.apply(vector, form)
+        for place, unit in enumerate(form.units, start=form.end):
+            vector[place] = vector[unit][-1] if self.clip is not None else bool(vector[unit].any())
+        return quantized(vector, form.people)
 
     def fault(self, total: Tensor, form: Form, members: int, heaviest: float) -> str | None:
         """Return why a sum in fixed point of what clients sent cannot be; None if it can.
@@ -145,14 +156,30 @@ class Wire:
             for weight in table[:, -1].aminmax():
                 if not 0 <= float(weight) <= heaviest * members + SLACK:
                     return f"{name or 'total'}: found weight {float(weight):g}, allowed: 0 to {heaviest * members:g}"
+        for count in vector[form.end :].tolist():
+            if not -SLACK <= count <= members + SLACK:
+                return f"total: found {count:g} clients in a slot, allowed: 0 to {members}"
         return None if self.clip is None else self.clip.fault(vector, form, members)
+
+    def find_units(self, first: Tensor, opening: Opening, fewest: int = 1) -> list[int]:
+        """Return the units of a sum that may be opened.
+
+        Args:
+            first: the sum (size,) in fixed point, zero in all units.
+            opening: what is known of it.
+            fewest: number of clients that the owners of those in the sum want in one, if that is larger.
+        """
+        counts = opened(first[opening.form.end :])
+        if self.server is not None:
+            return self.server.find_readable(counts, opening).nonzero()[:, 0].tolist()
+        return (counts >= max(self.fewest, fewest)).nonzero()[:, 0].tolist()
 
     def receive(self, total: Tensor, opening: Opening, like: Tree, optional: frozenset[str] = frozenset()) -> Tree:
         """Return a sum in fixed point as the algorithm reads it; `like` and `optional` as of `as_total`.
 
         The server's step has an effect: its line in the ledger is on the disk before the sum is returned.
         """
-        vector = opened(total)
+        vector, counts = opened(total).split([opening.form.end, len(opening.form.units)])
         if self.divisor is not None:
             for table in opening.form.tables(vector).values():
                 if len(table) == 1:
@@ -161,6 +188,10 @@ class Wire:
             vector = self.server.release(vector, opening)
         elif self.clip is not None:
             raise RuntimeError("a private sum is read only with the noise of the server (fedtide.wire.noise)")
+        else:
+            for unit, count in zip(opening.form.units, counts.tolist(), strict=True):
+                if count < self.fewest:
+                    vector[unit] = 0.0
         return as_total(opening.form, vector, like, optional)
 
 

@@ -3,6 +3,10 @@
 A vector has `weight * value` and the weight of every leaf, of all slots. It has zeros for everything that a client does
 not send, so the client's slot cannot be seen. Numbers are whole ones modulo 2^64, with `BITS` bits after the point.
 They are added exactly in any order, so masked and plain sums have the same bits.
+
+A form that is *counted* has units: numbers in which only some clients may have something, such as a slot. Behind its
+leaves a vector says of each unit whether its client has something in it. So the server can count the clients of a unit
+before it opens the sum of their numbers.
 """
 
 from collections.abc import Iterator
@@ -35,12 +39,16 @@ class Leaf:
         size: how many numbers it has, without its weight.
         slots: how many separate sums it has.
         bound: how long what a client sends of it may be, if that changes from round to round.
+        groups: sizes of consecutive groups of its numbers, such as tensors, some of which a client may not train.
+        optional: whether clients may leave it out.
     """
 
     name: str
     size: int
     slots: int = 1
     bound: float | None = None
+    groups: tuple[int, ...] = ()
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,23 +58,55 @@ class Form:
     Args:
         leaves: in the order of the vector.
         people: how many clients may be in a sum; it bounds what each may send.
+        counted: whether a vector also says in which units its client has something.
     """
 
     leaves: tuple[Leaf, ...]
     people: int
+    counted: bool = False
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first number of each leaf, and the length of the vector."""
+        """The first number of each leaf, and the end of the last one."""
         starts = [0]
         for leaf in self.leaves:
             starts.append(starts[-1] + leaf.slots * (leaf.size + 1))
         return tuple(starts)
 
+    @cached_property
+    def units(self) -> tuple[slice, ...]:
+        """The numbers in which only some clients may have something: slots, optional leaves and groups.
+
+        >>> Form((Leaf("delta", 3, groups=(1, 2)), Leaf("models", 1, slots=2)), 5, counted=True).units
+        (slice(0, 1, None), slice(1, 3, None), slice(4, 6, None), slice(6, 8, None))
+        """
+        units = list[slice]()
+        for leaf, start in zip(self.leaves, self.starts, strict=False):
+            has_rows = leaf.slots > 1 or leaf.optional
+            for size in [leaf.size + 1] * leaf.slots if has_rows else leaf.groups:
+                units.append(slice(start, start + size))
+                start += size
+        return tuple(units) if self.counted else ()
+
+    @cached_property
+    def parts(self) -> tuple[slice | Tensor, ...]:
+        """The parts of a vector that are opened by themselves: all that is in no unit, then each unit."""
+        if not self.units:
+            return (slice(None),)
+        first = torch.ones(self.size, dtype=torch.bool)
+        for unit in self.units:
+            first[unit] = False
+        return (first.nonzero()[:, 0], *self.units)
+
+    @property
+    def end(self) -> int:
+        """How many numbers of a vector are those of its leaves."""
+        return self.starts[-1]
+
     @property
     def size(self) -> int:
         """How many numbers a vector has."""
-        return self.starts[-1]
+        return self.end + len(self.units)
 
     def tables(self, vector: Tensor) -> dict[str, Tensor]:
         """Return by leaf the part of a vector that is its own, (slots, size + 1); the last column has the weights.
@@ -82,16 +122,28 @@ class Form:
         return {leaf.name: vector[start:end].view(leaf.slots, leaf.size + 1) for leaf, start, end in ends}
 
 
-def form_of(total: Tree, people: int) -> Form:
+def form_of(
+    total: Tree, people: int, *, counted: bool = False, grouped: bool = False, optional: frozenset[str] = frozenset()
+) -> Form:
     """Return the form of totals like this one, of whose slots one is enough.
 
+    Args:
+        total: one client's.
+        people: how many clients may be in a sum.
+        counted: whether units are counted.
+        grouped: whether a client may train only some tensors of a value.
+        optional: names of what clients may leave out.
+
     >>> form_of({"delta": Weighted(torch.zeros(2, 3), 1.0), "models": Slotted({0: Weighted(1.0)}, 4)}, 10).leaves
-    (Leaf(name='delta', size=6, slots=1, bound=None), Leaf(name='models', size=1, slots=4, bound=None))
+    (Leaf(name='delta', size=6, slots=1, ...), Leaf(name='models', size=1, slots=4, ...))
     """
     leaves_by_name: dict[str, Leaf] = {}
     for name, _, slots, weighted in _weighted(total):
-        leaves_by_name.setdefault(name, Leaf(name, sum(map(_count, leaves(weighted.value))), slots))
-    return Form(tuple(leaves_by_name.values()), people)
+        sizes = tuple(_count(value) for value in leaves(weighted.value))
+        is_optional = any(f"{name}.".startswith(f"{place}.") for place in optional)
+        groups = sizes if grouped and slots == 1 and len(sizes) > 1 else ()
+        leaves_by_name.setdefault(name, Leaf(name, sum(sizes), slots, groups=groups, optional=is_optional))
+    return Form(tuple(leaves_by_name.values()), people, counted)
 
 
 def as_vector(form: Form, total: Tree) -> Tensor:

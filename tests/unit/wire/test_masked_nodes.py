@@ -399,7 +399,7 @@ def test_a_masked_private_sum_has_the_weight_of_its_clients_or_is_none(tmp_path)
 def about(header: Any) -> str:
     """What the masks of a question are for."""
     kept = []
-    spy = SimpleNamespace(masked=lambda *given: kept.append(given[-1].key))
+    spy = SimpleNamespace(masked=lambda *given: kept.append(given[4].key))
     masked(spy, read_question({**header, "clients": [0]}), {}, {0: {"total": torch.zeros(1)}})
     return kept[0]
 
