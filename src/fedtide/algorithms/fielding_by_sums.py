@@ -27,8 +27,8 @@ Choices:
     - ours: with `fewest_updates` clusters with fewer participants share a sum.
     - ours: all reachable clients answer in every round with K + 3 numbers; the server stays idle unless some drifted.
     - ours: a cluster with fewer than `fewest` members is closed. A cluster without any can be found again.
-    - ours: centers are of the clients that can be reached at the moment. Only noise hides what two sums tell that
-      differ by one client.
+    - ours: centers are of the clients that can be reached at the moment. Only noise hides what sums of two rounds tell
+      that differ by one client.
     - ours: the first centers come of no client: the mean of all is split again and again, along what varies most.
     - ours: all that moved are taken at once. All clients count for the silhouette.
 
@@ -147,8 +147,8 @@ def fielding_by_sums(
 ) -> Algorithm[State]:
     """Clustered federated learning that follows drift, by sums alone.
 
-    Sends all models and centers down, and counts, reports and updates up in sums of a cluster. Two sums may differ by
-    one client, whose representation is then their difference: only noise hides that.
+    Sends all models and centers down, and counts, reports and updates up in sums of a cluster. Sums of two rounds may
+    differ by one client, whose representation is then their difference: only noise hides that.
 
     Args:
         task: model and loss; `example` set, for label distributions.
@@ -473,7 +473,7 @@ def _spreads(clustering: FoundBySums | None) -> tuple[float, float]:
 
 ENTRY = Entry(
     "fielding-by-sums", fielding_by_sums, "K models and centers down, one update and counts up", "clustered",
-    tells="two sums may differ by one client, whose representation is then their difference",
+    tells="sums of two rounds may differ by one client, whose representation is then their difference",
     keeps="its last report", helps=("labels", "groups", "drift"),
     safe=Safe({"clustering": KMeans(min_silhouette=0.15)}, transforms=(Pooled(),)),
 )  # fmt: skip

@@ -11,10 +11,12 @@ holds all vectors. How it begins, how it chooses K and what it asks first is our
 | `m` | `fewest` clients whose sum may be asked for |
 
     sizes     n_k first: a center with n_k < m is dropped, and its members go to their next nearest
+    overlaps  how many clients the new clusters have in common with each cluster that was summed before: if two differ
+              by some clients, but fewer than m, their difference would be these, and the set is not summed
     sums      then the sum of r_i over the members of each cluster, and of r_i^2 before a cluster is split
     begin     from the mean of all, each center becomes two, c_k +- s e, along the number e that varies most among its
               members, by its standard deviation s (Linde, Buzo, Gray 1980), until there are twice as many as k_max
-    each K    k-means of these cells' means, which the server does alone, and then Lloyd steps by sums
+    each K    k-means of these cells' means, which the server does alone, then Lloyd steps by sums
     judge     a_i = distance to the mean of the other members, b_i = distance to the nearest other center;
               K of the largest mean of (b_i - a_i) / max(a_i, b_i)
 
@@ -22,8 +24,8 @@ The silhouette of distances to centers (Hruschka, de Castro, Campello 2004) choo
 and is about a quarter larger. A client leaves itself out of its cluster's mean, (n c - r) / (n - 1), else many small
 clusters would look tight. Cells have `m` clients or more: where clients are few, so are clusters.
 
-Not hidden: two sums, asked one after the other, may differ by one client, whose vector is then their difference. Only
-noise hides it. Clients may also vanish between the two questions.
+Not hidden: three sums or more may tell of one client together, and two of different rounds may differ by one. Only
+noise hides that. Clients may also vanish between two questions.
 """
 
 from collections.abc import Sequence
@@ -101,24 +103,26 @@ def summed(vector: Tensor, k: int, count: int, distance: Distance, *, squared: b
 class Sets:
     """Sets of centers about which clients are asked, and the number of members of each center.
 
-    squared: whether the server asks for the squares too, from which it splits clusters.
+    squared: whether the server asks for the squares too, from which it splits clusters. before: sets that were summed.
     """
 
     centers: Sequence[Tensor]
     distance: Distance
     sizes: Sequence[Tensor] = field(default_factory=list)
     squared: bool = False
+    before: Sequence[Tensor] = field(default_factory=list)
 
 
 def group_questions(k_max: int) -> dict[str, Work]:
-    """Build the questions "sizes", "sums" and "judge" about sets of centers; a client without a report abstains.
+    """Build the questions "sizes", "overlaps", "sums" and "judge" about sets of centers.
 
-    The client's memory has "reported". A client does not answer if a set has more than 4 `k_max` centers, because no
-    clustering needs as many, and with enough of them each client would be the only one near its center.
+    The client's memory has "reported"; a client without a report abstains. A client does not answer if a set has more
+    than 4 `k_max` centers, because no clustering needs as many, and with enough of them each client would be the only
+    one near its center.
     """
 
     def check(payload: Any) -> None:
-        if (most := max(map(len, payload.centers), default=0)) > 4 * k_max:
+        if (most := max(map(len, [*payload.centers, *payload.before]), default=0)) > 4 * k_max:
             raise refused("centers", most, f"at most {4 * k_max}, four times k_max")
 
     def sizes(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -129,6 +133,18 @@ def group_questions(k_max: int) -> dict[str, Work]:
         places = [torch.tensor(nearest(vector, centers, distance)) for centers in payload.centers]
         sizes = [len(centers) for centers in payload.centers]
         return Answer({"sizes": Weighted([F.one_hot(k, n).double() for k, n in zip(places, sizes, strict=True)])})
+
+    def overlaps(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        check(payload)
+        if memory is None:
+            return None
+        sets = [*payload.before, *payload.centers]
+        places = [nearest(memory["reported"], centers, payload.distance) for centers in sets]
+        tables = [
+            F.one_hot(torch.tensor(places[i] * len(sets[j]) + places[j]), len(sets[i]) * len(sets[j])).double()
+            for j in range(len(payload.before), len(sets)) for i in range(j)
+        ]  # fmt: skip
+        return Answer({"overlaps": Weighted(tables)})
 
     def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         check(payload)
@@ -147,7 +163,7 @@ def group_questions(k_max: int) -> dict[str, Work]:
         scores = [judged(memory["reported"], centers, sizes, payload.distance) for centers, sizes in sets]
         return Answer({"judged": Weighted(scores)})
 
-    return {"sizes": sizes, "sums": sums, "judge": judge}
+    return {"sizes": sizes, "overlaps": overlaps, "sums": sums, "judge": judge}
 
 
 def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -> Tensor:
@@ -173,8 +189,15 @@ def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -
 
 
 def group(
-    fleet: Fleet, clients: Tensor, sets: Sequence[Tensor], distance: Distance, fewest: int, *, squared: bool = False
-) -> list[Groups] | None:
+    fleet: Fleet,
+    clients: Tensor,
+    sets: Sequence[Tensor],
+    distance: Distance,
+    fewest: int,
+    before: list[Tensor],
+    *,
+    squared: bool = False,
+) -> list[Groups | None]:
     """Ask for the sums of clusters around several sets of centers: of sizes first, of vectors where there are `fewest`.
 
     Args:
@@ -183,20 +206,48 @@ def group(
         sets: each (K, d).
         distance: the distance.
         fewest: m; a center with fewer members is dropped, unless there is no other.
+        before: sets that were summed; those that are summed now are added.
         squared: whether the variances are needed.
 
     Returns:
-        The clusters of each set; None if fewer than m clients answer in all.
+        The clusters of each set; None for a set that cannot be summed.
     """
+    none: list[Groups | None] = [None] * len(sets)
     reply = fleet.ask("sizes", clients, Sets(sets, distance))
     if reply.total is None or reply.total["sizes"].weight < fewest:
-        return None
+        return none
     enough = [size >= fewest for size in reply.total["sizes"].value]
     left = [one[mask] if mask.any() else one[:1] for one, mask in zip(sets, enough, strict=True)]
-    reply = fleet.ask("sums", clients, Sets(left, distance, squared=squared))
+    may = [True] * len(left)
+    if before or len(left) > 1:
+        reply = fleet.ask("overlaps", clients, Sets(left, distance, before=before))
+        if reply.total is None:
+            return none
+        may = _distinct(reply.total["overlaps"].value, before, left, fewest)
+    asked = [one for one, allowed in zip(left, may, strict=True) if allowed]
+    if not asked:
+        return none
+    reply = fleet.ask("sums", clients, Sets(asked, distance, squared=squared))
     if reply.total is None:
-        return None
-    return [_divided(one, sums, squared=squared) for one, sums in zip(left, reply.total["groups"], strict=True)]
+        return none
+    before += asked
+    groups = (_divided(one, sums, squared=squared) for one, sums in zip(asked, reply.total["groups"], strict=True))
+    return [next(groups) if allowed else None for allowed in may]
+
+
+def _distinct(tables: Sequence[Tensor], before: Sequence[Tensor], sets: Sequence[Tensor], fewest: int) -> list[bool]:
+    """Tell which sets have clusters that are equal to others, or differ from them by `fewest` clients or more."""
+    overlaps, whole = iter(tables), [*before, *sets]
+    summed_sets = [True] * len(before)
+    for j, one in enumerate(sets, start=len(before)):
+        differ = list[Tensor]()
+        for i in range(j):
+            both = next(overlaps).view(len(whole[i]), len(one))
+            if summed_sets[i]:
+                differ.append((both.sum(1, keepdim=True) + both.sum(0) - 2 * both).flatten())
+        clients = torch.cat(differ) if differ else torch.zeros(0)
+        summed_sets.append(bool(((clients == 0) | (clients >= fewest)).all()))
+    return summed_sets[len(before) :]
 
 
 def sums_of(sums: Sequence[Sum | None], like: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -241,21 +292,21 @@ def cluster_by_sums(
         rng: the key of all draws.
         now: the clusters so far, whose spread is compared.
     """
-    groups = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest, squared=True)
-    if groups is None:
+    before: list[Tensor] = []
+    (whole,) = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest, before, squared=True)
+    if whole is None:
         return None
-    (whole,) = groups
     distance, cells = scaled_by_sums(distance, whole), whole
     while (
         clustering.k_max > 1
         and len(cells.centers) < 2 * clustering.k_max
         and (parts := split(cells, fewest)) is not None
     ):
-        groups = group(fleet, clients, [parts], distance, fewest, squared=True)
-        if groups is None or len(groups[0].centers) <= len(cells.centers):
+        (new,) = group(fleet, clients, [parts], distance, fewest, before, squared=True)
+        if new is None or len(new.centers) <= len(cells.centers):
             break
-        (cells,) = groups
-    sets = [whole, *_lloyd(fleet, clients, _begin(cells, clustering, distance, rng), distance, fewest)]
+        cells = new
+    sets = [whole, *_lloyd(fleet, clients, _begin(cells, clustering, distance, rng), distance, fewest, before)]
     sets = [now or whole, *sets]
     asked = Sets([one.centers for one in sets], distance, [one.sizes for one in sets])
     reply = fleet.ask("judge", clients, asked)
@@ -291,8 +342,8 @@ def split(cells: Groups, fewest: int) -> Tensor | None:
     return torch.cat([torch.stack([c - way, c + way]) if two else c[None] for c, way, two in ways])
 
 
-def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> list[Tensor]:
-    """Return the first centers for each K: those of k-means of the cells, each mean by the number of its members."""
+def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> list[Groups]:
+    """Return the first clusters for each K: those of k-means of the cells, each mean by the number of its members."""
     most = min(clustering.k_max, len(cells.centers))
     if most < 2:
         return []
@@ -302,23 +353,27 @@ def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> l
     return [_joined(cells, label) for label in labels]
 
 
-def _joined(cells: Groups, label: Tensor) -> Tensor:
-    """Return the mean of all clients in the cells of each label, in the order of their first cells."""
+def _joined(cells: Groups, label: Tensor) -> Groups:
+    """Return the clusters of all clients in the cells of each label, in the order of their first cells."""
     numbers = {k: number for number, k in enumerate(dict.fromkeys(label.tolist()))}
     share = F.one_hot(torch.tensor([numbers[k] for k in label.tolist()])).to(cells.centers.dtype) * cells.sizes[:, None]
-    return share.T @ cells.centers / share.sum(0)[:, None]
+    centers = share.T @ cells.centers / share.sum(0)[:, None]
+    return Groups(centers, share.sum(0), torch.zeros_like(centers))
 
 
-def _lloyd(fleet: Fleet, clients: Tensor, sets: list[Tensor], distance: Distance, fewest: int) -> list[Groups]:
-    """Run Lloyd steps of several sets of centers at once, until none of them moves."""
-    groups: list[Groups] = []
-    for _ in range(STEPS if sets else 0):
-        new = group(fleet, clients, sets, distance, fewest)
-        if new is None:
+def _lloyd(
+    fleet: Fleet, clients: Tensor, begin: list[Groups], distance: Distance, fewest: int, before: list[Tensor]
+) -> list[Groups]:
+    """Run Lloyd steps of several sets of clusters at once, each until it does not move, or cannot be summed."""
+    groups, moving = list(begin), list(range(len(begin)))
+    for _ in range(STEPS):
+        if not moving:
             break
-        groups, before, sets = new, sets, [one.centers for one in new]
-        if all(torch.equal(one, other) for one, other in zip(sets, before, strict=True)):
-            break
+        new = group(fleet, clients, [groups[i].centers for i in moving], distance, fewest, before)
+        pairs = [(i, groups[i], one) for i, one in zip(moving, new, strict=True) if one is not None]
+        moving = [i for i, old, one in pairs if not torch.equal(old.centers, one.centers)]
+        for i, _, one in pairs:
+            groups[i] = one
     return groups
 
 

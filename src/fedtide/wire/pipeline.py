@@ -179,6 +179,8 @@ class Wire:
 
         The server's step has an effect: its line in the ledger is on the disk before the sum is returned.
         """
+        if self.server is None and self.clip is not None:
+            raise RuntimeError("a private sum is read only with the noise of the server (fedtide.wire.noise)")
         vector, counts = opened(total).split([opening.form.end, len(opening.form.units)])
         if self.divisor is not None:
             for table in opening.form.tables(vector).values():
@@ -186,8 +188,6 @@ class Wire:
                     table[0, -1] = self.divisor
         if self.server is not None:
             vector = self.server.release(vector, opening)
-        elif self.clip is not None:
-            raise RuntimeError("a private sum is read only with the noise of the server (fedtide.wire.noise)")
         else:
             for unit, count in zip(opening.form.units, counts.tolist(), strict=True):
                 if count < self.fewest:

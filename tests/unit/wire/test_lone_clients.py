@@ -15,10 +15,12 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.remote.node import show
-from fedtide.remote.offline import near_fleet
+from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.policy import Policy
 from fedtide.runs.build import host_of
+from fedtide.runs.privacy import server_wire
 from fedtide.wire.masks import Context, Masker, Question, unmasked
+from fedtide.wire.noise import simulated_noise
 from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import BITS, Form, form_of
 
@@ -202,3 +204,42 @@ def test_a_masked_study_does_not_say_which_model_a_client_uses(tmp_path):
     for name, node in fleet.carrier.nodes.items():
         fleet.carrier.nodes[name] = replace(node, policy=lambda: Policy(reveals=("choice",)))
     assert fleet.score(payload, fleet.clients, slot=slot).choice is not None
+
+
+def test_a_private_server_opens_the_slots_whose_noised_weight_can_be_read(tmp_path):
+    """Bits as in a simulation, which has all slots: what is not opened is what noise would drown."""
+    clip = {"delta": 1.0, "loss": 5.0, "members": 1.0}
+    wire = {"fewest": 3, "privacy": {"multiplier": 0.4, "distance": 1, "clip": clip}}
+    study, host = odd_study("ifca", wire, clusters=2)
+
+    def server() -> Wire:
+        return server_wire(study, study.method[0], host, simulated_noise(0))
+
+    seen, carriers = list[Watched](), list[Any]()
+
+    def watched(simulated: Any, home: Path | None = None) -> Watched:
+        def carry(nodes: Any) -> Any:
+            carriers.append(Keeping(nodes))
+            return carriers[0]
+
+        seen.append(Watched(simulated if home is None else near_fleet(host, 8, home, carry, server())))
+        return seen[-1]
+
+    ours = played(study, host=host, fleet=watched, rounds=6).state
+    theirs = played(study, host=host, fleet=lambda fleet: watched(fleet, tmp_path), rounds=6).state
+    assert same(ours, theirs)
+    assert same(seen[0].sums, seen[1].sums)
+    asked = [question.header for question in carriers[0].asked if question.header["kind"] == "unmask"]
+    assert {"counts" in header and bool(header["counts"]) for header in asked} == {False}, "nothing exact is said"
+    readable = [delta is not None for total in seen[1].sums for delta in total["delta"]]
+    assert set(readable) == {True, False}
+    opened = {(header["moment"]["round"], *header["parts"]["0"]) for header in asked if header["parts"]["0"] != [0]}
+    assert sum(len(parts) - 1 for parts in opened) == sum(readable)
+
+
+class Keeping(NearCarrier):
+    """A carrier that keeps the questions."""
+
+    def push(self, questions: Any) -> None:
+        self.asked = [*getattr(self, "asked", []), *questions]
+        super().push(questions)
