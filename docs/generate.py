@@ -46,10 +46,12 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fields.shapes import bare, is_choice, is_table, tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import SHOWN
+from fedtide.fleets.engines import Host
 from fedtide.inspection.answers import Finding
 from fedtide.inspection.findings import LOSSES, TRAITS, Findings
 from fedtide.laws.case import toy
 from fedtide.laws.every import LAWS
+from fedtide.remote.offline import trial
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import sums_of
 from fedtide.runs.simulate import Result
@@ -57,7 +59,7 @@ from fedtide.runs.trained import Trained
 from fedtide.transforms import Anchored, Personalized, Pooled, Shared
 from fedtide.transforms.transform import why_not as why_no_transform
 from fedtide.wire.clip import WHOLE
-from fedtide.wire.pipeline import why_not
+from fedtide.wire.pipeline import Wire, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -134,14 +136,17 @@ def reveals() -> str:
     heads = ("method", "the server is shown of a client by itself", "sums and messages tell", "secure sums")
     rows = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
-        variants: dict[tuple[tuple[str, ...], str, str], str] = {}
+        variants: dict[tuple[tuple[str, ...], str, str, str], str] = {}
         for variant, options_given in {"": {}, **tried.variants_of(name)}.items():
             if "cohort" not in options_given:  # what a cohort asks it shows for every method
-                algorithm = algorithm_in_toy(name, {**tried.variants_of(name).get("", {}), **options_given})
-                variants.setdefault((algorithm.traits.reveals, entry.tells, why_not(algorithm)), variant)
-        for (shown, tells, why), variant in variants.items():
+                host = host_in_toy(name, {**tried.variants_of(name).get("", {}), **options_given})
+                algorithm, counts = host.algorithm, ""
+                if not (why := why_not(algorithm)) and entry.family != "baseline" and has_slots(host):
+                    counts = "; the server counts the clients of each slot"
+                variants.setdefault((algorithm.traits.reveals, entry.tells, why, counts), variant)
+        for (shown, tells, why, counts), variant in variants.items():
             shown_words = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
-            hidden = "hide what the update tells" if shown else "hide all that is sent"
+            hidden = ("hide what the update tells" if shown else "hide all that is sent") + counts
             masked = f"refused: {why}" if why else "no sums" if entry.family == "baseline" else hidden
             method = f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)
             rows.append(f"| {method} | {shown_words} | {tells or 'nothing'} | {masked} |")
@@ -179,7 +184,7 @@ def bounded_in_toy(name: str, values: Mapping[str, Any]) -> str:
         forms = sums_of(experiment.method[0], host_of(experiment, experiment.method[0], 0, MemoryStore(None)))
         return {leaf.name or WHOLE for form in forms for leaf in form.leaves}
 
-    kept = algorithm_in_toy(name, values).traits.kept_as_sent
+    kept = host_in_toy(name, values).algorithm.traits.kept_as_sent
     norms = {f"max_{leaf}_norm": 1.0 for leaf, longest in kept.items() if math.isinf(longest)}
     try:
         if leaves := sums({WHOLE: 1.0}):
@@ -191,10 +196,15 @@ def bounded_in_toy(name: str, values: Mapping[str, Any]) -> str:
     return (", ".join(f"`{leaf}`" for leaf in sorted(leaves)) or "none: nothing is sent") + option
 
 
-def algorithm_in_toy(name: str, values: Mapping[str, Any]) -> Algorithm[Any]:
-    """A method with some options, as the laws meet it."""
+def host_in_toy(name: str, values: Mapping[str, Any]) -> Host:
+    """A method with some options and its clients, as the laws meet it."""
     experiment = experiment_in_toy(name, values)
-    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+def has_slots(host: Host) -> bool:
+    """Tell whether a method sums what only some clients have something in (`fedtide.wire.vector`)."""
+    fleets = [fleet for fleet, _ in trial(host.algorithm, *host.population.few(), wire=Wire(fewest=1))]
+    return any(form.units for fleet in fleets for query in fleet.queries for form in (query.ask.forms or {}).values())
 
 
 def experiment_in_toy(name: str, values: Mapping[str, Any]) -> Experiment:
@@ -207,7 +217,7 @@ def forms() -> str:
     """Safe form, transforms and code lines of each method."""
     rows = ["| method | `safe = true` stands for | transforms | code lines |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
-        algorithm = algorithm_in_toy(name, tried.variants_of(name).get("", {}))
+        algorithm = host_in_toy(name, tried.variants_of(name).get("", {})).algorithm
         kinds = [transform.kind for transform in (Anchored(), Pooled(), Shared(), Personalized("choice"))
                  if not why_no_transform(algorithm, transform)]  # fmt: skip
         lines = code_lines(inspect.getsource(module_of(entry))) if not is_preset(entry.make) else ""
