@@ -39,7 +39,6 @@ from fedtide.cli.commands import RUNS_CODE, app
 from fedtide.cohorts import Cohort
 from fedtide.config import Experiment
 from fedtide.config.keys import code, is_preset, options, safe_form, source, spelled, tables_in
-from fedtide.core.base import Algorithm
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -200,6 +199,7 @@ def host_in_toy(name: str, values: Mapping[str, Any]) -> Host:
     """A method with some options and its clients, as the laws meet it."""
     experiment = experiment_in_toy(name, values)
     return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
 
 def has_slots(host: Host) -> bool:
     """Tell whether a method sums what only some clients have something in (`fedtide.wire.vector`)."""
