@@ -364,8 +364,8 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
     Args:
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, for
             its last evaluated model.
-        format: weights by name (safetensors), or a program that takes rows as the model sees them and returns
-            log-probabilities (torch-export, onnx).
+        format: weights by name (safetensors), or a program (torch-export, onnx) that takes rows as the model sees them.
+            It returns log-probabilities, or the columns of another target.
         out: the file; it must not exist. By default METHOD-SEED or NODE here.
     """
     from fedtide.config import slug
@@ -400,8 +400,8 @@ def predict(
     Args:
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, which
             predicts as in its last evaluation.
-        rows: a CSV file with the features of the run's rows, or an NPZ file with the features as x. For a run of
-            series: a file of series, to forecast.
+        rows: a CSV, ARFF or Parquet file with the features of the run's rows, or an NPZ file with the features as x.
+            For a run of series: a file of series, to forecast.
         out: the file; it must not exist. A class name that a spreadsheet would compute, such as =1+1, gets an
             apostrophe before it.
     """
