@@ -210,9 +210,10 @@ def test_ids_beyond_an_embedding_are_told_before_the_first_round(kind):
 
 def test_a_model_may_read_ids_from_floats():
     """Rows that are made up are such ids, too."""
-    build = lambda size: lambda: Net(  # noqa: E731
-        lambda net: setattr(net, "layer", nn.Sequential(AsIds(), nn.Embedding(size, 2)))
-    )
+
+    def build(size):
+        return lambda: Net(lambda net: setattr(net, "layer", nn.Sequential(AsIds(), nn.Embedding(size, 2))))
+
     rows = ft.data.Rows("ids", IDS[:, :1].float(), Y, 2, **OWNERS)
     assert simulated(build(50), rows).model(IDS[:3, :1].float()).shape == (3, 2)
     with pytest.raises(FedtideError, match="rows have the id"):
