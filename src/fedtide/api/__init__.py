@@ -99,6 +99,7 @@ def recommend(
     time: Sequence[Name] | Name | None = None,
     features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
+    time_format: str | None = None,
     without: Sequence[Name] | Name | None = None,
     scale: Scale | None = None,
     sets: Sets = (),
@@ -118,6 +119,7 @@ def recommend(
         time: column of the time, or the columns of a date divided by commas; "" for none.
         features: columns of the features, divided by commas.
         zone: time zone of hours and days, e.g. Europe/Berlin.
+        time_format: how times are written, e.g. day-month-year.
         without: columns that are left out, divided by commas.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value of a study, e.g. data.partition.alpha=0.1; may be repeated. In Python a dict.
@@ -134,7 +136,8 @@ def recommend(
     """
     from fedtide.api.jobs import TournamentJob, columns, finished, request_of
 
-    roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
+    names = {"label": label, "client": client, "time": time, "features": features, "without": without}
+    roles = columns(zone=zone, time_format=time_format, **names)
     request = request_of(out, scale=scale, sets=sets, workers=workers)
     return finished(TournamentJob.create(data, request, budget, roles), Output(quiet))
 
@@ -297,6 +300,7 @@ def inspect(
     time: Sequence[Name] | Name | None = None,
     features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
+    time_format: str | None = None,
     without: Sequence[Name] | Name | None = None,
     seed: int = 0,
 ) -> "Findings":
@@ -311,8 +315,8 @@ def inspect(
         time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
             with dates; "" for none.
         features: columns of the features, divided by commas; by default all other numbers.
-        zone: time zone of hours and days, e.g. Europe/Berlin; by default times are taken as they are, in UTC if they
-            name a zone.
+        zone: time zone of hours and days, e.g. Europe/Berlin; by default clocks count as they are written.
+        time_format: how times are written, e.g. day-month-year, excel or digits; by default as the cells tell.
         without: columns that are left out, divided by commas.
         seed: seed of the shuffles.
 
@@ -331,7 +335,8 @@ def inspect(
     from fedtide.inspection.table import of_study
     from fedtide.inspection.table import read as read_table
 
-    roles = columns(label=label, client=client, time=time, features=features, zone=zone, without=without)
+    names = {"label": label, "client": client, "time": time, "features": features, "without": without}
+    roles = columns(zone=zone, time_format=time_format, **names)
     study = data[0] if isinstance(data, list) and len(data) == 1 else data
     if is_study(study):
         check_no_columns(roles)

@@ -17,7 +17,8 @@ from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.reading import named
 from fedtide.config.settings import check_installed
 from fedtide.config.writing import as_toml
-from fedtide.core.errors import FedtideError, refused, within
+from fedtide.core.errors import FedtideError, refused, unknown, within
+from fedtide.data.sources.dates import FORMS
 from fedtide.data.sources.files import strip_endings
 from fedtide.data.sources.frames import Roles, join_columns
 from fedtide.draw.prose import listed
@@ -116,17 +117,19 @@ def is_study(data: Any) -> bool:
     return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
 
 
-def columns(*, zone: str | None, **names: Any) -> Roles:
+def columns(*, zone: str | None, time_format: str | None, **names: Any) -> Roles:
     """Return the roles of columns, label, client, time, features and without, as the command line has them."""
     roles: dict[str, Any] = {role: join_columns(name) for role, name in names.items()}
-    return Roles(zone=zone, **roles)
+    if time_format not in (None, *FORMS):
+        raise unknown("--time-format", str(time_format), FORMS)
+    return Roles(zone=zone, time_format=time_format, **roles)
 
 
 def check_no_columns(roles: Roles) -> None:
     """Raise if columns of a study are named."""
     for name, value in vars(roles).items():
         if value != getattr(Roles(), name):
-            raise refused(f"--{name}", value, "with data (CSV, Parquet, NPZ), not with a study")
+            raise refused(f"--{name.replace('_', '-')}", value, "with data (CSV, Parquet, NPZ), not with a study")
 
 
 def processes_for(settings: Experiment, workers: int | None) -> int | None:

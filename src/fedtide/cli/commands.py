@@ -71,8 +71,8 @@ class ColumnNames:
         time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
             with dates; "" for none.
         features: columns of the features, divided by commas; by default all other numbers.
-        zone: time zone of hours and days, e.g. Europe/Berlin. By default times without a zone stay unchanged, and times
-            with a zone become UTC.
+        zone: time zone of hours and days, e.g. Europe/Berlin. By default the hours are those of the written clocks.
+        time_format: how times are written, e.g. day-month-year, excel or digits; by default as the cells tell.
         without: columns that are left out, divided by commas.
     """
 
@@ -81,6 +81,7 @@ class ColumnNames:
     time: str | None = None
     features: str | None = None
     zone: str | None = None
+    time_format: str | None = None
     without: str | None = None
 
 
@@ -92,14 +93,14 @@ class ModelChoice:
     Args:
         method: name of the method, if there are several.
         seed: by default the first.
-        client: the model of this client, with its own memory, and its own rows to adapt on; by default the model of a
-            new client.
-        cluster: number of the cluster, component or branch whose network is taken instead.
+        client: the model of this client, by its name in the data or its number, with its own memory, and its own rows
+            to adapt on; by default the model of a new client.
+        cluster: number of a network of the server instead: of a cluster, component or branch.
     """
 
     method: str | None = None
     seed: int | None = None
-    client: int | None = None
+    client: str | None = None
     cluster: int | None = None
 
 
@@ -381,7 +382,7 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
         name, model = model_at_node(run_folder, choice.client)
     else:
         trained = Trained.read(run_folder, choice.method, choice.seed)
-        parts = {"client": choice.client, "cluster": choice.cluster}
+        parts = {"client": trained.find_client(choice.client), "cluster": choice.cluster}
         part = "".join(f"-{key}-{number}" for key, number in parts.items() if number is not None)
         name, model = f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, **parts)
     file = out or Path(f"{name}{ENDINGS[format]}")
@@ -413,7 +414,8 @@ def predict(
         title, last, count = predict_at_node(run_folder, rows, out, choice.client)
     else:
         trained = Trained.read(run_folder, choice.method, choice.seed)
-        count = predict_file(trained, rows, out, client=choice.client, cluster=choice.cluster)
+        client = trained.find_client(choice.client)
+        count = predict_file(trained, rows, out, client=client, cluster=choice.cluster)
         title, last = trained.run.title, trained.moment.round
     say(f"{title}, after round {last + 1}: {count} rows predicted")
     say(f"predictions: {out}")

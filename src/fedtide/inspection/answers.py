@@ -264,7 +264,8 @@ def _of_clients(rows: Sample, clients: Clients | None) -> list[Finding]:
     if clients.labels.distance and clients.alpha < 100:
         alpha = f"{clients.alpha:.2g}" if clients.alpha >= LEAST_ALPHA else f"below {LEAST_ALPHA}"
         labels += f"; as if dealt with dirichlet alpha {alpha}"
-    by_features = _not_asked(("features", "meaning"), "no columns of features")
+    why = "no columns of features" + (", except parts of dates" if rows.z is not None else "")
+    by_features = _not_asked(("features", "meaning"), why)
     if clients.looks is not None:
         by_features = [_features(clients.looks, clients.compared), _meaning(clients)]
     return [Finding("labels", level_of(clients.labels.distance, DISTANCE), labels), *by_features, _groups(clients)]

@@ -271,7 +271,7 @@ def text_of(answers: Answers, values: dict[str, Any]) -> str:
 def _source(table: Table, folder: Path) -> dict[str, Any]:
     """Return the source of a study's rows."""
     if table.series is not None:
-        return asdict(table.series)
+        return {key: value for key, value in asdict(table.series).items() if value is not None}
     if not table.source or table.source[0].suffix == ".npz":
         path = table.source[0] if table.source else folder.resolve() / ROWS
         pictures = table.features is not None and float(table.features.max()) == 255.0  # which are read as 0 to 1
@@ -284,6 +284,7 @@ def _source(table: Table, folder: Path) -> dict[str, Any]:
         "time": columns.time[0] if len(columns.time) == 1 else columns.time,
         "categories": columns.categories,
         "missing": "drop" if columns.gaps else None,
+        **dict(columns.spelling),
     }
     features = [*columns.features, *columns.categories]
     written = {key: value for key, value in values.items() if value}
@@ -369,5 +370,6 @@ def _save_rows(table: Table, path: Path) -> None:
     """Save the rows of data that were in memory in the format of a study's source."""
     label = table.label if table.measured else table.label.astype(str)
     columns: dict[str, Any] = {"x": np.asarray(table.features, np.float32), "y": label}
-    columns |= {name: column for name, column in (("client", table.client), ("time", table.time)) if column is not None}
+    columns |= {} if table.client is None else {"client": table.client.astype(str)}
+    columns |= {} if table.time is None else {"time": table.time}
     np.savez(path, **columns)

@@ -1,6 +1,6 @@
 """Tables of users: files (CSV, Parquet, NPZ), frames, arrays or series, with columns read by name and type."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,11 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources import frames
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.cells import Cells, Column, cells_of, describe_span, read_cells, read_names
+from fedtide.data.sources.cells import Cells, Clock, Column, cells_of, describe_span, describe_spelling, read_cells
 from fedtide.data.sources.files import find
 from fedtide.data.sources.frames import Roles, local
 from fedtide.data.sources.series import Series
+from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.draw.prose import listed
 from fedtide.fields.types import LARGEST, seconds_of
 from fedtide.runs.build import cohort_size, population_of
@@ -42,7 +43,7 @@ class Columns:
     """Names of columns by their roles.
 
     missing: rows that are left out because something is missing. gaps: whether a study has to leave out any.
-    categories: texts that a study may use.
+    categories: texts that a study may use. spelling: settings of a source that reads other files in the same way.
     """
 
     label: str = ""
@@ -52,6 +53,7 @@ class Columns:
     missing: int = 0
     gaps: bool = False
     categories: tuple[str, ...] = ()
+    spelling: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
             return replace(of_rows(NPZ(str(files[0])).load(None, 0), roles), name=name, source=files)
         if (series := series_in(files, roles)) is not None:
             return of_series(name, series, files, roles.zone)
-        return of_columns(name, read_cells(files), roles, files)
-    return of_columns("table", cells_of(data, asked), roles)
+        return of_columns(name, read_cells(files, spelling=Spelling(time_format=roles.time_format)), roles, files)
+    return of_columns("table", cells_of(data, asked, Spelling(time_format=roles.time_format)), roles)
 
 
 def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] = ()) -> Table:
@@ -134,7 +136,8 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
         if (worst := columns[column].largest) > LARGEST:
             raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
     numbered = [numbers[whole] for feature in guess.features if (numbers := columns[feature].numbers) is not None]
-    when, unit = cells.take(np.flatnonzero(whole)).times(guess.time) if guess.time else (None, "")
+    clock: Clock = "utc" if roles.zone else "written"
+    when, unit = cells.take(np.flatnonzero(whole)).times(guess.time, clock) if guess.time else (None, "")
     categories = categories_of(columns, guess.left)
     missing = int(rows - whole.sum())
     gaps = missing > 0 or any(columns[column].missing.any() for column in categories)
@@ -145,12 +148,35 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
         np.stack(numbered, 1) if numbered else None,
         columns[guess.client].texts[whole] if guess.client else None,
         None if when is None else local(when, roles.zone),
-        columns=Columns(guess.label, guess.client, guess.time, guess.features, missing, gaps, categories),
-        source=() if any(column.odd for column in seen) else source,
+        columns=Columns(guess.label, guess.client, guess.time, guess.features, missing, gaps, categories,
+                        _spelling(cells, guess.time, clock)),
+        source=source,
         calendar=tuple(calendar) if guess.time else (),
         zone=roles.zone,
-    )
-    return _described(table, rows, guess.left, unit, guessed=guess.guessed)
+    )  # fmt: skip
+    table = _described(table, rows, guess.left, unit, guessed=guess.guessed)
+    measures = [name for name in (*guess.features, guess.label) if columns[name].numbers is not None]
+    groups = frames.find_groups(columns, guess.left, measures) if roles.client is None and guess.client is None else ()
+    lines = (*_propose(columns, groups), *describe_spelling(cells, guess.features, guess.label))
+    return replace(table, said=(*table.said, *lines))
+
+
+def _propose(columns: Mapping[str, Column], groups: Sequence[str]) -> Iterator[str]:
+    """Yield a line on columns that may be the client."""
+    if groups:
+        counts = listed([f"{name} ({columns[name].distinct:,} values)" for name in groups[:3]])
+        yield f"no column is named like a client, but rows differ by {counts}: --client {groups[0]}"
+
+
+def _spelling(cells: Cells, time: Sequence[str], clock: Clock) -> tuple[tuple[str, str], ...]:
+    """Return the settings of a source by which rows of another file are read in the same way."""
+    times = cells.columns[time[0]].read_times(cells.spelling.time_format) if len(time) in (1, 2) else None
+    settings = [("decimal", ",")] if cells.spelling.decimal == "," else []
+    if times is not None and times.form not in ("year-month-day", "month names"):
+        settings.append(("time_format", times.form))
+    if times is not None and clock == "written" and not np.isnan(times.zone).all():
+        settings.append(("clock", clock))
+    return tuple(settings)
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
@@ -166,15 +192,20 @@ def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tup
 
 def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     """Return the table of rows of a source."""
-    for role in ("label", "client", "time", "features", "without"):
+    for role in ("label", "client", "time", "features", "without", "time_format"):
         if (column := getattr(roles, role)) is not None:
-            raise refused(f"{rows.name}: --{role}", column, "tables with columns (CSV, data frames)", "it has none")
+            raise refused(
+                f"{rows.name}: --{role.replace('_', '-')}",
+                column,
+                "tables with columns (CSV, data frames)",
+                "it has none",
+            )
     if roles.zone is not None and rows.time is None:
         raise refused(f"{rows.name}: --zone", roles.zone, "rows with times", "these have none")
     if rows.steps is not None:
         raise refused(f"{rows.name}: labels", "sequences", "one label for each row")
-    label = np.array(rows.label_names)[rows.y.numpy()] if rows.label_names else rows.y.numpy()
-    client = None if rows.client is None else np.array(rows.client_names)[rows.client.numpy()]
+    label = np.array(rows.label_names, object)[rows.y.numpy()] if rows.label_names else rows.y.numpy()
+    client = None if rows.client is None else np.array(rows.client_names, object)[rows.client.numpy()]
     time = None if rows.time is None else local(rows.time.numpy(), roles.zone)
     features = rows.x.reshape(len(rows), -1).float().numpy()
     columns = Columns("y", None if client is None else "client", () if time is None else ("time",), ("x",))
@@ -253,12 +284,13 @@ def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
         return None
     if any(path.suffix == ".npz" or path.is_dir() or len(read_names(path)) != 2 for path in paths):
         return None
-    files = [read_cells([path]) for path in paths]
+    files = [read_cells([path], spelling=Spelling(time_format=roles.time_format)) for path in paths]
     times = {frames.guess_time(cells.columns) if roles.time is None else (roles.time,) for cells in files}
     first = times.pop()
     if times or len(first) != 1 or not all(_is_series(cells, first[0]) for cells in files):
         return None
-    return Series(tuple(map(str, paths)), first[0], LAGS, CLOCK, own_scale=True)
+    spelling: dict[str, Any] = dict(pair for cells in files for pair in _spelling(cells, first, "utc"))
+    return Series(tuple(map(str, paths)), first[0], LAGS, CLOCK, own_scale=True, **spelling)
 
 
 def _is_series(cells: Cells, time: str) -> bool:

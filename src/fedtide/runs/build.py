@@ -5,14 +5,14 @@ Everything is built from JSON values alone, so any process can build the same.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtide.cohorts import Picking, Poisson
 from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
@@ -122,7 +122,30 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
     data = experiment.data.model_dump(mode="json", include={"source", "directory", "target"})
     data_seed = experiment.data.seed if experiment.data.seed is not None else seed
-    return load_rows(json.dumps(data, sort_keys=True), data_seed if experiment.data.source.drawn else 0)
+    rows = load_rows(json.dumps(data, sort_keys=True), data_seed if experiment.data.source.drawn else 0)
+    return rows_for(rows, partial(experiment.model.build, rows.shape, rows.target.width or rows.classes))
+
+
+def rows_for(rows: Rows | GeneratedRows, build: Callable[[], nn.Module]) -> Rows | GeneratedRows:
+    """Return rows whose integers are floats, unless a model takes integers alone, as one with an Embedding does.
+
+    Args:
+        rows: features of any type.
+        build: returns a fresh module.
+    """
+    if not isinstance(rows, Rows) or rows.x.dtype != torch.int64 or rows.steps is not None:
+        return rows
+    few, floats = rows.x[:2], rows.x.float()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = build().eval()
+        try:
+            module(few.float())
+        except Exception:  # whatever a layer raises for another type
+            with suppress(RuntimeError, TypeError, ValueError):  # a number beyond an Embedding is an IndexError
+                with suppress(IndexError):
+                    module(few)
+                return rows
+    return replace(rows, x=floats)
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:

@@ -27,8 +27,9 @@ from fedtide.core.files import check_file
 from fedtide.data.population import features
 from fedtide.data.rows import Rows, find_known_rows
 from fedtide.data.sources.arrays import open_arrays, standardize
-from fedtide.data.sources.cells import format_times, read_cells, read_names
+from fedtide.data.sources.cells import format_times, read_cells
 from fedtide.data.sources.series import Series
+from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
@@ -105,8 +106,8 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
-        names = source.feature_names(directory) if isinstance(source, CSV) else ()
-        return as_seen(trained, read_features(path, tuple(rows.shape), names))
+        settings = (source.feature_names(directory), source.spelling) if isinstance(source, CSV) else ()
+        return as_seen(trained, read_features(path, tuple(rows.shape), *settings))
     check_file(path, TABLES)
     if path.suffix == ".npz":
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
@@ -116,19 +117,22 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     return prepared(x, torch.float32, data.transforms)
 
 
-def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
+def read_features(
+    path: Path, shape: tuple[int, ...], columns: Sequence[str] = (), spelling: Spelling = Spelling()
+) -> Tensor:
     """Read the features of rows (rows, ...) from an NPZ or CSV file.
 
     Args:
         path: the file; a label in it is not looked at.
         shape: of a row.
         columns: names of the features in a CSV file, in their order; () takes all of its columns but the label.
+        spelling: how the file is written.
 
     Raises:
         FedtideError: there is no such file, or its rows are others.
     """
     check_file(path, TABLES)
-    x = _from_npz(path, shape) if path.suffix == ".npz" else _from_csv(path, shape, columns)
+    x = _from_npz(path, shape) if path.suffix == ".npz" else _from_csv(path, shape, columns, spelling)
     if not len(x):
         raise refused(f"{path}: rows", 0, "1 or more")
     return x
@@ -150,11 +154,11 @@ def _from_npz(path: Path, shape: tuple[int, ...]) -> Tensor:
     return rows
 
 
-def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
-    named = columns or [column for column in read_names(path) if column != LABEL]
+def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str], spelling: Spelling) -> Tensor:
+    named = columns or [column for column in read_names(path, spelling) if column != LABEL]
     if len(named) != math.prod(shape):
         raise refused(f"{path}: columns of features", len(named), f"{math.prod(shape)}, as in the run")
-    cells = read_cells(path, named)
+    cells = read_cells(path, named, spelling)
     return torch.from_numpy(np.stack([cells.numbers(name) for name in named], 1)).reshape(-1, *shape)
 
 
@@ -179,6 +183,8 @@ def prepared(x: Tensor, dtype: torch.dtype, transforms: Sequence[Prepare]) -> Te
     """Return rows of a type as a model sees them: bytes as 0 to 1, and transformed."""
     if dtype == torch.uint8 and not ((x >= 0) & (x <= 255)).all():
         raise refused("rows", "numbers beyond these", "bytes, 0 to 255, as in the run")
+    if dtype == torch.int64 and (x % 1 != 0).any():
+        raise refused("rows", "numbers that are not whole", "integers, as in the run")
     return apply_transforms(tuple(transforms), features(x.to(dtype)))
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic
 
 from pydantic import BeforeValidator
@@ -32,6 +32,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer, check_fit, training_cost
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
+from fedtide.runs.build import rows_for
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models
 
@@ -226,6 +227,8 @@ def simulate(
     read = SimulationOptions(**as_written("simulate", SimulationOptions, options))
     devices, forgetting = read.devices, read.forgetting
     population.check(rounds)
+    if algorithm.task is not None:
+        population = replace(population, rows=rows_for(population.rows, algorithm.task.build))
     if algorithm.check is not None:
         algorithm.check(population)
     judged, notes = views(population), list[str]()

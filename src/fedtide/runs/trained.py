@@ -33,6 +33,9 @@ from fedtide.wire.answer_schema import made_up
 ROWS = 256
 """Number of rows of clients, and of invented ones, on which a network is compared with the method."""
 
+FEW = 8
+"""Names of clients that an error lists."""
+
 REAL = 10_000_000
 """More clients than real ones are."""
 
@@ -77,6 +80,22 @@ class Models:
     def networks(self) -> list[Weights]:
         """The networks of the server's state, in their order: its models, and each branch of a branched one."""
         return networks_in(getattr(self.state, "weights", None), self.like)
+
+    def find_client(self, name: str | None) -> int | None:
+        """Return the number of a client by its name in the data, such as "B6" or "carrier=B6", or by that number.
+
+        Raises:
+            FedtideError: no client has the name; the message has a few that there are.
+        """
+        names = self.host.population.names
+        if name is None or name in names:
+            return None if name is None else names.index(name)
+        if (last := name.partition("=")[2]) in names:
+            return names.index(last)
+        if not name.isdecimal():
+            known = f"{', '.join(names[:FEW])}{', ...' * (len(names) > FEW)}" if names else "the number of a client"
+            raise refused("--client", name, known)
+        return int(name)
 
     def predict(self, x: Tensor, client: int | None = None) -> Prediction:
         """Predict rows as the run's evaluation does.

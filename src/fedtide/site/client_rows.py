@@ -25,7 +25,8 @@ from fedtide.data.partition import Split
 from fedtide.data.population import Population, features
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.data.sources.cells import read_cells, read_names
+from fedtide.data.sources.cells import read_cells
+from fedtide.data.sources.table_files import read_names
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.fleets.engines import Host
@@ -49,6 +50,8 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
         raise FedtideError(re.sub(r"; data\.source\.[^;]*", "", str(error))) from None
     if rows.shape != about.shape:
         raise refused(f"{path}: shape of a row", rows.shape, f"{about.shape}, as in the study")
+    if about.dtype == "float32" and rows.x.dtype == torch.int64:  # columns of this file alone are all integers
+        rows = replace(rows, x=rows.x.float())
     if str(rows.x.dtype) != f"torch.{about.dtype}":
         raise refused(f"{path}: type of features", str(rows.x.dtype), f"torch.{about.dtype}, as in the study")
     if about.labels:
@@ -73,7 +76,7 @@ def _first_row(path: Path, about: RowsAbout, label: str) -> str:
     if not isinstance(source, CSV):
         return ""
     column = str(source.label)
-    cells = read_cells(path, [column])
+    cells = read_cells(path, [column], source.spelling)
     where = cells.where(cells.texts(column).index(label))
     return where.removeprefix(f"{path}: ") + ": "
 
@@ -83,7 +86,7 @@ def describe_columns(path: Path, about: RowsAbout) -> str | None:
     source = about.source_at(path.absolute())
     if not isinstance(source, CSV):
         return None
-    header = read_names(path)
+    header = read_names(path, source.spelling)
     columns = [*source.taken, *source.feature_names(None)]
     others = [column for column in header if column not in columns]
     return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}"

@@ -144,7 +144,7 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
     # Rows of sources of other kinds come to nodes as arrays.
     kind = source.kind if isinstance(source, CSV | NPZ) else "npz"
     settings = resolved(experiment)["data"]["source"] if source.kind == kind else {}
-    values = {"kind": kind} | {key: settings[key] for key in READ[kind] if key in settings}
+    values = {"kind": kind} | {key: settings[key] for key in READ[kind] if settings.get(key) is not None}
     if "names" in values:
         values["names"] = {key: name for key, name in values["names"].items() if key not in ("client", "domain")}
     return RowsAbout(

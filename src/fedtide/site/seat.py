@@ -23,6 +23,8 @@ from fedtide.core.atomic import append, check_free, write_text
 from fedtide.core.base import PARTS, Algorithm, Memory, Moment, Payload
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.memory import MemoryStore
+from fedtide.data.sources.table_files import Spelling
+from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import shape_after
 from fedtide.fleets.engines import Host
 from fedtide.remote.asks import REFUSED
@@ -441,14 +443,14 @@ class JudgedModel(Models):
         return self.received, self.memory
 
 
-def predict_at_node(folder: Path, path: Path, out: Path, client: int | None = None) -> tuple[str, int, int]:
+def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = None) -> tuple[str, int, int]:
     """Predict the rows of a CSV, Parquet or NPZ file, and write a CSV file with their classes and probabilities.
 
     Args:
         folder: the node's folder.
         path: the file, with the features of the study; a label is not read.
         out: the new file.
-        client: id of one of the node's clients; needed if there are several.
+        client: number of one of the node's clients; needed if there are several.
 
     Returns:
         A name of the client, the round of the evaluation whose model predicted, and the number of rows.
@@ -457,15 +459,17 @@ def predict_at_node(folder: Path, path: Path, out: Path, client: int | None = No
         FedtideError: the node was never started or evaluated, or the rows are not those of the study.
     """
     check_free(out)
-    model, ticket, client = _read_model(folder, client)
+    model, ticket, number = _read_model(folder, client)
     about = ticket.rows
-    rows = read_features(path, about.shape, about.columns)
+    source = about.source_at(path)
+    spelling = source.spelling if isinstance(source, CSV) else Spelling()
+    rows = read_features(path, about.shape, about.columns, spelling)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
     write_text(out, table(model.predict(x).told, names_of_classes(model)))
-    return f"{ticket.node}, client {client}", model.moment.round, len(x)
+    return f"{ticket.node}, client {number}", model.moment.round, len(x)
 
 
-def model_at_node(folder: Path, client: int | None = None) -> tuple[str, Model]:
+def model_at_node(folder: Path, client: str | None = None) -> tuple[str, Model]:
     """Return a name for a file, and the model that a client was evaluated with last.
 
     Args:
@@ -475,12 +479,12 @@ def model_at_node(folder: Path, client: int | None = None) -> tuple[str, Model]:
     Raises:
         FedtideError: the node was never started or evaluated, or which of several networks predicts depends on the row.
     """
-    model, ticket, client = _read_model(folder, client)
-    about = described(model, ticket.experiment, f"client {client}")
-    return f"{ticket.node}-client-{client}", Model(model.task, model.parts(), model.rows(CHECKED), about)
+    model, ticket, number = _read_model(folder, client)
+    about = described(model, ticket.experiment, f"client {number}")
+    return f"{ticket.node}-client-{number}", Model(model.task, model.parts(), model.rows(CHECKED), about)
 
 
-def _read_model(folder: Path, client: int | None) -> tuple[JudgedModel, Ticket, int]:
+def _read_model(folder: Path, name: str | None) -> tuple[JudgedModel, Ticket, int]:
     """Return the model of a client in a node's folder, the node's ticket, and the client that is meant."""
     try:
         settings = json.loads((folder / "run" / "worker.json").read_text(encoding="utf-8"))
@@ -488,9 +492,10 @@ def _read_model(folder: Path, client: int | None) -> tuple[JudgedModel, Ticket, 
     except (OSError, *UNREADABLE):
         but = "not the folder of a node that was started; start it with: fedtide join"
         raise FedtideError(f"{folder}: {but}") from None
-    client = ticket.clients[0] if client is None and len(ticket.clients) == 1 else client
-    if client is None or client not in ticket.clients:
-        raise refused("--client", client, ", ".join(map(str, ticket.clients)))
+    numbers = {str(client): client for client in ticket.clients}
+    client = ticket.clients[0] if name is None and len(numbers) == 1 else numbers.get(name or "")
+    if client is None:
+        raise refused("--client", name, ", ".join(numbers))
     node, judged, experiment = node_of(settings), Judged.read(folder / "judged"), ticket.experiment
     assert isinstance(node.rows, FileRows)
     received, memory = node.last_evaluation(judged, client)

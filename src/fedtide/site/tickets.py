@@ -51,7 +51,10 @@ Digest = Annotated[str, spelled("[0-9a-f]{16}", "16 of 0-9 and a-f")]
 Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Distinct]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), Different]
-READ = {"csv": ("label", "cuts", "time", "missing"), "npz": ("names",)}
+READ = {
+    "csv": ("label", "cuts", "time", "missing", "encoding", "separator", "decimal", "time_format", "clock"),
+    "npz": ("names",),
+}
 """Settings of a source by which a file is read."""
 
 
@@ -68,7 +71,7 @@ class RowsAbout(Strict):
     """
 
     shape: Annotated[tuple[Count, ...], Field(max_length=4)]
-    dtype: Literal["uint8", "float32", "float64"]
+    dtype: Literal["uint8", "int64", "float32", "float64"]
     classes: Annotated[Count, Field(le=1_000_000)]
     labels: Names = ()
     columns: Names = ()

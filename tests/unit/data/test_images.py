@@ -252,8 +252,8 @@ def load_table(path: Path, **options):
 HEADER = "path,label,client,time,domain,split"
 ROWS = (
     "a/1.png,zoo,north,2026-03-01T09:15:00,day,train",
-    "a/2.png,dam,south,1772356500.5,night,test",
-    "b/1.png,dam,north,60,day,train",
+    "a/2.png,dam,south,2026-03-01T09:15:00.5,night,test",
+    "b/1.png,dam,north,2026-02-01 00:01,day,train",
 )
 
 # -- what comes back ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_every_column_comes_back_in_the_order_of_the_table(tmp_path):
     assert (rows.y.tolist(), rows.classes) == ([1, 0, 0], 2)
     assert (rows.client.tolist(), rows.client_names) == ([0, 1, 0], ("north", "south"))
     assert (rows.domain.tolist(), rows.domain_names) == ([0, 1, 0], ("day", "night"))
-    assert rows.time.tolist() == [1772356500.0, 1772356500.5, 60.0]
+    assert rows.time.tolist() == [1772356500.0, 1772356500.5, 1769904060.0]
     assert rows.held_out.tolist() == [False, True, False]
     assert rows.name == "manifest.csv"
 
@@ -330,7 +330,7 @@ WRONG = [
     ("path,label", ("x.png,0", "y.png,-1"), "row 3: label: found '-1', allowed: whole numbers from 0, or names"),
     ("path,label", ("x.png,0", "y.png,"), "row 3: label is empty"),
     ("path,label,client", ("x.png,0,",), "row 2: client is empty"),
-    ("path,label,time", ("x.png,0,noon",), "row 2: time: found 'noon', allowed: seconds or ISO 8601"),
+    ("path,label,time", ("x.png,0,noon",), "row 2: time: found 'noon', allowed: seconds, or a date such as"),
     ("path,label,split", ("x.png,0,train", "y.png,0,val"), "row 3: split: found 'val', allowed: train, test"),
     ("path,label,split", ("x.png,0,test",), "no pictures to train on: every split is 'test'"),
 ]

@@ -26,12 +26,11 @@ def npz(folder: Path, **arrays) -> NPZ:
     return NPZ(str(folder / "data.npz"))
 
 
-def test_a_file_that_is_not_utf_8_is_told_by_its_line(tmp_path):
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-8-sig"])
+def test_the_encoding_of_a_file_is_found(tmp_path, encoding):
     file = tmp_path / "data.csv"
-    file.write_bytes("x,label\n1,a\n2,ü\n".encode("latin-1"))
-    said = r"damaged or not a CSV file in UTF-8 \(line 3, byte 3, 0xfc: .*; save it as UTF-8\)$"
-    with pytest.raises(FedtideError, match=said):
-        CSV(str(file)).load(None, 0)
+    file.write_bytes("x,label\n1,a\n2,ü\n".encode(encoding))
+    assert CSV(str(file)).load(None, 0).label_names == ("a", "ü")
 
 
 def test_npz_columns_come_back(tmp_path):
@@ -54,9 +53,9 @@ def test_npz_columns_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, bool])
-def test_npz_features_that_are_no_pictures_become_float32(tmp_path, kind):
+def test_npz_features_that_are_no_pictures_become_float32_or_stay_integers(tmp_path, kind):
     rows = npz(tmp_path, x=np.array([[3, 200], [0, 1]]).astype(kind), y=[0, 1]).load(None, 0)
-    assert rows.x.dtype == torch.float32
+    assert rows.x.dtype == (torch.int64 if np.dtype(kind).kind in "iu" else torch.float32)
     assert rows.x.tolist() == np.array([[3, 200], [0, 1]]).astype(kind).astype(float).tolist()
 
 
@@ -129,9 +128,9 @@ def test_csv_columns_come_back(tmp_path, name, end, mark):
 
 
 def test_csv_times_are_seconds_or_iso_8601(tmp_path):
-    stamps = ["1970-01-01T00:01:00Z", "1970-01-01 00:02:00+00:00", "1970-01-01T01:00:00+01:00", "12.5"]
+    stamps = ["1970-01-01T00:01:00Z", "1970-01-01 00:02:00+00:00", "1970-01-01T01:00:00+01:00"]
     text = "t,a,label\n" + "".join(f"{stamp},1,0\n" for stamp in stamps)
-    assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0, 12.5]
+    assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0]
     with pytest.raises(
         FedtideError, match=r"row 2: t: time: found '1970-01-01T00:01:00', but a time zone is named in 2 and not in 1"
     ):
@@ -166,18 +165,17 @@ WRONG = {
     "short-line": ("a,b,label\n1,2,0\n1,2\n", {}, "row 3: number of cells: found 2, allowed: 3, as in the header"),
     "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a finite number"),
     "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a value"),
-    "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a finite number"),
+    "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a value"),
     "misspelt": ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; allowed: a, b, labels; did you mean 'labels'\?"),
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
     "label-only": ("label\n0\n", {}, "no feature columns besides label"),
     "header-only": ("a,b,label\n", {}, "no rows below the header"),
     "empty": ("", {}, "is empty, allowed: a header, and rows below it"),
-    "semicolons": ("a;b;label\n1;2;0\n", {}, "header: found 'a;b;label', allowed: names divided by commas"),
     "negative-label": ("a,b,label\n1,2,0\n1,2,-1\n", {}, "row 3: label: found '-1'"),
     "no-time": (
         "t,a,label\nmonday,1,0\n",
         {"time": "t"},
-        "row 2: t: time: found 'monday', allowed: seconds or ISO 8601",
+        "row 2: t: time: found 'monday', allowed: seconds, or a date such as",
     ),
     "empty-label": ("a,label\n1,0\n2,\n3,1\n", {}, "row 3"),
     "one-word": ("a,label\n1,0\n2,1\n3,cat\n", {}, "row 4: label: found 'cat', but 2 of 3 labels are numbers"),

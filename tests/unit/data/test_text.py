@@ -227,7 +227,7 @@ WRONG = {
     "number": ('{"client": "a", "text": 3}\n', {}, "line 1: text: found 3, allowed: a text, or a list of texts"),
     "empty-client": (GOOD + '{"client": " ", "text": "b"}\n', {}, "line 2: client: found ' ', allowed: a name"),
     "word-time": (GOOD + '{"client": 1, "text": "b", "when": "noon"}\n', {"time": "when"},
-                  "line 2: time: found 'noon', allowed: seconds or ISO 8601"),
+                  "line 2: time: found 'noon', allowed: seconds, or a date such as"),
     "flag": (GOOD + '{"client": 1, "text": "b", "part": "maybe"}\n', {"test": "part"},
              "line 2: part: found 'maybe', allowed: true, false, 'test', 'train'"),
     "domain": (GOOD, {"domain": "client", "domains": ("a", "b")}, "domains: found 'b', allowed: a"),

@@ -96,7 +96,7 @@ def test_a_node_exports_the_model_that_it_predicts_with(place, tmp_path, capsys,
 
 def test_predictions_that_cannot_be_made_are_named(place, tmp_path, capsys):
     words = ["predict", place / "berlin", place / "berlin.csv", "--out", tmp_path / "predictions.csv"]
-    assert "--client: found 1, allowed: 0" in refused(capsys, tmp_path, *words, "--client", 1)
+    assert "--client: found '1', allowed: 0" in refused(capsys, tmp_path, *words, "--client", 1)
     assert "--method: found 'A', allowed: none at a node" in refused(capsys, tmp_path, *words, "--method", "A")
     words[2] = place / "none.csv"
     assert "none.csv: no such file" in refused(capsys, tmp_path, *words)

@@ -25,8 +25,9 @@ from fedtide.core.errors import refused, shown, unknown
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.what import Chain, Holding, Plan, PopulationView, count_events
-from fedtide.data.sources.cells import number, read_cells, read_names
+from fedtide.data.sources.cells import number, read_cells
 from fedtide.data.sources.files import find
+from fedtide.data.sources.table_files import read_names
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import Count, DataFile, Flag, Fraction, Positive, Spelled, Whole, explained, ingredient
 

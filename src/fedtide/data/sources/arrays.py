@@ -79,8 +79,8 @@ def open_arrays(path: Path, what: str = "an npz file without pickled objects") -
 class NPZ(Loading):
     """An `.npz` file with `x` and `y`, optionally `client`, `domain`, `time`, `held_out` (one entry per row each).
 
-    Images are (rows, height, width) or (rows, channels, height, width) uint8; float64 stays, and other numbers become
-    float32.
+    Images are (rows, height, width) or (rows, channels, height, width) uint8. Integers stay integers for a model that
+    embeds them, and float64 stays; other numbers become float32.
 
     Args:
         path: the file, below the data directory or absolute.
@@ -139,7 +139,7 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
 
     Args:
         name: name for messages.
-        x: (rows, ...) features; uint8 images (rows, height, width) get a channel.
+        x: (rows, ...) features; uint8 images (rows, height, width) get a channel. Integers stay integers.
         y: (rows,) whole numbers from 0, or names.
         scaled: standardize each feature over the rows outside the test set, and in a population over its training rows.
             With `time` the earliest tenth of the rows outside the test set decides.
@@ -155,7 +155,8 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     if features.dtype == torch.uint8 and features.dim() == 3:
         features = features.unsqueeze(1)
     elif features.dtype != torch.uint8 or features.dim() != 4:
-        features = _as_floats(features)
+        whole = not (features.is_floating_point() or features.dtype == torch.bool or scaled)
+        features = features.long() if whole else _as_floats(features)
     value = _as_floats(_tensor(name, "y", y)) if measured else None
     labels, label_names = _labels(name, y) if value is None else (torch.zeros(len(value), dtype=torch.int64), ())
     result: dict[str, Any] = {"label_names": label_names, "value": value}
@@ -220,7 +221,7 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
         for row in [row for row, value in enumerate(values) if not isinstance(value, str | bytes)][:1]:
             raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
         with reading(f"{name}: label", "names"):
-            return encode(name, "label", values.astype(str))
+            return encode(name, "label", [value.decode() if isinstance(value, bytes) else value for value in values])
     return torch.from_numpy(whole_numbers(name, values, ", or names (target = 'number' takes measures)")), ()
 
 
@@ -284,7 +285,7 @@ def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]
     if array.dtype.kind in "OU":  # sorting the names there are, and not those of all rows, is much faster
         texts = [str(value) for value in array.ravel().tolist()]
         place = {text: at for at, text in enumerate(sorted(set(texts)))}
-        names, numbers = np.array(list(place)), np.array([place[text] for text in texts])
+        names, numbers = np.array([*place], object), np.array([place[text] for text in texts])
     else:
         names, numbers = np.unique(array, return_inverse=True)
     # Half of a character of two is none that could be written to a record.
@@ -293,6 +294,9 @@ def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]
 
 
 def _array(name: str, column: str, values: Any) -> np.ndarray:
+    """Return an array; texts are objects, because the longest one would decide the size of all."""
+    if isinstance(values, list) and all(isinstance(value, str) for value in values):
+        return np.array(values, object)
     try:
         return values.numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -316,8 +320,8 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
 def _times(name: str, column: str, values: Any) -> Tensor:
     """Return times as seconds; dates count from 1970."""
     times = _array(name, column, values)
-    if times.dtype.kind in "MOUbiuf":
-        times, _ = seconds_of(times, lambda row: f"{name}: row {row}")
+    if times.ndim == 1 and (times.dtype.kind in "MOU" or bool(np.isfinite(times).all())):
+        times = seconds_of(times, lambda row: f"{name}: row {row}")
     return _tensor(name, column, times).double()
 
 

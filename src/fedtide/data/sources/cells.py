@@ -1,191 +1,59 @@
-"""Columns of CSV, ARFF and Parquet files and of tables in memory, and times of any kind as seconds since 1970.
+"""Columns of tables, of files or in memory, as numbers, texts and times."""
 
-Times without a time zone are in UTC.
-"""
-
-import csv
-import io
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as arrow
-from pyarrow import compute, parquet
-from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
+from pyarrow import compute
 
-from fedtide.core.errors import FedtideError, nearest, refused
-from fedtide.data.sources.files import check_unpacked, opened, reading
+from fedtide.core.errors import FedtideError, refused
+from fedtide.data.sources import dates
+from fedtide.data.sources.dates import Times, Unclear, find_sentinels, read_clocks, read_dates, read_numbers_as_dates
+from fedtide.data.sources.table_files import Spelling, read_names, read_table
+from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
+from fedtide.draw.prose import counted
 
+Clock = Literal["utc", "written"]
 Where = Callable[[int], str]
 """Gives the place of a row by its position, for messages."""
 
-CSV = "a CSV file in UTF-8"
-BLOCK = 2**26
-"""Bytes that are read at a time, and most bytes of a row."""
-HEAD = 2**10
-"""Rows by which a column seems to hold names of digits."""
-NAME = re.compile(r"0[0-9]+|[0-9]{16,}")
-"""Digits that are no number."""
-ATTRIBUTE = re.compile(r"""\s*(?:'([^']+)'|"([^"]+)"|([^\s'"{]+))""")
-"""The name of a column of an ARFF file, with quotes or without."""
-GAP = re.compile(r"(^|,)\s*\?\s*(?=,|$)")
-"""A missing cell of an ARFF file."""
-DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
+INFINITE = frozenset(("inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"))
+MISSING = MARKS | INFINITE | {"none", "nat", "?", "-", "--", "\u2013", "\u2014", "."}
+"""Cells in which something is missing in columns of numbers and times, in lower case."""
+BOOLEANS = {
+    "true": "false", "t": "f", "yes": "no", "y": "n", "on": "off", "wahr": "falsch", "ja": "nein", "j": "n",
+    "vrai": "faux", "oui": "non", "o": "n", "verdadero": "falso", "s\u00ed": "no", "si": "no", "vero": "falso",
+    "sim": "n\u00e3o", "da": "nu",
+}  # fmt: skip
+"""Spellings of true and the one of false beside it, in lower case."""
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 """A number with a comma instead of a point."""
-MARKS = frozenset(("", "na", "nan", "null"))
-"""Cells in which something is missing, in lower case."""
-MISSING = MARKS | {"none", "nat", "?", "<na>"}
-"""The same with marks that sources of a study do not know."""
+CLOCKS = "times of the day, without a date"
 MOSTLY = 0.9
 """Share of numbers from which a column seems to be one of numbers with mistakes."""
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-class _Head(NamedTuple):
-    """The head of a text file: names of columns, lines and rows above the data, and the data of an ARFF file as CSV."""
-
-    names: list[str]
-    lines: int
-    rows: int
-    data: bytes | None = None
-
-
-def _read_head(path: Path) -> _Head:
-    """Read the head of a CSV file, packed or not, or a whole ARFF file."""
-    with reading(path, CSV), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
-        try:
-            above = list[str]()
-            while not above or (above[-1] and (not above[-1].strip() or above[-1].startswith("%"))):
-                above.append(file.readline())  # comments may come before the relation of an ARFF file
-            lines = chain(above, file)
-            if above[-1].strip().lower().startswith("@relation"):
-                head = _read_arff(path, lines)
-            else:
-                rows = csv.reader(lines)
-                number, names = next(((number, row) for number, row in enumerate(rows, start=1) if row), (0, []))
-                head = _Head([name.strip() for name in names], rows.line_num, number)
-        except UnicodeDecodeError as error:
-            raise _undecoded(path, error) from None
-    if not head.names:
-        raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
-    if repeated := [name for name, count in Counter(head.names).items() if count > 1]:
-        raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
-    if len(head.names) == 1 and re.search(r"[;\t|]", head.names[0]):
-        raise refused(f"{path}: header", head.names[0], "names divided by commas, like all cells")
-    return head
-
-
-def _undecoded(path: Path, error: Exception) -> Exception:
-    """Return an error that names the first line of a file that is not UTF-8, or else the given one."""
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as wrong:
-                place = f"line {number}, byte {wrong.start + 1}, 0x{line[wrong.start]:02x}"
-                return ValueError(f"{place}: {wrong.reason}; save it as UTF-8")
-    return error
-
-
-def _read_arff(path: Path, file: Iterator[str]) -> _Head:
-    """Read an ARFF file; a missing value is a question mark.
-
-    The reader of SciPy refuses attributes without a type, which the published file of WISDM has.
-    """
-    names, number, word = list[str](), 0, ""
-    for number, line in enumerate(file, start=1):
-        word, rest = [*line.split(None, 1), "", ""][:2]
-        if word.lower() == "@data":
-            break
-        if word.lower() == "@attribute":
-            if (name := ATTRIBUTE.match(rest)) is None:
-                raise refused(f"{path}: row {number}: attribute", rest.strip(), "a name and a type")
-            names.append(name[1] or name[2] or name[3])
-    rows = ("\n" if line.startswith("%") else GAP.sub(r"\1", line).replace("'", '"') for line in file)
-    return _Head(names if word.lower() == "@data" else [], 0, number, "".join(rows).encode())
-
-
-@contextmanager
-def _parquet_file(path: Path) -> Iterator[Any]:
-    with reading(path, "a Parquet file", arrow.ArrowException), parquet.ParquetFile(path) as file:
-        about = file.metadata
-        groups = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-        check_unpacked(path, max(groups, 8 * about.num_rows * about.num_columns))
-        yield file
-
-
-def is_parquet(path: Path) -> bool:
-    """Tell whether a file begins as Parquet files do."""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(4) == b"PAR1"
-
-
-def read_names(path: Path) -> list[str]:
-    """Return the names of the columns, without the space around them."""
-    if is_parquet(path):
-        with _parquet_file(path) as file:
-            return [name.strip() for name in file.schema_arrow.names]
-    return _read_head(path).names
-
-
-def _read(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the numbers of the rows of a file, and some columns: arrow arrays of texts, or typed arrays of Parquet."""
-    if is_parquet(path):
-        find_places(path, read_names(path), names)
-        with _parquet_file(path) as parquet_file:
-            columns = _arrays_of(parquet_file.read(columns=[*dict.fromkeys(names)]), str(path))
-            if not parquet_file.metadata.num_rows:
-                raise FedtideError(f"{path}: no rows")
-            return np.arange(parquet_file.metadata.num_rows), columns
-    head, odd = _read_head(path), list[tuple[int, int]]()
-    find_places(path, head.names, names)
-
-    def note_width(row: Any) -> str:
-        """Note the number and the width, 0 if it is blank, of a row that is not as wide as the header."""
-        odd.append((row.number - head.lines + head.rows, row.actual_columns if row.text.strip() else 0))
-        return "skip"
-
-    with reading(path, CSV, arrow.ArrowException), io.BytesIO(head.data) if head.data else opened(path) as source:
-        try:
-            table = read_csv(
-                source,
-                ReadOptions(use_threads=False, block_size=BLOCK, column_names=head.names, skip_rows=head.lines),
-                ParseOptions(newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=note_width),
-                ConvertOptions(column_types=dict.fromkeys(head.names, arrow.string()), strings_can_be_null=False),
-            )
-        except arrow.ArrowInvalid as error:
-            raise _undecoded(path, error) from None
-    for number, width in odd:
-        if width:
-            raise refused(f"{path}: row {number}: number of cells", width, f"{len(head.names)}, as in the header")
-    numbers = np.setdiff1d(np.arange(len(table) + len(odd)) + head.rows + 1, [number for number, _ in odd])
-    filled = np.any([np.asarray(compute.not_equal(column, "")) for column in table.columns], axis=0)
-    if not filled.any():
-        raise FedtideError(f"{path}: no rows below the header")
-    table = table if filled.all() else table.filter(arrow.array(filled))  # an empty line has an empty cell everywhere
-    return numbers[filled], {name: table[name] for name in names}
-
-
-def find_places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """Return the positions of columns in a header; raise for one that is not there."""
-    at = {column: place for place, column in enumerate(header)}
-    for column in columns:
-        if column not in at:
-            raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
-    return [at[column] for column in columns]
+YEAR_1973 = 1e8
+"""Seconds from which numbers are taken for a date."""
+FORM_WORDS = {
+    "day-month-year": "day-month-year", "month-day-year": "month-day-year", "excel": "days of a spreadsheet",
+    "digits": "digits", "weeks": "ISO weeks",
+}  # fmt: skip
+"""Forms of times that a person should hear of, in words."""
+KINDS = {"list": "lists", "struct": "structs", "map": "maps", "binary": "bytes", "time32": CLOCKS, "time64": CLOCKS}
+"""Types of columns that are left out, in words."""
+NAMES_OF_TIMES = {
+    "time", "timestamp", "datetime", "date", "when", "creationdate", "dteday", "ts", "datum", "zeitpunkt",
+    "zeitstempel", "zeit", "fecha", "horodatage",
+}  # fmt: skip
+"""Words in the names of columns whose numbers may be times."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +61,14 @@ class Cells:
     """Columns of equal length.
 
     columns: columns by name. where: gives the place of a row, for messages. places: (rows,) positions of the rows in
-    their files.
+    their files. said: how the files are written, a line each. spelling: how they were read.
     """
 
     columns: Mapping[str, "Column"]
     where: Where
     places: np.ndarray
+    said: tuple[str, ...] = ()
+    spelling: Spelling = Spelling()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -214,35 +84,99 @@ class Cells:
         values, wrong = column.parsed
         for row in np.flatnonzero(wrong if gaps else np.isnan(values))[:1].tolist():
             cell = column.cell(row)
-            point = bool(DECIMAL_COMMA.fullmatch(str(cell)))
+            point = DECIMAL_COMMA.fullmatch(str(cell)) is not None
             allowed = "a finite number" + (" with a point, such as 1.5" if point else hint)
             raise refused(f"{self.where(row)}: {name}", cell, allowed)
         return values
 
-    def times(self, names: Sequence[str]) -> tuple[np.ndarray, str]:
-        """Return seconds since 1970 of a column, of a date and an hour, or of the columns of a date, and the unit.
+    def times(self, names: Sequence[str], clock: Clock = "utc") -> tuple[np.ndarray, str]:
+        """Return times as seconds since 1970, and how they are written.
 
-        The unit is that of a column of numbers, "" for dates.
+        Args:
+            names: one column, a date and an hour, or year, month, day and so on.
+            clock: whose hours count if times name a zone: UTC, or the clock as it is written.
+
+        Raises:
+            FedtideError: a cell is no time; or nothing tells whether the day or the month comes first.
         """
-
-        def where(row: int) -> str:
-            return f"{self.where(row)}: {', '.join(names)}"
-
         if len(names) > 2:
-            return _parse_each([*zip(*map(self.texts, names), strict=True)], where)
-        values, wrong = self.columns[names[0]].parsed
-        times, unit = seconds_of(self.columns[names[0]].cells, where) if wrong.any() else since_1970(values)
-        return (times, unit) if len(names) == 1 else (times + 3600 * self.numbers(names[1]), "")
+            parts = [self.numbers(name) for name in names]
+            try:
+                at = [datetime(*map(int, cells), tzinfo=UTC).timestamp() for cells in zip(*parts, strict=True)]  # type: ignore[misc, arg-type]
+            except (ValueError, OverflowError):
+                raise self._no_date(names, parts) from None
+            return np.array(at), ""
+        seconds, words = self._times(names[0], clock)
+        if len(names) == 1:
+            return seconds, words
+        of_day = self.columns[names[1]].clock
+        return seconds + (3600 * self.numbers(names[1]) if of_day is None else of_day), words
+
+    def _no_date(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> FedtideError:
+        """Return the error of the first row whose year, month, day and so on are no date."""
+        for row, cells in enumerate(zip(*parts, strict=True)):
+            try:
+                datetime(*map(int, cells))  # type: ignore[arg-type]
+            except (ValueError, OverflowError):
+                shown = " ".join(f"{cell:g}" for cell in cells)
+                allowed = "year, month, day, hour, minute, second"
+                return refused(f"{self.where(row)}: {', '.join(names)}: time", shown, allowed)
+        raise AssertionError
+
+    def _times(self, name: str, clock: str) -> tuple[np.ndarray, str]:
+        """Return the seconds of one column, NaN if one is missing."""
+        column = self.columns[name]
+        where = f"{name}: time" if name.strip().lower() != "time" else name
+        try:
+            times = column.read_times(self.spelling.time_format)
+        except Unclear:
+            shown = column.cell(int((~column.missing).argmax()))
+            allowed = "'day-month-year' or 'month-day-year' (--time-format, data.source.time_format)"
+            raise refused(f"{self.where(0).rpartition(': ')[0]}: {where}", shown, allowed) from None
+        if times is None or times.wrong.any():
+            values, wrong = column.parsed
+            if times is None and self.spelling.time_format is None and not wrong.any():
+                return values, "seconds"
+            bad = (column.first_wrong_time() or 0) if times is None else int(times.wrong.argmax())
+            allowed = (
+                f"a time as '{times.form}'" if times is not None else "seconds, or a date such as 2024-01-31 13:00"
+            )
+            raise refused(f"{self.where(bad)}: {where}", column.cell(bad), allowed)
+        zoned, there = ~np.isnan(times.zone), ~np.isnat(times.at)
+        if zoned.any() and (there & ~zoned).any():
+            few = zoned if 2 * zoned.sum() < there.sum() else there & ~zoned
+            but = f"a time zone is named in {int(zoned.sum()):,} and not in {int((there & ~zoned).sum()):,}"
+            row = int(few.argmax())
+            raise refused(f"{self.where(row)}: {where}", column.cell(row), "a zone in every time, or in none", but)
+        seconds = np.where(there, times.at.astype(np.int64) / 1e6, np.nan)
+        return (seconds if clock == "written" else times.utc), describe_form(times, clock)
 
     def take(self, rows: np.ndarray) -> "Cells":
         """Return some of the rows, by position."""
         if len(rows) == len(self):
             return self
         columns = {name: column.take(rows) for name, column in self.columns.items()}
-        return Cells(columns, lambda row: self.where(int(rows[row])), self.places[rows])
+        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])), places=self.places[rows])
 
 
-def read_cells(paths: Path | Sequence[Path], names: Sequence[str] | None = None) -> Cells:
+def describe_form(times: Times, clock: str = "utc") -> str:
+    """Say how times are written; "" for year, month and day without a zone."""
+    parts = [f"as {times.form} since 1970"] if times.form in dates.EPOCHS else []
+    parts += [f"as {times.form}"] if times.form in dates.SINCE_1960 else []
+    parts += [f"written as {FORM_WORDS.get(times.form, times.form)}"] if times.form in FORM_WORDS else []
+    parts += [times.why] if times.why else []
+    zones = sorted({*times.zone[~np.isnan(times.zone)].tolist()})
+    if any(zones):
+        named = [
+            f"{'+' if zone >= 0 else '-'}{abs(zone) // 3600:02.0f}:{abs(zone) % 3600 // 60:02.0f}" for zone in zones
+        ]
+        parts += [f"{'clocks as written, in' if clock == 'written' else 'in UTC, from'} {' and '.join(named)}"]
+    return ", ".join(parts)
+
+
+def read_cells(
+    paths: Path | Sequence[Path], names: Sequence[str] | None = None, spelling: Spelling = Spelling()
+) -> Cells:
     """Read columns of files, one below the other; None reads all columns.
 
     Raises:
@@ -250,42 +184,508 @@ def read_cells(paths: Path | Sequence[Path], names: Sequence[str] | None = None)
     """
     files = [paths] if isinstance(paths, Path) else [*paths]
     if names is None:
-        names = read_names(files[0])
+        names = read_names(files[0], spelling)
         if 2 * sum("." in name and is_number(name) for name in names) > len(names):
             raise refused(f"{files[0]}: first row", ",".join(names[:3]), "a header, the names of the columns")
-    parts = [_read(file, names) for file in files]
-    number = np.concatenate([numbers for numbers, _ in parts])
-    file_of = np.repeat(np.arange(len(files)), [len(numbers) for numbers, _ in parts])
-    columns = {name: Column(_joined([columns[name] for _, columns in parts]), MARKS) for name in names}
-    places = np.concatenate([np.arange(len(numbers)) for numbers, _ in parts])
-    return Cells(columns, lambda row: f"{files[file_of[row]]}: row {number[row]}", places)
+    parts = [read_table(file, names, spelling) for file in files]
+    number = np.concatenate([part.numbers for part in parts])
+    file_of = np.repeat(np.arange(len(files)), [len(part.numbers) for part in parts])
+    places = np.concatenate([np.arange(len(part.numbers)) for part in parts])
+    raw = {name: _joined([part.columns[name] for part in parts]) for name in names}
+    said = tuple(dict.fromkeys(part.said for part in parts if part.said))
+    default: Decimal = "," if parts[0].separator == ";" else "."
+    return _cells_of(raw, lambda row: f"{files[file_of[row]]}: row {number[row]}", places, said, spelling, default)
+
+
+def cells_of(frame: Any, where: str, spelling: Spelling = Spelling()) -> Cells:
+    """Return the cells of a data frame (pandas, polars, pyarrow), or of a mapping of arrays.
+
+    Raises:
+        FedtideError: it is none, or its columns differ in length; `where` begins the message.
+    """
+    columns = _columns_of(frame, where)
+    if not len(next(iter(columns.values()))):
+        raise FedtideError(f"{where}: no rows")
+    places = np.arange(len(next(iter(columns.values()))))
+    return _cells_of(columns, lambda row: f"{where}: row {row}", places, (), spelling, ".")
+
+
+def _cells_of(
+    raw: Mapping[str, Any],
+    where: Where,
+    places: np.ndarray,
+    said: tuple[str, ...],
+    spelling: Spelling,
+    default: Decimal,
+) -> Cells:
+    """Return cells with the decimal mark that a person says, or that the columns prove."""
+    columns = {name: Column(name, _decoded(array), form=spelling.time_format) for name, array in raw.items()}
+    decimal = spelling.decimal or find_decimal(
+        (column.words for column in columns.values() if column.words is not None), default
+    )
+    columns = {
+        name: replace(column, decimal=decimal if column.words is None else find_decimal([column.words], decimal))
+        for name, column in columns.items()
+    }
+    said = (*said, "decimal commas") if decimal == "," else said
+    return Cells(columns, where, places, said, replace(spelling, decimal=decimal))
+
+
+def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterator[str]:
+    """Yield a line on what was guessed of how a table is written, and one on labels that may be the same.
+
+    Args:
+        cells: all columns.
+        names: names of the columns that are read as numbers.
+        label: name of the column of labels.
+    """
+    units = [f"decimal commas in {name}" for name in names
+             if cells.columns[name].decimal == "," != cells.spelling.decimal]  # fmt: skip
+    units += [f"{name} in {unit}" for name in names if (unit := cells.columns[name].unit)]
+    units += [f"{counted(many, 'infinite cell')} of {name} left out"
+              for name in names if (many := cells.columns[name].infinite)]  # fmt: skip
+    if lines := [*cells.said, *units]:
+        yield f"read: {', '.join(lines)}"
+    alike = dict[str, list[str]]()
+    column = cells.columns[label]
+    if column.words is not None and column.distinct <= 1000:
+        for text in sorted({*column.cells.tolist()}):
+            alike.setdefault("".join(text.lower().split()), []).append(text)
+    if several := [" and ".join(map(repr, texts)) for texts in alike.values() if len(texts) > 1]:
+        yield f"label: classes that differ by case or blanks only: {'; '.join(several)}"
+
+
+def _decoded(column: Any) -> Any:
+    """Return categories that are no texts as numbers or dates, and bytes as texts if they are UTF-8."""
+    kind = column.type
+    if arrow.types.is_dictionary(kind) and not _is_text(kind.value_type):
+        return column.cast(kind.value_type)
+    if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
+        with suppress(arrow.ArrowInvalid):
+            return column.cast(arrow.string())
+    return column
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    if all(isinstance(part, arrow.ChunkedArray) for part in parts):
-        return arrow.chunked_array([chunk for part in parts for chunk in part.chunks])
-    return np.concatenate([np.asarray(part) for part in parts])
+    """Put arrow columns of several files one below the other, as texts if their types differ."""
+    if len({part.type for part in parts}) > 1:
+        parts = [part.cast(arrow.string()) for part in parts]
+    return arrow.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
 
 
-# -- cells ---
+def _columns_of(frame: Any, where: str) -> dict[str, Any]:
+    """Return the columns of a data frame as arrow columns of equal length."""
+    frame = frame.collect() if hasattr(frame, "collect") and not hasattr(frame, "to_numpy") else frame  # a lazy one
+    names = getattr(frame, "column_names", None) or (
+        list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
+    )
+    if not len(names):
+        empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
+        but = "it has no columns" if empty else ""
+        raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns", but)
+    values = _of_index(frame, list(map(str, names))) | {str(name): frame[name] for name in names}
+    columns = {}
+    for name, column in values.items():
+        if (shape := np.shape(column))[1:]:
+            raise refused(f"{where}: shape of column '{name}'", shape, "(rows,)")
+        columns[name] = _as_arrow(column)
+    lengths = {name: len(column) for name, column in columns.items()}
+    for (first, rows), (name, others) in pairwise(lengths.items()):
+        if rows != others:
+            raise refused(f"{where}: rows of column '{name}'", others, f"{rows}, as of '{first}'")
+    return columns
 
 
-def numbers_of(cells: Any, marks: frozenset[str] = MARKS) -> tuple[np.ndarray, np.ndarray]:
-    """Return cells (a list or an arrow array of texts) as numbers, NaN if there is none, and the mask of wrong ones.
+def _of_index(frame: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the index of a pandas frame as a column if it holds dates, which are the times of the rows."""
+    index = getattr(frame, "index", None)
+    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
+        return {}
+    name = str(getattr(index, "name", None) or "index")
+    return {f"{name} (index)" if name in names else name: index}
 
-    A cell is wrong if nothing is missing in it and it is no finite number.
 
-    >>> numbers_of(["1.5", "NA", "1,5"])
-    (array([1.5, nan, nan]), array([False, False,  True]))
-    """
-    texts = compute.utf8_trim_whitespace(arrow.array(cells, arrow.string()) if isinstance(cells, list) else cells)
-    missing = compute.is_in(compute.utf8_lower(texts), arrow.array(sorted(marks)))
+def _as_arrow(column: Any) -> Any:
+    """Return a column of any library as an arrow column; objects of several types become texts."""
+    if isinstance(column, arrow.ChunkedArray | arrow.Array):
+        return column
+    if hasattr(column, "to_arrow"):
+        return column.to_arrow()
     try:
-        values = compute.if_else(missing, None, texts).cast(arrow.float64()).to_numpy(zero_copy_only=False)
-    except arrow.ArrowInvalid:  # arrow does not read all numbers that Python reads, such as +4
-        values = np.array([float(text) if is_number(text) else math.nan for text in texts.to_pylist()])
-    wrong = ~np.isfinite(values) & ~np.asarray(missing)
-    return np.where(wrong, np.nan, values), wrong
+        array = arrow.array(column, from_pandas=True)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError, OverflowError):
+        array = None
+    if array is not None and not isinstance(array.type, arrow.BaseExtensionType):  # such as periods of pandas
+        return array
+    texts = [None if value is None or value != value else str(value) for value in np.asarray(column).tolist()]
+    return arrow.array(texts, arrow.string())
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, as numbers, as texts and as times.
+
+    Args:
+        name: name of the column, which tells whether numbers may be times.
+        raw: an arrow column.
+        decimal: the mark before decimals in texts.
+        form: how times are written, if a person says that.
+    """
+
+    name: str
+    raw: Any = field(repr=False)
+    decimal: Decimal = "."
+    form: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def cell(self, row: int) -> Any:
+        """Return a cell, for messages."""
+        return self.raw[row].as_py()
+
+    def take(self, rows: np.ndarray) -> "Column":
+        """Return some of the rows, by position."""
+        return replace(self, raw=self.raw.take(arrow.array(rows)))
+
+    @cached_property
+    def _encoded(self) -> tuple[Any, np.ndarray] | None:
+        """Different texts without space around them, and the place of each row's, -1 for none; None without texts."""
+        raw = self.raw
+        if arrow.types.is_null(raw.type):
+            return arrow.array([], arrow.string()), np.full(len(raw), -1)
+        coded = arrow.types.is_dictionary(raw.type)
+        if not (coded or _is_text(raw.type)):
+            return None
+        encoded = raw if coded else raw.dictionary_encode()
+        if isinstance(encoded, arrow.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
+        words = compute.utf8_trim_whitespace(encoded.dictionary.cast(arrow.string())).dictionary_encode()
+        codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+        return words.dictionary, np.append(words.indices.to_numpy().astype(np.int64), -1)[codes]
+
+    @property
+    def words(self) -> Any:
+        """The different texts; None if the column has none."""
+        return None if self._encoded is None else self._encoded[0]
+
+    def _spread(self, of_words: np.ndarray, gap: Any) -> np.ndarray:
+        """Return values of the different texts as values of the rows."""
+        assert self._encoded is not None
+        return np.append(of_words, np.array([gap], of_words.dtype))[self._encoded[1]]
+
+    @cached_property
+    def other(self) -> str:
+        """The type of a column that has neither numbers, texts nor times, in words; "" for others."""
+        kind = self.raw.type
+        if self._encoded is not None or self._typed is not None or self._stored is not None:
+            return ""
+        word = re.split(r"\W", str(kind))[0]
+        return KINDS.get(word.removeprefix("large_").removeprefix("fixed_size_"), f"cells of type {word}")
+
+    @cached_property
+    def _typed(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Numbers that are stored as such, and the mask of missing ones; None for other columns."""
+        raw, kind = self.raw, self.raw.type
+        if self._encoded is not None:
+            return None
+        if arrow.types.is_duration(kind):
+            raw = compute.divide(raw.cast(arrow.duration("us")).cast(arrow.int64()).cast(arrow.float64()), 1e6)
+        elif arrow.types.is_decimal(kind):
+            raw = raw.cast(arrow.float64())
+        elif arrow.types.is_boolean(kind):
+            raw = raw.cast(arrow.int8())
+        elif not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
+            return None
+        missing = np.asarray(raw.is_null())
+        values = np.asarray(raw.fill_null(0))
+        return values, missing | ~np.isfinite(values)
+
+    @cached_property
+    def _stored(self) -> Times | None:
+        """Times that are stored as such; None for other columns. The clock is that of the column's time zone."""
+        kind = self.raw.type
+        if arrow.types.is_date(kind):
+            at = self.raw.cast(arrow.timestamp("us"))
+        elif arrow.types.is_timestamp(kind):
+            at = self.raw.cast(arrow.timestamp("us", kind.tz), safe=False)
+        else:
+            return None
+        zone = np.full(len(self), np.nan)
+        if getattr(kind, "tz", None):
+            local = compute.local_timestamp(at)
+            ahead = np.asarray(local.cast(arrow.int64()).fill_null(0)) - np.asarray(at.cast(arrow.int64()).fill_null(0))
+            zone, at = np.where(np.asarray(at.is_null()), np.nan, ahead / 1e6), local
+        return Times(np.asarray(at).astype("datetime64[us]"), np.zeros(len(self), bool), zone, "year-month-day")
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        """The numbers of the rows."""
+        if self._typed is not None:
+            values, missing = self._typed
+            plain = values if not missing.any() else np.where(missing, np.nan, values)
+            return Numbers(plain, np.zeros(len(self), bool))
+        if self._encoded is None:
+            return Numbers(np.full(len(self), np.nan), np.ones(len(self), bool))
+        words = self._encoded[0]
+        texts = [word.lower() for word in words.to_pylist()] if len(words) <= len(MARKS) + 6 else []
+        spellings = {*texts} - MARKS
+        for true, false in BOOLEANS.items():
+            if spellings and spellings <= {true, false}:
+                truth = np.array([{true: 1.0, false: 0.0}.get(text, math.nan) for text in texts])
+                return Numbers(self._spread(truth, math.nan), np.zeros(len(self), bool))
+        numbers = read_numbers(words, self.decimal, MISSING)
+        if numbers.wrong.any():
+            numbers = read_numbers(words, self.decimal, MARKS)
+        values = numbers.values if len(words) and (self._encoded[1] >= 0).all() else numbers.values.astype(np.float64)
+        return Numbers(
+            self._spread(values, math.nan if values.dtype.kind == "f" else 0),
+            self._spread(numbers.wrong, False),
+            numbers.unit,
+        )
+
+    @cached_property
+    def parsed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cells as numbers, NaN if one is missing or wrong, and the mask of wrong ones: texts and dates."""
+        return self._numbers.values.astype(np.float64), self._numbers.wrong
+
+    @property
+    def integers(self) -> np.ndarray | None:
+        """Integers (rows,) of 64 bits if every cell is one, else None."""
+        values, missing = self._numbers.values, self.missing
+        if values.dtype.kind not in "iu" or missing.any() or self.numbers is None or self.boolean:
+            return None
+        return None if len(values) and values.max() >= 2**63 else values.astype(np.int64)
+
+    @cached_property
+    def missing(self) -> np.ndarray:
+        """Mask of the cells in which something is missing; of times also those that stand for no date."""
+        if self._typed is not None:
+            return self._typed[1]
+        if self.dated:
+            times = self.read_times()
+            assert times is not None
+            return np.isnat(times.at)
+        if self._encoded is None:
+            return np.asarray(self.raw.is_null())
+        marks = MARKS if self.numbers is None else MISSING
+        return self._spread(find_missing(self._encoded[0], marks), True)
+
+    @cached_property
+    def numbers(self) -> np.ndarray | None:
+        """Cells as numbers, NaN if one is missing; None if one is a text, a date, or a code such as 007."""
+        values, wrong = self.parsed
+        return None if wrong.any() or ((not len(self) or np.isnan(values).all()) and self._typed is None) else values
+
+    @cached_property
+    def coded(self) -> bool:
+        """True for texts of digits that are no numbers, such as 007 and what has more than 19 digits."""
+        words = [] if self.words is None else [word for word in self.words.to_pylist() if word.lower() not in MARKS]
+        digits = [word for word in words if word.isdecimal()]
+        return bool(digits) and len(digits) == len(words) and any(map(_is_code, digits))
+
+    @property
+    def boolean(self) -> bool:
+        """True if cells are spellings of true and false, which are numbers, too."""
+        return self.numbers is not None and self._encoded is not None and not self._codes_numbers
+
+    @property
+    def _codes_numbers(self) -> bool:
+        words = self.words
+        return bool(len(words)) and any(any(map(str.isdigit, word)) for word in words[:20].to_pylist())
+
+    @property
+    def infinite(self) -> int:
+        """Number of cells that are infinite, and count as missing."""
+        if self._typed is not None:
+            return int(np.isinf(self._typed[0]).sum())
+        return 0 if self._encoded is None else int(self._spread(find_missing(self._encoded[0], INFINITE), False).sum())
+
+    @property
+    def unit(self) -> str:
+        """What stands beside every number of a column of texts, such as "%"; "" if nothing does."""
+        return self._numbers.unit
+
+    @property
+    def present(self) -> np.ndarray:
+        """The numbers that are there; none of other columns."""
+        return np.empty(0) if self.numbers is None else self.numbers[~self.missing]
+
+    @property
+    def cells(self) -> np.ndarray:
+        """The texts that are there."""
+        return self.texts[~self.missing]
+
+    @cached_property
+    def texts(self) -> np.ndarray:
+        """Cells as texts (rows,) of objects, without the space around them; whole numbers without a point."""
+        if self._encoded is not None:
+            return self._spread(np.array([*self._encoded[0].to_pylist(), ""], object)[:-1], "")
+        if self._typed is not None:
+            values, missing = self._typed
+            if values.dtype.kind == "f" and bool((values[~missing] % 1 == 0).all()) and self.largest < 2**63:
+                values = np.where(missing, 0, values).astype(np.int64)
+            texts = [str(value) for value in values.tolist()]
+        elif self._stored is not None:
+            texts, missing = np.datetime_as_string(self._stored.at).tolist(), np.isnat(self._stored.at)
+        else:
+            texts, missing = [str(value) for value in self.raw.to_pylist()], np.asarray(self.raw.is_null())
+        return np.where(missing, "", np.array(texts, object))
+
+    @cached_property
+    def whole(self) -> bool:
+        """True if every number is whole."""
+        return self.numbers is not None and bool((self.present % 1 == 0).all())
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest absolute number; 0 without numbers."""
+        return float(np.abs(self.present).max(initial=0.0))
+
+    @cached_property
+    def distinct(self) -> int:
+        """Number of different cells."""
+        if self._typed is not None:
+            return len(np.unique(self._typed[0][~self.missing]))
+        return len(set(self.cells.tolist()))
+
+    @cached_property
+    def stray(self) -> tuple[int, int] | None:
+        """Number of cells that are numbers, and the first row that is none, where hardly any is not; None elsewhere."""
+        if self.coded:
+            return None
+        _, wrong = self.parsed
+        count = int((~self.missing).sum())
+        numbers = count - int(wrong.sum())
+        return (numbers, int(wrong.argmax())) if MOSTLY * count <= numbers < count else None
+
+    @property
+    def repeats(self) -> bool:
+        """True if there are two different cells or more, and texts that come again."""
+        return self.distinct >= 2 and (self.numbers is not None or self.distinct <= len(self) / 2)
+
+    # -- times ---------------------------------------------------------------------------------------------------------
+
+    def read_times(self, form: str | None = None) -> Times | None:
+        """Return the cells as times, without those that stand for no date; None if they are none.
+
+        Args:
+            form: how times are written, if a person says that.
+
+        Raises:
+            Unclear: nothing tells whether the day or the month comes first.
+        """
+        times = self._read_times(form) if form is not None and self._stored is None else self._guessed_times
+        if times is None:
+            return None
+        sentinels = find_sentinels(times.at)
+        if not sentinels.any():
+            return times
+        day = np.datetime_as_string(times.at[sentinels][0], unit="D")
+        why = [times.why] if times.why else []
+        at = np.where(sentinels, np.datetime64("NaT"), times.at)
+        return replace(times, at=at, why=", ".join([*why, f"without {int(sentinels.sum()):,} rows of {day}"]))
+
+    @cached_property
+    def _guessed_times(self) -> Times | None:
+        """Times that are stored as such, in the form that a person says, or in the one that the cells tell."""
+        if self._stored is not None:
+            return self._stored
+        if self.form is not None and (self.named_as_time or self.words is not None):
+            times = self._read_times(self.form)
+            if times is not None and not times.wrong.any() and (self.named_as_time or self.numbers is None):
+                return times
+        return self._read_times(None)
+
+    def _read_times(self, form: str | None) -> Times | None:
+        if self._encoded is not None:
+            words, codes = self._encoded
+            gone = self._spread(find_missing(words, MISSING), True)
+            times = read_dates(words, codes[~gone], form) if not gone.all() else None
+            if times is not None:
+                at, wrong, zone = (self._spread(part, gap) for part, gap in (
+                    (times.at, np.datetime64("NaT")), (times.wrong, False), (times.zone, math.nan)))  # fmt: skip
+                return Times(at, wrong & ~gone, zone, times.form, times.why)
+        values, wrong = self.parsed
+        return None if wrong.any() or self.boolean else read_numbers_as_dates(values, form)
+
+    @cached_property
+    def clock(self) -> np.ndarray | None:
+        """Times of the day in seconds since midnight, NaN if one is missing; None for other columns."""
+        if arrow.types.is_time(self.raw.type):
+            day = self.raw.cast(arrow.time64("us")).cast(arrow.int64()).cast(arrow.float64())
+            return np.asarray(day.fill_null(math.nan)) / 1e6
+        if self._encoded is None:
+            return None
+        words, _ = self._encoded
+        gone = find_missing(words, MISSING)
+        seconds = read_clocks(words.filter(arrow.array(~gone)))
+        if seconds is None:
+            return None
+        values = np.full(len(words), math.nan)
+        values[~gone] = seconds
+        return self._spread(values, math.nan)
+
+    @property
+    def named_as_time(self) -> bool:
+        """True if the column is called like a time."""
+        return bool(NAMES_OF_TIMES & {*words_of(self.name)})
+
+    @cached_property
+    def unclear(self) -> bool:
+        """True for dates of which nothing tells whether the day or the month comes first."""
+        try:
+            _ = self._guessed_times
+        except Unclear:
+            return self.named_as_time or any(len(text) >= 8 for text in self.texts[:20].tolist())
+        return False
+
+    @cached_property
+    def dated(self) -> bool:
+        """True for times: dates, and numbers that are if the column is called so."""
+        if self._stored is not None or self.unclear:
+            return self._stored is not None
+        times = self._guessed_times
+        if times is None or self.named_as_time:
+            return times is not None
+        return (
+            self.distinct >= 20
+            if times.form == "digits"
+            else times.form not in ("excel", *dates.EPOCHS, "seconds or less")
+        )
+
+    @property
+    def days(self) -> bool:
+        """True for dates without a time of the day."""
+        times = self.read_times() if self.dated else None
+        at = None if times is None else times.at[~np.isnat(times.at)]
+        return at is not None and bool((at == at.astype("datetime64[D]")).all())
+
+    def first_wrong_time(self) -> int | None:
+        """Return the first row whose cell is no time in any form; None if each is one by itself."""
+        for row, text in enumerate(self.texts.tolist()):
+            if text.lower() in MISSING or is_number(text):
+                continue
+            try:
+                if read_dates(arrow.array([text]), np.zeros(1, np.int64)) is None:
+                    return row
+            except Unclear:
+                continue
+        return None
+
+
+def _is_code(digits: str) -> bool:
+    return len(digits) > 19 or digits[0] == "0" != digits
+
+
+def _is_text(kind: Any) -> bool:
+    return arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)
+
+
+# -- single cells -----------------------------------------------------------------------------------------------------
 
 
 def number(where: str, column: str, cell: Any, least: float = -math.inf) -> float:
@@ -314,251 +714,29 @@ def is_number(cell: str) -> bool:
         return False
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
+def words_of(name: str) -> list[str]:
+    """Return the words of a column's name.
 
-
-class Column:
-    """A column, as numbers and as texts, with the mask of missing cells.
-
-    Args:
-        raw: an arrow array of texts of a file, or any array.
-        marks: cells in which something is missing, in lower case.
+    >>> words_of("OwnerUserId"), words_of("station_id"), words_of("PM2.5")
+    (['owner', 'user', 'id'], ['station', 'id'], ['pm2', '5'])
     """
-
-    def __init__(self, raw: Any, marks: frozenset[str] = MISSING) -> None:
-        self.written = isinstance(raw, arrow.ChunkedArray)
-        dated = not self.written and raw.dtype.kind == "M"
-        self.raw, self.marks = raw.astype("datetime64[us]") if dated else raw, marks
-
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def cell(self, row: int) -> Any:
-        """Return a cell, for messages."""
-        return self.raw[row].as_py() if self.written else self.raw[row : row + 1].tolist()[0]
-
-    def take(self, rows: np.ndarray) -> "Column":
-        """Return some of the rows, by position."""
-        return Column(self.raw.take(arrow.array(rows)) if self.written else self.raw[rows], self.marks)
-
-    @cached_property
-    def parsed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cells as numbers, NaN if one is missing or wrong, and the mask of wrong ones: texts and dates."""
-        if self.written:
-            return numbers_of(self.raw, self.marks)
-        values = np.full(len(self), np.nan)
-        if self.raw.dtype.kind != "M":
-            cells = self.raw[~self.missing]
-            values[~self.missing] = [_float(cell) for cell in cells]
-        wrong = ~self.missing & ~np.isfinite(values)
-        return np.where(wrong, np.nan, values), wrong
-
-    @cached_property
-    def missing(self) -> np.ndarray:
-        """Mask of the cells in which something is missing."""
-        if self.written:
-            texts = compute.utf8_lower(compute.utf8_trim_whitespace(self.raw))
-            return np.asarray(compute.is_in(texts, arrow.array(sorted(self.marks))))
-        if self.raw.dtype.kind in "biufM":
-            return ~np.isfinite(self.raw)
-        cells = self.raw.tolist()
-        marks = {cell for cell in set(cells) if cell is None or str(cell).strip().lower() in self.marks}
-        return np.array([cell in marks for cell in cells], bool)
-
-    @property
-    def odd(self) -> bool:
-        """True if something is missing by a mark that sources of a study do not know."""
-        rows = np.flatnonzero(self.missing).tolist()
-        return not MARKS.issuperset(str(self.cell(row)).strip().lower() for row in rows)
-
-    @cached_property
-    def numbers(self) -> np.ndarray | None:
-        """Cells as numbers, NaN if one is missing; None if one is a text, a date, or a name of digits."""
-        values, wrong = self.parsed
-        named = self.written and any(NAME.fullmatch(cell.strip()) for cell in self.raw[:HEAD].to_pylist())
-        return None if named or wrong.any() else values
-
-    @property
-    def present(self) -> np.ndarray:
-        """The numbers that are there; none of other columns."""
-        return np.empty(0) if self.numbers is None else self.numbers[~self.missing]
-
-    @property
-    def cells(self) -> np.ndarray:
-        """The cells that are there: texts of a file, any values of other tables."""
-        return (self.texts if self.written else self.raw)[~self.missing]
-
-    @cached_property
-    def texts(self) -> np.ndarray:
-        """Cells as texts, without the space around them; whole numbers without a point."""
-        if self.written:
-            return np.array([*map(str.strip, self.raw.to_pylist())])
-        if self.raw.dtype.kind == "f" and self.whole:
-            texts = np.where(self.missing, 0, self.raw).astype(np.int64).astype(str)
-        elif self.raw.dtype.kind == "M":
-            texts = np.datetime_as_string(self.raw)
-        else:
-            texts = np.array([str(value).strip() for value in self.raw.tolist()])
-        return np.where(self.missing, "", texts)
-
-    @cached_property
-    def whole(self) -> bool:
-        """True if every number is whole."""
-        return self.numbers is not None and bool((self.present % 1 == 0).all())
-
-    @cached_property
-    def largest(self) -> float:
-        """The largest absolute number; 0 without numbers."""
-        return float(np.abs(self.present).max(initial=0.0))
-
-    @cached_property
-    def distinct(self) -> int:
-        """Number of different cells."""
-        return len(set((self.texts[~self.missing] if self.numbers is None else self.present).tolist()))
-
-    @cached_property
-    def stray(self) -> tuple[int, int] | None:
-        """Number of cells that are numbers, and the first row that is none, where hardly any is not; None elsewhere."""
-        _, wrong = self.parsed
-        count = int((~self.missing).sum())
-        numbers = count - int(wrong.sum())
-        return (numbers, int(wrong.argmax())) if MOSTLY * count <= numbers < count else None
-
-    @property
-    def repeats(self) -> bool:
-        """True if there are two different cells or more, and texts that come again."""
-        return self.distinct >= 2 and (self.numbers is not None or self.distinct <= len(self) / 2)
-
-    @cached_property
-    def dated(self) -> bool:
-        """True for dates, or texts that are dates."""
-        return self.numbers is None and len(self.cells) > 0 and not self.undated
-
-    @property
-    def undated(self) -> str:
-        """The first cell that is no date, among the first 20; "" if all are."""
-        return next((str(value) for value in self.cells[:20].tolist() if not _is_date(value)), "")
-
-    @property
-    def days(self) -> bool:
-        """True for dates without a time of the day."""
-        cells = self.cells[:: max(len(self.cells) // 50, 1)].tolist()
-        return self.dated and all(_is_date(value) and _date_of(value).time() == time() for value in cells)
+    return re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def _date_of(value: Any) -> datetime:
-    """Return a date, or a text that is one."""
-    if isinstance(value, datetime):
-        return value
-    return datetime.combine(value, time()) if isinstance(value, date) else datetime.fromisoformat(str(value).strip())
-
-
-def _is_date(value: Any) -> bool:
-    try:
-        return bool(_date_of(value))
-    except ValueError:
-        return False
-
-
-def cells_of(frame: Any, where: str) -> Cells:
-    """Return the cells of a data frame (pandas, polars, pyarrow), or of a mapping of arrays.
-
-    Raises:
-        FedtideError: it is none, or its columns differ in length; `where` begins the message.
-    """
-    columns = _arrays_of(frame, where)
-    if not len(next(iter(columns.values()))):
-        raise FedtideError(f"{where}: no rows")
-    typed = {name: Column(column) for name, column in columns.items()}
-    return Cells(typed, lambda row: f"{where}: row {row}", np.arange(len(next(iter(columns.values())))))
-
-
-def _arrays_of(frame: Any, where: str) -> dict[str, np.ndarray]:
-    """Return the columns of a data frame as arrays of equal length."""
-    frame = frame.collect() if hasattr(frame, "collect") and not hasattr(frame, "to_numpy") else frame  # a lazy one
-    named = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
-    names = getattr(frame, "column_names", None) or list(named)
-    if not len(names):
-        empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
-        but = "it has no columns" if empty else ""
-        raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns", but)
-    columns = _of_index(frame, list(map(str, names))) | {str(name): _array(frame[name]) for name in names}
-    for name, column in columns.items():
-        if column.ndim != 1:
-            raise refused(f"{where}: shape of column '{name}'", column.shape, "(rows,)")
-    lengths = {name: len(column) for name, column in columns.items()}
-    for (first, rows), (name, others) in pairwise(lengths.items()):
-        if rows != others:
-            raise refused(f"{where}: rows of column '{name}'", others, f"{rows}, as of '{first}'")
-    return columns
-
-
-def _of_index(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the index of a pandas frame as a column if it holds dates, which are the times of the rows."""
-    index = getattr(frame, "index", None)
-    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
-        return {}
-    name = str(getattr(index, "name", None) or "index")
-    return {f"{name} (index)" if name in names else name: _array(index)}
-
-
-def _array(values: Any) -> np.ndarray:
-    # With a zone pandas gives an object for each time, unless it is asked for dates in UTC.
-    return np.asarray(values, "datetime64[us]" if getattr(getattr(values, "dtype", None), "tz", None) else None)
-
-
-UNITS = ((1e17, 1e9, "nanoseconds"), (1e14, 1e6, "microseconds"), (1e11, 1e3, "milliseconds"))
-"""Least size of a time that is a number, how many make a second, and the unit; smaller ones are seconds."""
-YEAR_1973 = 1e8
-"""Seconds from which numbers are taken for a date."""
-YEAR_1990, YEAR_2100 = 631152000.0, 4102444800.0
-
-
-def is_epoch(numbers: np.ndarray) -> bool:
-    """Tell whether numbers may be dates from 1990 to 2100 in seconds since 1970, or in thousandths of them and less.
-
-    >>> is_epoch(np.array([1.7e12, 1.7e12 + 500])), is_epoch(np.array([20240131.0]))
-    (True, False)
-    """
-    at = since_1970(numbers)[0]
-    return len(at) > 0 and bool(at.min() >= YEAR_1990) and bool(at.max() < YEAR_2100)
-
-
-def since_1970(numbers: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return times as seconds, and the unit that they are in by their median size.
-
-    Dates from 1973 to 5138 in seconds, thousandths, millionths and billionths do not overlap.
-
-    >>> since_1970(np.array([1.7e12, 1.7e12 + 500]))
-    (array([1.7e+09, 1.7e+09]), 'milliseconds')
-    """
-    sizes = np.abs(numbers[np.isfinite(numbers)])
-    size = float(np.median(sizes)) if len(sizes) else 0.0
-    scale, unit = next(((scale, unit) for least, scale, unit in UNITS if size >= least), (1.0, "seconds"))
-    return numbers if unit == "seconds" else numbers / scale, unit
-
-
-def describe_span(time: np.ndarray, unit: str) -> str:
-    """Say from when to when times are; `unit` is that of numbers, "" for dates.
+def describe_span(time: np.ndarray, words: str) -> str:
+    """Say from when to when times are; `words` say how they are written, "seconds" for numbers that are no dates.
 
     >>> describe_span(np.array([0.0, 86400.0]), ""), describe_span(np.array([0.0, 90.0]), "seconds")
     ('1970-01-01 00:00 to 1970-01-02 00:00', '0 to 90 seconds')
     """
     first, last = float(time.min()), float(time.max())
-    if unit and last < YEAR_1973:
-        return f"{first:g} to {last:g} {unit}"
+    if words == "seconds":
+        return f"{first:g} to {last:g} seconds"
     try:
         ends = [datetime.fromtimestamp(at, UTC).isoformat(" ", "minutes")[:16] for at in (first, last)]
     except (OverflowError, OSError, ValueError):
         return f"{first:g} to {last:g} seconds since 1970"
-    return f"{ends[0]} to {ends[1]}" + (f", as {unit} since 1970" if unit else "")
+    return f"{ends[0]} to {ends[1]}" + (f", {words}" if words else "")
 
 
 def format_times(time: np.ndarray) -> list[str]:
@@ -574,58 +752,33 @@ def format_times(time: np.ndarray) -> list[str]:
     return texts
 
 
-def seconds_of(values: Any, where: Where) -> tuple[np.ndarray, str]:
-    """Return texts, dates, or numbers as seconds since 1970, NaN if one is missing, and the unit of numbers.
+def parse_time(where: str, cell: str) -> float:
+    """Return the time in one cell as seconds since 1970: a number of seconds or less, or ISO 8601.
+
+    >>> parse_time("a.json", "1970-01-01T01:00:00+01:00"), parse_time("a.json", "1700000000000")
+    (0.0, 1700000000.0)
+    """
+    if is_number(cell):
+        seconds = float(cell)
+        return seconds / next(
+            (scale for least, scale in ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3)) if abs(seconds) >= least), 1.0
+        )
+    try:
+        at = datetime.fromisoformat(cell.strip())
+    except ValueError:
+        raise refused(f"{where}: time", cell, "seconds, or a date such as 2024-01-31 13:00") from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def seconds_of(values: Any, where: Where) -> np.ndarray:
+    """Return texts, dates, or numbers as seconds since 1970, NaN if one is missing.
 
     `where` gives the place of a time by its position, for the error message.
 
     >>> seconds_of(np.array(["1970-01-02"], "datetime64[D]"), str), seconds_of(["12.5"], str)
-    ((array([86400.]), ''), (array([12.5]), 'seconds'))
-    >>> seconds_of(["1970-01-01T01:00:00+01:00"], str)[0], seconds_of(["1700000000000"], str)[0]
+    (array([86400.]), array([12.5]))
+    >>> seconds_of(["1970-01-01T01:00:00+01:00"], str), seconds_of(["1700000000000"], str)
     (array([0.]), array([1.7e+09]))
     """
-    cells = np.asarray(values)
-    if cells.dtype.kind == "M":
-        return np.where(np.isnat(cells), np.nan, cells.astype("datetime64[us]").astype(np.int64) / 1e6), ""
-    if cells.dtype.kind in "biuf":
-        return since_1970(cells.astype(np.float64))
-    return _parse_each(cells.ravel().tolist(), where)
-
-
-def _parse_each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
-    """Return times as seconds since 1970, each parsed on its own, and the unit of numbers."""
-    times: dict[Any, float] = {}
-    zones: dict[Any, bool | None] = {}
-    for row, cell in enumerate(cells):
-        if cell not in times:
-            try:
-                times[cell], zones[cell] = _parse(cell)
-            except (TypeError, ValueError, OverflowError):
-                shown = " ".join(cell) if isinstance(cell, tuple) else cell
-                allowed = "seconds or ISO 8601" if shown is cell else "year, month, day, hour, minute, second"
-                raise refused(_name_time(where(row)), shown, allowed) from None
-    if {True, False} <= {*zones.values()}:
-        zoned, bare = ([row for row, cell in enumerate(cells) if zones[cell] is zone] for zone in (True, False))
-        row = min(zoned, bare, key=len)[0]
-        but = f"a time zone is named in {len(zoned):,} and not in {len(bare):,}"
-        raise refused(_name_time(where(row)), str(cells[row]), "a zone in every time, or in none", but)
-    seconds = np.array([times[cell] for cell in cells], np.float64)
-    return since_1970(seconds) if {*zones.values()} <= {None} else (seconds, "")
-
-
-def _parse(cell: Any) -> tuple[float, bool | None]:
-    """Return a time as seconds since 1970, and whether it names a time zone; None for a number."""
-    if cell is None or cell != cell:  # what pandas has for a missing time differs from itself
-        return math.nan, None
-    if isinstance(cell, tuple):
-        at = datetime(*[int(text if text.isascii() and "_" not in text else "") for text in cell])  # type: ignore[arg-type]
-    elif isinstance(cell, date) or (isinstance(cell, str) and not is_number(cell)):
-        at = _date_of(cell)
-    else:
-        return float(cell), None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), at.tzinfo is not None
-
-
-def _name_time(where: str) -> str:
-    """Return the place of a cell, with the word "time" if the name of the column lacks it."""
-    return where if where.endswith(": time") else f"{where}: time"
+    column = Column("time", _as_arrow(values))
+    return Cells({"time": column}, where, np.arange(len(column))).times(["time"])[0]

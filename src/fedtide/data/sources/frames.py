@@ -1,6 +1,5 @@
 """Which column of a table is what: by its name and type, or as a person says."""
 
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedtide.core.errors import FedtideError, nearest, refused, shown
+from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.cells import Cells, Column, cells_of, is_epoch, read_cells
+from fedtide.data.sources.cells import CLOCKS, Cells, Column, cells_of, describe_spelling, read_cells, words_of
+from fedtide.data.sources.dates import FORMS
 from fedtide.data.sources.files import find
+from fedtide.data.sources.table_files import Spelling
 from fedtide.data.sources.tabular import CSV, Missing
 from fedtide.data.targets import Number, Setting
 from fedtide.draw.prose import listed
@@ -25,16 +26,24 @@ from fedtide.learn.target import CLASSES
 
 MOST_CLASSES = 100
 """Different whole numbers up to which a label is a class; more are a measure."""
+MEMBERS, DIFFERENT = 20, 0.02
+"""Rows of a category, on average, and the explained share of a variance, from which it may be a client."""
 MOST_MISSING = 0.2
 """Share of the rows that a feature may lack; others are left out."""
 
 LABELS = "label labels y target targets class classes category outcome response species activity gesture diagnosis word"
+OUTCOMES = (
+    "kind type status result quality grade rating score delay price sales demand cnt count churn default fraud "
+    "survived income"
+)
 CLIENTS = (
     "client user subject person device station writer speaker author household house home patient hospital site shop "
     "store customer member participant node sensor account machine turbine vehicle driver rider phone owner "
-    "owneruserid who"
+    "owneruserid carrier airline operator company branch bank clinic ward school region country city who"
 )
 TIMES = "time timestamp datetime date when created creationdate dteday ts recorded observed"
+DATES = {"date", "datetime", "timestamp"}
+"""Words in the names of columns that are times, and never features."""
 DOMAINS = "domain group"
 HOURS = "hour hours hr"
 """Names of a column with the hour, beside one with the date."""
@@ -44,7 +53,7 @@ CALENDAR = frozenset((
 ))  # fmt: skip
 """Words in the names of columns that repeat the time."""
 DATE = ("year", "month", "day", "hour", "minute", "second")
-ORDERS = "index instant no nr row rownum number id unnamed"
+ORDERS = "index idx instant no nr num row rownum rowid number record id key uuid unnamed"
 """Words in the names of columns."""
 GUESSED = ", guessed: no column has a label-like name"
 """Remark on a label that is only the last column that may be one."""
@@ -59,7 +68,7 @@ class Roles:
 
     time: a column, or the columns of a date, divided by commas. features: columns divided by commas. zone: time zone in
     which hours and days are counted; times without a zone are not converted. without: columns that are left out,
-    divided by commas. option: prefix of the name of a role in messages.
+    divided by commas. time_format: how times are written. option: prefix of the name of a role in messages.
     """
 
     label: str | None = None
@@ -69,6 +78,7 @@ class Roles:
     zone: str | None = None
     domain: str | None = ""
     without: str | None = None
+    time_format: str | None = None
     option: str = "--"
 
 
@@ -137,7 +147,10 @@ def assign(name: str, cells: Cells, roles: Roles, *, categories: bool = False) -
     if "features" not in named:
         features, left = guess_features(free("time", "client", "domain", "label"), categories=categories)
         # Hours and months of a time in several columns tell something of the label, too.
-        hours = tuple(column for column in time[1:] if column.strip().lower() in (*HOURS.split(), "month"))
+        hours = tuple(
+            column for column in time[1:]
+            if column.strip().lower() in (*HOURS.split(), "month") and columns[column].numbers is not None
+        )  # fmt: skip
         chosen["features"] = features + hours
     if "label" not in named:
         for column in left:
@@ -165,15 +178,6 @@ def join_columns(names: Any) -> str | None:
     return ",".join(map(str, names)) if isinstance(names, Iterable) else str(names)
 
 
-def words_of(name: str) -> list[str]:
-    """Return the words of a column's name.
-
-    >>> words_of("OwnerUserId"), words_of("station_id"), words_of("PM2.5")
-    (['owner', 'user', 'id'], ['station', 'id'], ['pm2', '5'])
-    """
-    return re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
-
-
 def match_names(names: Iterable[str], vocabulary: str) -> list[str]:
     """Return the names that are a word of a vocabulary, then those that contain one.
 
@@ -192,22 +196,55 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
     if named or dated:
         first = (named or dated)[0]
         exact = [name for name in match_names(columns, HOURS) if name.strip().lower() in HOURS.split()]
-        hours = [name for name in exact if columns[name].whole][:1]
-        return (first, *hours) if columns[first].days else (first,)
+        hours = [name for name in exact if columns[name].whole] or [
+            name for name in columns if columns[name].clock is not None
+        ]
+        return (first, *hours[:1]) if columns[first].days else (first,)
     at = {name.strip().lower(): name for name in columns}
     if all(part in at and columns[at[part]].whole for part in DATE[:3]):
         rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
         return tuple(at[part] for part in (*DATE[:3], *rest))
     numbers = [name for name in match_names(columns, "time timestamp ts datetime") if columns[name].numbers is not None]
-    epochs = [name for name in match_names(columns, TIMES) if columns[name].whole and is_epoch(columns[name].present)]
-    return (*epochs, *numbers)[:1]
+    return tuple(numbers[:1])
 
 
 def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the client: one with such a name, whose values come twice or more often on average."""
     named = ((name, columns[name]) for name in match_names(columns, CLIENTS))
-    able = (name for name, column in named if column.numbers is None or column.whole)
+    able = (name for name, column in named
+            if (column.numbers is None or column.whole) and column.missing.mean() <= 0.5)  # fmt: skip
     return tuple(name for name in able if 2 <= columns[name].distinct <= len(columns[name]) / 2)[:1]
+
+
+def find_groups(columns: Mapping[str, Column], names: Iterable[str], measured: Sequence[str]) -> list[str]:
+    """Return the columns of categories between which rows differ: each may be the column of the client.
+
+    Args:
+        columns: all columns.
+        names: those that may be one.
+        measured: columns of numbers, in which rows may differ.
+    """
+    found = []
+    for name in names:
+        column = columns[name]
+        if column.numbers is not None or column.dated or not 3 <= column.distinct <= len(column) / MEMBERS:
+            continue
+        _, group = np.unique(column.texts, return_inverse=True)
+        if any(_explained(columns[measure].parsed[0], group) > DIFFERENT for measure in measured):
+            found.append(name)
+    return found
+
+
+def _explained(values: np.ndarray, group: np.ndarray) -> float:
+    """Return the share of the variance that groups explain, less what they explain by chance."""
+    known = ~np.isnan(values)
+    values, group = values[known] - values[known].mean(), group[known]
+    rows, total = np.bincount(group), float((values**2).sum())
+    groups = np.count_nonzero(rows)
+    if not total or len(values) <= groups:
+        return 0.0
+    between = float((np.bincount(group, values) ** 2 / np.maximum(rows, 1)).sum())
+    return 1 - (1 - between / total) * (len(values) - 1) / (len(values) - groups)
 
 
 def guess_domain(columns: Mapping[str, Column]) -> tuple[str, ...]:
@@ -217,9 +254,47 @@ def guess_domain(columns: Mapping[str, Column]) -> tuple[str, ...]:
 
 
 def guess_label(columns: Mapping[str, Column]) -> tuple[str, ...]:
-    """Return the column of the label: one with such a name, or else the last whose texts come again."""
-    able = [name for name in columns if columns[name].repeats and not counts_rows(name, columns[name])]
-    return tuple(match_names(able, LABELS) or able[-1:])[:1]
+    """Return the column of the label: one with such a name, or else the last one of texts, classes or numbers.
+
+    A label comes again, and is no time, part of a date, identifier, number of the row or copy of another column.
+    """
+    able = [
+        name
+        for name, column in columns.items()
+        if column.repeats and not (column.other or column.dated or column.unclear or counts_rows(name, column))
+        and not (CALENDAR | DATES | {"id"}) & {*words_of(name)} and not is_key(name, column)
+        and copied(name, columns) is None
+    ]  # fmt: skip
+    few = [name for name in able if columns[name].distinct <= MOST_CLASSES]
+    return tuple(
+        match_names(able, LABELS)[:1]
+        or [name for name in able if name in match_names(able, OUTCOMES)][-1:]
+        or [name for name in few if columns[name].numbers is None or columns[name].boolean][-1:]
+        or [name for name in few if columns[name].whole][-1:]
+        or able[-1:]
+    )
+
+
+def is_key(name: str, column: Column) -> bool:
+    """Tell whether a column names each row, in any order."""
+    return bool(set(words_of(name)) & set(ORDERS.split())) and column.whole and column.distinct == len(column)
+
+
+def copied(name: str, columns: Mapping[str, Column]) -> str | None:
+    """Return the first column that another one repeats; None if it repeats none."""
+    column = columns[name]
+    for other, before in columns.items():
+        if other == name:
+            return None
+        if (before.numbers is None) == (column.numbers is None) and _is_copy(column, before):
+            return other
+    return None
+
+
+def _is_copy(one: Column, other: Column) -> bool:
+    if one.numbers is None or other.numbers is None:
+        return one.distinct > 1 and np.array_equal(one.texts, other.texts)
+    return one.distinct > 1 and np.array_equal(one.numbers, other.numbers, equal_nan=True)
 
 
 def counts_rows(name: str, column: Column) -> bool:
@@ -236,14 +311,20 @@ def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str
     left = {}
     for name, column in cells.columns.items():
         few = categories and column.repeats and column.distinct <= MOST_CLASSES
-        if column.missing.mean() > MOST_MISSING:
+        if column.other:
+            left[name] = column.other
+        elif column.dated or column.unclear or DATES & {*words_of(name)}:
+            left[name] = "dates" if column.dated else _explain_text(name, cells)
+        elif column.missing.mean() > MOST_MISSING:
             left[name] = f"{100 * column.missing.mean():.0f} % missing"
         elif column.distinct < 2:
             left[name] = "always the same"
-        elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else _explain_text(name, cells)
-        elif counts_rows(name, column):
+        elif column.numbers is None and not few:
+            left[name] = _explain_text(name, cells)
+        elif counts_rows(name, column) or is_key(name, column):
             left[name] = "numbers the rows"
+        elif (other := copied(name, cells.columns)) is not None:
+            left[name] = f"a copy of {other}"
         elif column.whole and "id" in words_of(name):
             left[name] = "an identifier by its name"
         elif column.largest > LARGEST:
@@ -259,10 +340,16 @@ def _explain_text(name: str, cells: Cells) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
     column = cells.columns[name]
     if column.stray is None:
-        cell = column.undated
-        if match_names([name], TIMES) and any(map(str.isdigit, cell)):
-            return f"text; named like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
-        return "text"
+        if column.clock is not None:
+            return CLOCKS
+        if column.unclear:
+            return "dates of which no cell tells whether the day or the month comes first; say that with --time-format"
+        if DATES & {*words_of(name)} or (column.named_as_time and column.numbers is None):
+            row = column.first_wrong_time()
+            row = int((~column.missing).argmax()) if row is None else row
+            cell, place = shown(str(column.cell(row))), cells.where(row).rpartition(": ")[2]
+            return f"named like a time, but {place} is {cell}: correct it, or say the form with --time-format"
+        return column.other or "text"
     numbers, row = column.stray
     cell, count, place = shown(str(column.cell(row))), len(column.cells), cells.where(row).rpartition(": ")[2]
     return f"{numbers:,} of {count:,} are numbers, {place} is {cell}: correct it or write NA"
@@ -308,6 +395,7 @@ def table(
     cuts: Sequence[float] = (),
     missing: Missing = "error",
     scaled: bool = False,
+    time_format: str | None = None,
     quiet: bool = False,
 ) -> Rows:
     """Return the rows of a table. Columns that are not named are guessed by name and type, and printed.
@@ -329,6 +417,7 @@ def table(
             left out.
         scaled: standardize each number by its mean and standard deviation over the known rows. If rows have a time, the
             earliest tenth is known, else all rows, and in a population its training rows.
+        time_format: how times are written, such as "day-month-year"; by default as the cells tell.
         quiet: print nothing; `rows.said` has the same lines.
 
     >>> import numpy as np
@@ -338,7 +427,9 @@ def table(
     table: 40 rows
     label: label (2 classes); client: user (2 values); domain: none; time: none; features: x and wind (categories)
     """
-    name, cells = _read(data)
+    if time_format not in (None, *FORMS):
+        raise unknown("time_format", str(time_format), FORMS)
+    name, cells = _read(data, Spelling(time_format=time_format))
     columns = cells.columns
     label, client, time, features, domain = map(join_columns, (label, client, time, features, domain))
     roles = assign(name, cells, Roles(label, client, time, features, domain=domain, option=""), categories=True)
@@ -353,19 +444,21 @@ def table(
     except FedtideError as error:
         raise FedtideError(str(error).replace("data.source.", "")) from None
     rows = rows if cuts else with_target(rows, setting)
-    rows = replace(rows, said=tuple(_describe(rows, len(cells), roles, categories)))
+    numbers = [column for column in roles.features if column not in categories]
+    lines = (*_describe(rows, len(cells), roles, categories), *describe_spelling(cells, numbers, roles.label))
+    rows = replace(rows, said=lines)
     if not quiet and None in (label, client, domain, time):
         print(*rows.said, sep="\n", file=sys.stderr)
     return rows
 
 
-def _read(data: Any) -> tuple[str, Cells]:
+def _read(data: Any, spelling: Spelling) -> tuple[str, Cells]:
     """Return a name for messages, and the columns."""
     paths = [data] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
         files = [find(str(path), None, "table", hint="name a CSV or Parquet file") for path in paths]
-        return files[0].name if len(files) == 1 else f"{len(files)} files", read_cells(files)
-    return "table", cells_of(data, "table")
+        return files[0].name if len(files) == 1 else f"{len(files)} files", read_cells(files, spelling=spelling)
+    return "table", cells_of(data, "table", spelling)
 
 
 @ingredient

@@ -16,9 +16,10 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown, within
 from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import from_arrays, open_arrays
-from fedtide.data.sources.cells import Cells, read_cells, read_names
+from fedtide.data.sources.cells import Cells, read_cells
 from fedtide.data.sources.files import Loading, check_unpacked, find, opened, reading
 from fedtide.data.sources.published import read_idx
+from fedtide.data.sources.table_files import read_names
 from fedtide.data.sources.tabular import labels_of, names_of
 from fedtide.fields.types import Count, ingredient
 

@@ -21,7 +21,7 @@ import torch
 from fedtide.core.errors import FedtideError, refused, shown, unknown
 from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import check_filled, classes_of, from_arrays, standardize, whole_numbers
-from fedtide.data.sources.cells import numbers_of
+from fedtide.data.sources.cells import is_number
 from fedtide.data.sources.files import Loading, check_unpacked, find, folder_of, reading
 from fedtide.fields.types import ClassCount, Count, Flag, ingredient
 
@@ -427,8 +427,12 @@ def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if not samples:
         raise FedtideError(f"{path}: no rows")
     gases, cells = zip(*(_sample(where, line) for where, line in samples), strict=True)
-    values, _ = numbers_of([cell for sample in cells for cell in sample])
-    for wrong in np.flatnonzero(np.isnan(values))[:1].tolist():
+    texts = [cell for sample in cells for cell in sample]
+    try:
+        values = np.array(texts, np.float64)
+    except ValueError:
+        values = np.array([float(text) if is_number(text) else np.nan for text in texts])
+    for wrong in np.flatnonzero(~np.isfinite(values))[:1].tolist():
         row, place = divmod(wrong, FEATURES)
         raise refused(f"{samples[row][0]}: feature {place + 1}", cells[row][place], "a finite number")
     return values.reshape(-1, FEATURES), np.array(gases)

@@ -14,8 +14,11 @@ from pydantic import Field
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import center_and_spread, from_arrays
-from fedtide.data.sources.cells import read_cells, read_names
+from fedtide.data.sources.cells import read_cells
+from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.table_files import Encoding, Separator, Spelling, read_names
+from fedtide.data.sources.written import Decimal
 from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
 
 CLOCKS: Mapping[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
@@ -38,13 +41,17 @@ class Series(Loading):
 
     Args:
         path: the file, below the data directory or absolute; or several files.
-        time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
+        time: column of the time: seconds, or dates (UTC without a time zone).
         lags: how long before a row the values are that are its features. The shortest is how far ahead is forecast.
         clock: further features, 0 or 1 for each "hour" or "weekday", as the times are written (UTC if they name a
             zone).
         own_scale: each series less the mean of its earliest tenth, in standard deviations there. So series of different
             size are alike, and values to come decide nothing. Errors are on that scale, too. The two numbers of each
             series are printed with the rows, and `fedtide predict` converts values back.
+        encoding: encoding of the text, as `csv` has it.
+        separator: mark between cells, as `csv` has it.
+        decimal: mark before decimals, as `csv` has it.
+        time_format: how times are written, as `csv` has it.
     """
 
     path: str | tuple[str, ...]
@@ -52,6 +59,10 @@ class Series(Loading):
     lags: Annotated[tuple[Duration, ...], Distinct, Field(min_length=1, max_length=1000)] = ("1d", "7d")
     clock: Annotated[tuple[Literal["hour", "weekday"], ...], Different] = ()
     own_scale: Flag = False
+    encoding: Encoding | None = None
+    separator: Separator | None = None
+    decimal: Decimal | None = None
+    time_format: Form | None = None
     kind: Literal["series"] = "series"
     measures: ClassVar[bool] = True
 
@@ -126,9 +137,10 @@ class Series(Loading):
         return np.concatenate([before, *clocks], 1).astype(np.float32)
 
     def _read(self, path: Path) -> Iterator["_Series"]:
-        header = read_names(path)
+        spelling = Spelling(self.encoding, self.separator, self.decimal, self.time_format)
+        header = read_names(path, spelling)
         names = [column for column in header if column != self.time]
-        cells = read_cells(path, [self.time, *names])
+        cells = read_cells(path, [self.time, *names], spelling)
         if not names:
             raise FedtideError(f"{path}: no column besides {self.time}")
         cells = cells.take(np.flatnonzero(~cells.columns[self.time].missing))

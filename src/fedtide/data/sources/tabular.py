@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows, find_earliest, with_fit
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
-from fedtide.data.sources.cells import Cells, describe_span, read_cells, read_names
+from fedtide.data.sources.cells import Cells, Clock, describe_span, read_cells
+from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.table_files import Encoding, Separator, Spelling, read_names
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
 MOST_CATEGORIES = 100
@@ -30,6 +32,7 @@ class Features:
 
     where: name of the table, for messages. names: names of the columns. numbers: (rows, columns) those that are
     numbers, NaN if one is missing. texts: those that are categories, "" if one is missing. scaled: standardize numbers.
+    integers: (rows, columns) if all are integers, else None.
     """
 
     where: str
@@ -37,6 +40,7 @@ class Features:
     numbers: np.ndarray
     texts: Mapping[str, Sequence[str]]
     scaled: bool = False
+    integers: Tensor | None = None
 
     def encode(self, positions: Tensor, other: "Features | None" = None) -> Tensor:
         """Return features (rows, width), of another table if there is one, by the rows at some positions.
@@ -95,9 +99,9 @@ TIME = explained("a column, a date and an hour, the columns of a date, or { ever
 def labels_of(cells: Cells, name: str, hint: str = "") -> np.ndarray | list[str]:
     """Return whole numbers if every label is one, and names if hardly any is; raise for what seems to be a mistake."""
     column = cells.columns[name]
-    values, wrong = column.parsed
+    values, _ = column.parsed
     gaps, numbers = np.isnan(values), np.count_nonzero(~np.isnan(values))
-    if 2 * numbers <= len(cells) or (column.numbers is None and not wrong.any()):
+    if 2 * numbers <= len(cells) or column.coded or column.boolean:
         return names_of("label", cells, name)
     where = f"{cells.where(int(gaps.argmax()))}: label"
     if gaps.any():
@@ -121,7 +125,7 @@ def names_of(what: str, cells: Cells, name: str) -> list[str]:
 
 @ingredient
 class CSV(Loading):
-    """Comma-separated files with a header, packed (gzip, bzip2, xz) or not, or ARFF or Parquet files.
+    """CSV files with a header, packed (gzip, bzip2, xz) or not, or ARFF or Parquet files.
 
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.
@@ -130,9 +134,9 @@ class CSV(Loading):
         cuts: ascending thresholds for a numeric label; its class is the number of thresholds that it reaches.
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
-        time: column of the time: seconds, or ISO 8601 (UTC without a time zone). Or the columns of a date in UTC: year,
-            month, day, and optionally hour, minute, second. Or a date and an hour; or `{ every = SECONDS }`, the time
-            from each row to the next.
+        time: column of the time: seconds or less since 1970, or dates (UTC without a time zone). Or the columns of a
+            date in UTC: year, month, day, and optionally hour, minute, second. Or a date and an hour; or
+            `{ every = SECONDS }`, the time from each row to the next.
         features: columns of the features, which must be numbers or categories; by default all others.
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
             those of the training rows; if rows have a time, of the earliest tenth, because later rows are not known.
@@ -141,6 +145,13 @@ class CSV(Loading):
             "mean" the mean of the same rows replaces a number, and a missing category belongs to no category. Rows
             without a label, client, domain or time are then left out.
         scaled: standardize each number by its mean and standard deviation over the same rows.
+        encoding: encoding of the text, such as "cp1252"; by default the first of UTF-8, UTF-16 and Windows-1252 that
+            reads the file.
+        separator: mark between cells; by default the one that divides all rows alike.
+        decimal: mark before decimals if cells do not tell; the other mark divides thousands.
+        time_format: how times are written; by default as the cells tell. "excel" are days since 1899-12-30, "digits"
+            are 20240131 or 20240131235959.
+        clock: whose hours count if times name a zone: UTC, or the clock as it is written.
     """
 
     path: str | tuple[str, ...]
@@ -153,6 +164,11 @@ class CSV(Loading):
     categories: tuple[str, ...] = ()
     missing: Missing = "error"
     scaled: Flag = False
+    encoding: Encoding | None = None
+    separator: Separator | None = None
+    decimal: Literal[".", ","] | None = None
+    time_format: Form | None = None
+    clock: Clock = "utc"
     kind: Literal["csv"] = "csv"
     measures: ClassVar[bool] = True
 
@@ -186,7 +202,7 @@ class CSV(Loading):
             rows = torch.arange(len(cells)) if time is None else find_earliest(time)
         missing: Missing = "mean" if self.missing == "mean" else "error"
         other = CSV(str(path), label=names[0], features=names, categories=self.categories, missing=missing)
-        return features.encode(rows, other._divide(path.name, read_cells(path, names), names)[1])
+        return features.encode(rows, other._divide(path.name, read_cells(path, names, self.spelling), names)[1])
 
     @property
     def learns(self) -> bool:
@@ -195,13 +211,18 @@ class CSV(Loading):
 
     def feature_names(self, directory: Path | None) -> tuple[str, ...]:
         """Return the columns of the features, in order."""
-        headers = [read_names(find(path, directory)) for path in self._paths]
+        headers = [read_names(find(path, directory), self.spelling) for path in self._paths]
         features = [self.features or tuple(name for name in header if name not in self.taken) for header in headers]
         if len(wide := {len(names) for names in features}) > 1:
             raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
         if strange := [name for name in self.categories if name not in features[0]]:
             raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features[0])}")
         return features[0]
+
+    @property
+    def spelling(self) -> Spelling:
+        """How its files are written, as far as a person says."""
+        return Spelling(self.encoding, self.separator, self.decimal, self.time_format)
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -211,7 +232,7 @@ class CSV(Loading):
         """Return a name of the table, and its columns: first those that are no features."""
         name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
         columns = [*dict.fromkeys([*self.taken, *self.feature_names(directory)])]
-        return name, read_cells([find(path, directory) for path in self._paths], columns)
+        return name, read_cells([find(path, directory) for path in self._paths], columns, self.spelling)
 
     # -- rows of a table --------------------------------------------------------------------------------------------
 
@@ -240,7 +261,8 @@ class CSV(Loading):
         roles = {"client": self.client, "domain": self.domain}
         named: dict[str, Any] = {role: cells.texts(column) for role, column in roles.items() if column}
         positions = torch.arange(len(cells)) if time is None else find_earliest(time)
-        plain = replace(features, scaled=False).encode(positions)  # in which numbers that are too large are found
+        # Numbers that are too large are found here; integers stay integers for a model that embeds them.
+        plain = replace(features, scaled=False).encode(positions) if features.integers is None else features.integers
         rows = replace(from_arrays(name, plain, label, measured=measured, **named), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
@@ -255,7 +277,7 @@ class CSV(Loading):
         if self.time is None:
             return None, ""
         every = cells.places * self.time.every if isinstance(self.time, Every) else None
-        time, unit = cells.times(self._timed) if every is None else (every, "")
+        time, unit = cells.times(self._timed, self.clock) if every is None else (every, "")
         return torch.from_numpy(time), unit
 
     def _divide(self, name: str, cells: Cells, features: Sequence[str]) -> tuple[Cells, Features]:
@@ -285,7 +307,10 @@ class CSV(Loading):
         measured = np.stack(numbers, 1) if numbers else np.empty((len(cells), 0))
         columns = {name: cells.columns[name] for name in self.categories}
         texts = {name: np.where(column.missing, "", column.texts).tolist() for name, column in columns.items()}
-        return cells, Features(name, tuple(features), measured, texts, self.scaled)
+        integers = None
+        if not (self.scaled or texts or any(cells.columns[column].integers is None for column in features)):
+            integers = torch.from_numpy(np.stack([cast(Any, cells.columns[column].integers) for column in features], 1))
+        return cells, Features(name, tuple(features), measured, texts, self.scaled, integers)
 
     def _read_labels(self, cells: Cells, measured: bool) -> np.ndarray | list[str]:
         """Return the classes of rows, or values (rows,), of several labels at once (rows, labels)."""

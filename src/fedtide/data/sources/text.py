@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows, find_earliest, make_rows
-from fedtide.data.sources.cells import find_places, seconds_of
+from fedtide.data.sources.cells import parse_time
 from fedtide.data.sources.files import Loading, find, opened, reading
+from fedtide.data.sources.table_files import find_places
 from fedtide.fields.types import Count, OpenFraction, explained, ingredient
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
@@ -163,7 +164,7 @@ class Text(Loading):
             domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
             time = 0.0
             if self.time is not None:
-                (time,), _ = seconds_of([str(record[self.time])], {0: where}.__getitem__)
+                time = parse_time(where, str(record[self.time]))
             held_out = isinstance(self.test, str) and _flag(where, self.test, record[self.test])
             for text in _texts(where, self.text, record[self.text]):
                 plain = _plain(text) if posts else text

@@ -1,0 +1,279 @@
+"""Tables as people have them: the planted table comes back from each export, and oddities are said."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+import fedtide as ft
+from fedtide.data.sources import CSV
+from fedtide.data.sources.cells import seconds_of
+from fedtide.inspection.table import Roles, Table, read
+from helpers.exports import ROWS, Export, every, planted, write
+
+PLANTED = planted()
+
+
+def codes(values: np.ndarray) -> list[int]:
+    """Number different values in the order in which they appear."""
+    places: dict[str, int] = {}
+    return [places.setdefault(str(value), len(places)) for value in values.tolist()]
+
+
+@pytest.mark.parametrize("how", every(100), ids=str)
+def test_the_planted_table_comes_back(tmp_path, how: Export):
+    table = read(write(PLANTED, how, tmp_path))
+    rows = np.arange(ROWS) % 40 != 7 if how.date == "sentinels" else np.ones(ROWS, bool)
+    want = PLANTED[rows]
+    assert table.label.astype(str).tolist() == want["load_type"].tolist()
+    assert table.client is not None
+    assert codes(table.client) == codes(want["site"].to_numpy())
+    assert table.features == pytest.approx(want[["a", "b"]].to_numpy(), abs=0.006)
+    assert table.time == pytest.approx(want["date"].astype("datetime64[s]").astype(np.int64).to_numpy(), abs=1)
+
+
+@pytest.mark.parametrize("how", every(100)[:3], ids=str)
+def test_the_eight_answers_are_the_same(tmp_path, how: Export):
+    answers = [(answer.question, answer.level) for answer in ft.inspect(write(PLANTED, how, tmp_path))]
+    plain = ft.inspect(write(PLANTED, Export("ISO", "names", "plain", "CSV"), tmp_path))
+    assert answers == [(answer.question, answer.level) for answer in plain]
+
+
+def test_a_study_reads_other_files_as_the_first(tmp_path):
+    how = Export("day first", "codes", "continental", "semicolons")
+    path = write(PLANTED, how, tmp_path)
+    ft.inspect(path).write(tmp_path / "out")
+    source = ft.config.read(next((tmp_path / "out").glob("*.toml"))).data.source
+    assert (source.decimal, source.time_format) == (",", "day-month-year")
+    path.write_text("date;site;a;b;load_type\n02/01/2018;00001;1.234,5;2,5;low\n03/01/2018;00001;7;1;mid\n")
+    rows = CSV(**{**vars(source), "scaled": False}).load(None, 0)
+    assert rows.x.tolist() == [[1234.5, 2.5], [7.0, 1.0]]
+    assert rows.time.tolist() == [1514851200.0, 1514937600.0]
+    assert rows.client_names == ("00001",)
+
+
+def frame(**columns) -> pd.DataFrame:
+    return pd.DataFrame({"x": np.arange(40.0) % 7, "label": np.arange(40) % 2, **columns})
+
+
+def said(**columns) -> str:
+    return "\n".join(read(frame(**columns)).said)
+
+
+@pytest.mark.parametrize(("columns", "words"), [
+    ({"tags": [[1, 2]] * 40}, "left out: tags (lists)"),
+    ({"geo": [{"lat": 1.5}] * 40}, "left out: geo (structs)"),
+    ({"copy": np.arange(40.0) % 7}, "left out: copy (a copy of x)"),
+    ({"label": ["Max", "max"] * 20}, "label: classes that differ by case or blanks only: 'Max' and 'max'"),
+    ({"when": [f"0{1 + row % 4}/0{1 + row * 7 % 9}/2024" for row in range(40)]},
+     "when (dates of which no cell tells whether the day or the month comes first; say that with --time-format)"),
+])  # fmt: skip
+def test_what_is_odd_is_said(columns, words):
+    assert words in said(**columns)
+
+
+def test_features_of_all_types_are_numbers():
+    from decimal import Decimal
+
+    columns = {
+        "flag": pd.array([True, False] * 19 + [None, True], "boolean"),
+        "spelled": ["Yes", "no"] * 20,
+        "price": [Decimal("1.50"), Decimal("2.25")] * 20,
+        "lasted": pd.to_timedelta([60, 90] * 20, unit="s"),
+    }
+    table = read(frame(**columns), Roles(label="label"))
+    assert table.columns.features == ("x", "flag", "spelled", "price", "lasted")
+    assert table.features[:2, 1:].tolist() == [[1, 1, 1.5, 60], [0, 0, 2.25, 90]]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+def test_ids_and_codes_keep_every_digit(tmp_path, kind):
+    ids = [2**60 + row % 4 for row in range(40)]
+    codes = [f"{row % 5:03d}" for row in range(40)]
+    data = frame(user=ids, label=codes)
+    if kind == "csv":
+        data.to_csv(tmp_path / "t.csv", index=False)
+    elif kind == "parquet":
+        data.to_parquet(tmp_path / "t.parquet")
+    rows = ft.data.table(data if kind == "frame" else tmp_path / f"t.{kind}", quiet=True)
+    assert rows.client_names == tuple(str(2**60 + place) for place in range(4))
+    assert rows.label_names == ("000", "001", "002", "003", "004")
+
+
+def test_clocks_of_zones_count_as_written_or_in_utc(tmp_path):
+    path = tmp_path / "t.parquet"
+    when = pd.date_range("2024-03-30", periods=40, freq="h", tz="Europe/Berlin")
+    parquet.write_table(arrow.Table.from_pandas(frame(when=when)), path)
+    written = read(path).time
+    assert written is not None
+    assert (written[0] / 3600 % 24, written[30] / 3600 % 24) == (0.0, 7.0)  # an hour was left out
+    assert CSV(str(path), time="when", features=("x",)).load(None, 0).time[0].item() / 3600 % 24 == 23.0
+    assert "+01:00 and +02:00" in read(path).said[1]
+
+
+def test_a_time_format_that_a_person_says_is_taken(tmp_path):
+    (tmp_path / "t.csv").write_text("t,x,label\n01/02/2024,1,0\n02/01/2024,2,1\n")
+    days = {
+        form: CSV(str(tmp_path / "t.csv"), time="t", time_format=form).load(None, 0).time.tolist()
+        for form in ("day-month-year", "month-day-year")
+    }
+    assert (
+        days["day-month-year"] == days["month-day-year"][::-1] == seconds_of(["2024-02-01", "2024-01-02"], str).tolist()
+    )
+    with pytest.raises(ft.FedtideError, match=r"t.csv: t: time: found '01/02/2024', allowed: 'day-month-year' or"):
+        CSV(str(tmp_path / "t.csv"), time="t").load(None, 0)
+
+
+def test_long_cells_take_no_more_memory_than_the_file(tmp_path: Path):
+    """A text of a million letters stands in the dictionary of a small file once, and in memory once."""
+    texts = pd.Categorical.from_codes(np.zeros(6000, int), ["a" * 10**6])
+    data = pd.DataFrame({"note": texts, "x": np.arange(6000) % 7, "label": np.arange(6000) % 2})
+    data.to_parquet(tmp_path / "t.parquet")
+    table: Table = read(tmp_path / "t.parquet")
+    assert table.columns.features == ("x",)
+
+
+# -- forms of other countries and tools --------------------------------------------------------------------------------
+
+WHEN = [f"2018-{1 + day // 28:02d}-{1 + day % 28:02d}" for day in range(0, 200, 5)]
+DAYS = np.array(WHEN, "datetime64[s]").astype(np.int64)
+AT = pd.to_datetime(WHEN)
+GERMAN = ("Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August")
+FRENCH = ("janv.", "févr.", "mars", "avr.", "mai", "juin", "juil.", "août")
+SPANISH = ("enero", "febrero", "marzo", "abril", "mayo", "junio", "julio", "agosto")
+
+
+@pytest.mark.parametrize("written", [
+    [f"{at.day}. {GERMAN[at.month - 1]} {at.year}" for at in AT],
+    [f"{at.day:02d} {FRENCH[at.month - 1]} {at.year}" for at in AT],
+    [f"{at.day} de {SPANISH[at.month - 1]} de {at.year}" for at in AT],
+    [f"{at.year}年{at.month}月{at.day}日" for at in AT],
+    [f"{at.year}. {at.month}. {at.day}." for at in AT],
+    [f"{at.year}/{at.month}/{at.day}" for at in AT],
+    AT.strftime("%d%b%Y:%H:%M:%S").str.upper().tolist(),
+    AT.strftime("%d/%b/%Y:%H:%M:%S +0000").tolist(),
+    AT.strftime("%a %b %d %H:%M:%S %Y").tolist(),
+    AT.strftime("%a, %d %b %Y %H:%M:%S GMT").tolist(),
+    AT.strftime("%G-W%V-%u").tolist(),
+    AT.strftime("%Y%m%dT%H%M%SZ").tolist(),
+    AT.strftime("%d-%m-%y %Hh%M").tolist(),
+    AT.strftime("%m/%d/%Y, %I:%M %p").tolist(),
+    pd.PeriodIndex(AT, freq="D"),
+    pd.Categorical(AT),
+    AT.tz_localize("Asia/Kolkata"),
+])  # fmt: skip
+def test_dates_of_other_countries_and_tools_are_times(written):
+    table = read(frame(when=written), Roles(label="label"))
+    assert table.columns.time == ("when",)
+    assert "when" not in table.columns.features
+    assert table.time.tolist() == DAYS.tolist()
+
+
+@pytest.mark.parametrize(("form", "since", "unit"), [
+    ("days since 1960", "1960-01-01", "D"), ("seconds since 1960", "1960-01-01", "s"),
+    ("milliseconds since 1960", "1960-01-01", "ms"), ("days", "1970-01-01", "D"), ("excel", "1899-12-30", "D"),
+])  # fmt: skip
+def test_numbers_since_a_day_are_times_in_a_form_that_a_person_says(form, since, unit):
+    numbers = ((np.array(WHEN, "datetime64[ms]") - np.datetime64(since)) / np.timedelta64(1, unit)).tolist()
+    assert read(frame(date=numbers), Roles(label="label", time_format=form)).time.tolist() == DAYS.tolist()
+    assert "date" not in read(frame(date=numbers), Roles(label="label")).columns.features
+
+
+@pytest.mark.parametrize("written", [
+    ["2018Q1", "2018Q2"] * 20, [21185 + row for row in range(40)], ["2018-01-01 EST"] * 39 + ["2018-01-02 EST"],
+    [*WHEN[:39], "Total"],
+])  # fmt: skip
+def test_a_column_called_date_that_is_none_is_left_out_with_a_reason(written):
+    assert "date (named like a time, but row " in said(date=written)
+
+
+@pytest.mark.parametrize("clock", ["%H:%M", "%I:%M %p", "%H.%M.%S", "%Hh%M"])
+def test_a_date_and_a_time_of_the_day_are_one_time(clock):
+    at = pd.date_range("2018-01-30 01:30", periods=40, freq="7h")
+    table = read(frame(Datum=at.strftime("%d.%m.%Y"), Uhrzeit=at.strftime(clock)), Roles(label="label"))
+    assert table.time.tolist() == at.astype("datetime64[s]").astype(np.int64).tolist()
+    assert "Uhrzeit (times of the day, without a date)" in said(Uhrzeit=at.strftime(clock))
+    times = frame(day=at.normalize(), clock=[moment.time() for moment in at])
+    assert read(times, Roles(label="label")).time.tolist() == table.time.tolist()
+
+
+@pytest.mark.parametrize(("written", "value"), [
+    ("12,34,567.5", 1234567.5), ("1.234.567,5", 1234567.5), ("1 234 567,5", 1234567.5), ("1’234’567.5", 1234567.5),
+    ("−1234.5", -1234.5), ("(1,234.5)", -1234.5), ("1,234.5-", -1234.5), ("EUR 5.5", 5.5), ("R$ 5,50", 5.5),
+    ("₹5.5", 5.5), ("5.5 %", 5.5), ("5.5 km/h", 5.5), ("5,5E+02", 550.0), ("21.5°C", 21.5),
+])  # fmt: skip
+def test_numbers_of_other_countries_are_numbers(written, value):
+    table = read(frame(value=[written, written.replace("5", "6")] * 20), Roles(label="label"))
+    assert table.columns.features == ("x", "value")
+    assert table.features[0, 1] == value
+
+
+@pytest.mark.parametrize(
+    "pair", ["true false", "TRUE FALSE", "Yes no", "Y N", "ja nein", "oui non", "sí no", "wahr falsch"]
+)
+def test_spellings_of_true_and_false_are_numbers(pair):
+    table = read(frame(flag=pair.split() * 20), Roles(label="label"))
+    assert table.features[:2, 1].tolist() == [1.0, 0.0]
+    rows = ft.data.table(frame(flag=pair.split() * 20), label="flag", quiet=True)
+    assert set(rows.label_names) == set(pair.split())
+
+
+@pytest.mark.parametrize(
+    "mark", ["NA", "N/A", "#N/A", "-", "?", "null", "nan", "#DIV/0!", "inf", "-Infinity", " ", "–"]
+)
+def test_marks_of_missing_numbers_are_left_out_and_counted(mark):
+    written = ["1.5", "2.5", mark, "3.5", "4.5", "5.5", "6.5", "7.5"] * 5
+    table = read(frame(value=written), Roles(label="label"))
+    assert "value" in table.columns.features
+    assert "40 rows, 5 left out because something is missing" in table.said[0]
+    assert ("5 infinite cells of value left out" in table.said[-1]) == ("inf" in mark.lower())
+
+
+PLAIN = "when,shop,x,y,label\n" + "".join(
+    f"2018-01-{1 + row % 28:02d},s{row % 4},{row % 7}.5,{row % 5},{'ab'[row % 2]}\n" for row in range(40)
+)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("sep=;\n" + PLAIN.replace(",", ";"), "read: divided by semicolons"),
+    (PLAIN.replace(",", " "), "read: divided by spaces"),
+    ("Sales of 2018\n\n" + PLAIN, "read: 1 line above the header left out"),
+    ("# by hand\n# again\n" + PLAIN, "read: 2 lines above the header left out"),
+    ("#" + PLAIN, ""),
+    (PLAIN + PLAIN[: PLAIN.index("\n") + 1] * 2, "read: 2 repeated headers left out"),
+    (PLAIN.replace("\n", ",,\n"), "left out: Unnamed: 5 (100 % missing) and Unnamed: 6 (100 % missing)"),
+    ("\n".join(f'"{row or ""}",{line}' for row, line in enumerate(PLAIN.splitlines())), "Unnamed: 0 (numbers the"),
+    (PLAIN.replace(",s1,", ',"s1\n""old"", 2",'), ""),
+    (PLAIN.replace("\n", "\r\n") + "\r\n\r\n", ""),
+    (PLAIN.replace("\n", "\r"), ""),
+])  # fmt: skip
+def test_files_of_spreadsheets_and_other_tools_are_read(tmp_path, text, words):
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    table = read(tmp_path / "t.csv")
+    assert words in "\n".join(table.said)
+    assert (len(table.label), len(set(table.client)), table.columns.features[-2:]) == (40, 4, ("x", "y"))
+    assert table.features[:3, -2:].tolist() == [[0.5, 0.0], [1.5, 1.0], [2.5, 2.0]]
+    assert table.time[1] - table.time[0] == 86400.0
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (PLAIN.encode() + b"Source: an office\n", "t.csv: row 42: number of cells: found 1, allowed: 5"),
+    (b"PK\x03\x04\x14\x00", "t.csv: found 'a ZIP archive or an Excel workbook', allowed: CSV, ARFF or Parquet"),
+    (PLAIN.replace(",x,y,", ",x,x,").encode(), "t.csv: two columns are called 'x'"),
+    (PLAIN.replace("s1", "город").encode("cp1251"), r"in UTF-8 \(line 3, byte 12, 0xe3: .*; save it as UTF-8"),
+    (PLAIN.replace("s1", "Zürich").encode().replace("ü".encode(), b"\xfc", 1), r"in UTF-8 \(line 3, byte 13, 0xfc"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_one_line(tmp_path, content, words):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(ft.FedtideError, match=words):
+        read(tmp_path / "t.csv")
+
+
+def test_a_name_that_only_looks_like_a_date_is_none():
+    columns = {"set": ["set 3", "set 4"] * 20, "version": ["1.2.3", "10.11.2"] * 20, "pressure": [1013.5, 1012.1] * 20}
+    columns |= {"pressed": ["1012.1", "1013.5"] * 20}
+    table = read(frame(**columns), Roles(label="label"))
+    assert (table.columns.time, table.columns.features) == ((), ("x", "pressure", "pressed"))
