@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ DATES: dict[str, Callable[[pd.Series], list[Any]]] = {
     "month names": _form("%d %b %Y %H:%M"),
     "month names first": _form("%B %d, %Y %I:%M %p"),
     "digits": _form("%Y%m%d%H%M%S"),
+    "days as numbers": lambda date: date.dt.strftime("%Y%m%d").astype(int).tolist(),
     "slashes": _form("%Y/%m/%d %H:%M"),
     "spreadsheet": lambda date: np.round(_seconds(date) / 86400 + 25569, 6).tolist(),
     "seconds": lambda date: _seconds(date).tolist(),
@@ -84,6 +86,7 @@ DATES: dict[str, Callable[[pd.Series], list[Any]]] = {
 IDS: dict[str, Cells] = {
     "names": lambda site: [f"site-{number}" for number in site],
     "long numbers": lambda site: [2**60 + int(number) for number in site],
+    "floats": lambda site: site.astype(float),
     "codes": lambda site: [f"{number:05d}" for number in site],
     "numbers": lambda site: [int(number) for number in site],
 }
@@ -102,7 +105,7 @@ NUMBERS: dict[str, Cells] = {
     "decimal comma": _written(",", ""),
     "thousands": _written(".", ","),
     "continental": _written(",", "."),
-    "spaces": _written(",", "\u202f"),
+    "spaces": _written(",", "\u00a0"),
     "apostrophes": _written(".", "\u2019"),
     "currency": _written(".", ",", "${}"),
     "euros": _written(",", ".", "{} \u20ac"),
@@ -150,6 +153,9 @@ FILES: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 ODDITIES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "": lambda frame: frame,
     "copy of a feature last": lambda frame: frame.assign(amount=frame["a"]),
+    "decimals last": lambda frame: frame.assign(amount=[Decimal(row % 7) / 4 for row in range(len(frame))]),
+    "flag last": lambda frame: frame.assign(flag=pd.array([row % 3 > 0 for row in range(len(frame))], "boolean")),
+    "lists and structs": lambda frame: frame.assign(tags=[[1, 2]] * len(frame), geo=[{"lat": 1.5}] * len(frame)),
     "constant": lambda frame: frame.assign(version=3),
     "row number": lambda frame: frame.assign(**{"Unnamed: 0": np.arange(len(frame))}),
     "gaps": lambda frame: frame.assign(note=[None if row % 2 else "x" for row in range(len(frame))]),

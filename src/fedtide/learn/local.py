@@ -684,8 +684,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
             _check_loss(task, outputs, shard)
             task.scratch.check_constants()
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        cure = "; an Embedding takes integers: give an array of integers" if "Long, Int" in str(error) else ""
-        raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}{cure}") from None
+        raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
     types = {name: value.dtype for name, value in fresh.named_parameters()}
     return find_notes(task.scratch.module, outputs, types, classes=task.target == CLASSES)
 

@@ -88,7 +88,7 @@ def check_ids(module: nn.Module, x: Tensor, error: Exception) -> None:
     name, sizes = f"nn.{type(embeddings[0]).__name__}", sorted({layer.num_embeddings for layer in embeddings})
     if x.is_floating_point() and not isinstance(error, IndexError):  # a model may read ids from them by itself
         dtype = str(x.dtype).removeprefix("torch.")
-        cure = "torch.int64, as in ft.population(ft.data.Rows('ids', x, y, classes))"
+        cure = "integers, such as an array of int64, which stay integers"
         raise refused("model: type of rows", dtype, cure, f"{name} takes whole numbers")
     if (wrong := x[(x < 0) | (x >= sizes[0])]).numel():
         allowed = f"0 to {sizes[0] - 1}, because {name} has {' or '.join(map(str, sizes))} entries"

@@ -1,11 +1,13 @@
 """Tables as people have them: the planted table comes back from each export, and oddities are said."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as arrow
 import pytest
+import torch
 from pyarrow import parquet
 
 import fedtide as ft
@@ -27,11 +29,12 @@ def codes(values: np.ndarray) -> list[int]:
 def test_the_planted_table_comes_back(tmp_path, how: Export):
     table = read(write(PLANTED, how, tmp_path))
     rows = np.arange(ROWS) % 40 != 7 if how.date == "sentinels" else np.ones(ROWS, bool)
-    want = PLANTED[rows]
+    want = PLANTED[rows].assign(date=PLANTED["date"].dt.floor("D" if how.date == "days as numbers" else "s"))
     assert table.label.astype(str).tolist() == want["load_type"].tolist()
     assert table.client is not None
     assert codes(table.client) == codes(want["site"].to_numpy())
-    assert table.features == pytest.approx(want[["a", "b"]].to_numpy(), abs=0.006)
+    assert table.features[:, :2] == pytest.approx(want[["a", "b"]].to_numpy(), abs=0.006)
+    assert set(table.columns.features[2:]) <= {"amount", "flag"}
     assert table.time == pytest.approx(want["date"].astype("datetime64[s]").astype(np.int64).to_numpy(), abs=1)
 
 
@@ -277,3 +280,80 @@ def test_a_name_that_only_looks_like_a_date_is_none():
     columns |= {"pressed": ["1012.1", "1013.5"] * 20}
     table = read(frame(**columns), Roles(label="label"))
     assert (table.columns.time, table.columns.features) == ((), ("x", "pressure", "pressed"))
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+
+def test_indices_keys_and_parts_of_clocks_are_no_labels():
+    draw, at = np.random.default_rng(0), pd.date_range("2013-01-01", periods=800, freq="17min")
+    carrier = draw.integers(0, 6, 800)
+    late = np.round(5.0 * carrier + draw.normal(0, 4, 800))
+    flights = pd.DataFrame({
+        "year": at.year, "month": at.month, "dep_time": 100 * at.hour + at.minute,
+        "air_time": draw.integers(60, 99, 800), "operated_by": [f"C{number}" for number in carrier], "late": late,
+        "hour": at.hour, "minute": at.minute,
+        "record_id": draw.permutation(800), "time_hour": at.floor("h"),
+    })  # fmt: skip
+    table = read(flights)
+    assert (table.columns.label, table.columns.time) == ("operated_by", ("time_hour",))
+    table = read(flights, Roles(label="late"))
+    assert "record_id (numbers the rows)" in table.said[2]
+    assert "rows differ by operated_by (6 values): --client operated_by" in table.said[3]
+    assert read(flights.rename(columns={"operated_by": "carrier"})).columns.client == "carrier"
+    assert read(flights.rename(columns={"late": "arr_delay"})).columns.label == "arr_delay"
+
+
+def test_features_that_are_parts_of_dates_alone_are_said():
+    ratings = pd.DataFrame({
+        "user": np.arange(400) % 8, "year": 1990 + np.arange(400) % 7, "rating": np.arange(400) % 5,
+        "when": pd.date_range("2020-01-01", periods=400, freq="D"),
+    })  # fmt: skip
+    found = ft.inspect(ratings)
+    assert found.table.columns.features == ("year",)
+    assert found["features"].said == "no columns of features, except parts of dates"
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embedding(x).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["array", "table"])
+def test_tokens_stay_integers_for_an_embedding_and_are_floats_for_other_models(kind):
+    tokens, y = np.random.default_rng(0).integers(0, 9, (80, 3)), np.arange(80) % 2
+    if kind == "array":
+        people = ft.population(tokens, y, client=np.arange(80) % 4)
+    else:
+        columns = {f"t{place}": tokens[:, place] for place in range(3)}
+        people = ft.population(ft.data.table({**columns, "user": np.arange(80) % 4, "label": y}, quiet=True))
+    assert people.rows.x.dtype == torch.int64
+    for build in (Tokens, lambda: torch.nn.Linear(3, 2)):
+        done = ft.simulate(ft.algorithms.fedavg(ft.Task(build), cohort=2), people, rounds=2, eval_every=1)
+        assert len(done.accuracy) == 2
+    floats = ft.population(tokens.astype(np.float32), y, client=np.arange(80) % 4)
+    with pytest.raises(ft.FedtideError, match=r"nn.Embedding takes whole numbers; allowed: integers"):
+        ft.simulate(ft.algorithms.fedavg(ft.Task(Tokens), cohort=2), floats, rounds=1)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_long_cell_takes_no_memory_in_other_rows(tmp_path):
+    rows = [f"{row % 7},{row},{'long ' * 20_000 if row == 5 else 'short'},{'ab'[row % 2]}" for row in range(50_000)]
+    (tmp_path / "t.csv").write_text("a,b,note,label\n" + "\n".join(rows) + "\n")
+    for label in ("label", "note"):
+        for traced in (False, True):  # what is imported at first does not count
+            if traced:
+                tracemalloc.start()
+            read(tmp_path / "t.csv", Roles(label=label))
+            ft.data.table(tmp_path / "t.csv", label=label, features=["a", "b"], quiet=True)
+        assert tracemalloc.get_traced_memory()[1] < 30e6
+        tracemalloc.stop()

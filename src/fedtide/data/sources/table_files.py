@@ -22,7 +22,7 @@ from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.sources.files import check_unpacked, opened, reading
 from fedtide.draw.prose import counted
 
-HEAD, BLOCK = 2**18, 2**26
+HEAD, BLOCK = 2**18, 2**24
 """Bytes by which a file seems to be written in one way or another, and bytes that are read at a time."""
 COPIES = 4
 """Columns of numbers that are held at once while one is read."""
