@@ -28,6 +28,7 @@ from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine, why_alone
+from fedtide.remote.asks import ABSTAINED
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of
@@ -50,8 +51,12 @@ class NothingTrained(FedtideError):
 
 @dataclass(frozen=True)
 class Failures:
-    """The last rounds without an answer that counts: their number, answers by reason, and the clients."""
+    """The last rounds without an answer that counts: their number, answers by reason, and the clients.
 
+    answered: whether an answer has counted before. Then a client may abstain, because it has nothing new to say.
+    """
+
+    answered: bool = False
     rounds: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     clients: frozenset[int] = frozenset()
@@ -59,11 +64,12 @@ class Failures:
     def add(self, queries: Sequence[Query]) -> "Failures":
         """Return the failures after a round; one in which nobody could answer changes nothing."""
         asked = [query for query in queries if query.ask.question == "train"] or queries
-        failed = [(reason, client) for query in asked for reason, ids in query.failed.items() for client in ids]
         if any(len(query.answered) for query in asked):
-            return Failures()
+            return Failures(answered=True)
+        failed = [(reason, client) for query in asked for reason, ids in query.failed.items() for client in ids
+                  if not (self.answered and reason == ABSTAINED)]  # fmt: skip
         reasons, clients = self.reasons + Counter(reason for reason, _ in failed), {client for _, client in failed}
-        return Failures(self.rounds + bool(failed), reasons, self.clients | clients)
+        return Failures(self.answered, self.rounds + bool(failed), reasons, self.clients | clients)
 
     def check(self, clients: int, number: int) -> None:
         """Raise if so many rounds and clients, or all of `clients`, have failed up to a round."""
@@ -331,7 +337,7 @@ def run_rounds(
     accuracies_so_far = list(earlier)
     if reached(stop_at, accuracies_so_far):
         return
-    fleet, spent, failures = judge.fleet, Cost(), Failures()
+    fleet, spent, failures = judge.fleet, Cost(), Failures(answered=start is not None and start.round > 0)
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
         cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent

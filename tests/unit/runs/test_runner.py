@@ -119,6 +119,26 @@ def test_rounds_in_which_nobody_could_answer_are_no_failures():
     failures.add([asked(late=[1]), asked([1])]).check(0, 0)
 
 
+@pytest.mark.parametrize("earlier", [[], [asked([1])]])
+def test_clients_may_abstain_once_an_answer_has_counted(earlier):
+    failures = runner.Failures()
+    for queries in [*([query] for query in earlier), *[[asked(abstained=[1, 2, 3])]] * 3]:
+        failures = failures.add(queries)
+    if earlier:
+        failures.check(3, 0)
+    else:
+        with pytest.raises(FedtideError, match="abstained"):
+            failures.check(3, 0)
+
+
+def test_clients_that_train_alone_abstain_if_nothing_is_new(tmp_path):
+    alone = {"name": "alone", "algorithm": "local"}
+    run = run_of(study(alone, rounds=6, checkpoint_every=2, shift={"who": "always"}), tmp_path)
+    list(run.play(until=3))
+    list(run.play())
+    assert [line["answered"] for line in lines_of(run.folder)] == [8, 0, 0, 0, 0, 0]
+
+
 def test_quantiles_by_hand():
     """Two asks of a round; whoever tells of no loss counts for nothing."""
 
