@@ -94,7 +94,7 @@ def save(
         marks: how far each file beside `folder` was written in the rounds before, by its name.
         device: name of the device that computed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not the folders above, if a person has moved them
     now = (start.round, 0)
     written = _numbered(folder)
     earlier = _about(written[-1]).marks[-EARLIER:] if written else ()

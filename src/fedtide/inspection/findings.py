@@ -206,7 +206,7 @@ def _count(window: str, seconds: np.ndarray, begin: str | None = None) -> int:
     """Return the number of possible rounds: windows that have a next one, less one, because clocks are set."""
     try:
         return len(Calendar(window, begin=begin).edges(seconds)) - 3
-    except FedtideError:  # too many windows, or none
+    except (FedtideError, OverflowError):  # too many windows or none, or the last one ends after the year 9999
         return 0
 
 

@@ -30,6 +30,8 @@ ROWS, ROWS_OF_CLIENT = 20_000, 20
 """Rows of a study that are inspected, and those of a client in a round."""
 DAY = 86_400.0
 """Seconds for which a period of a study counts."""
+EARLIEST, LATEST = -62_135_542_800, 253_402_246_800
+"""Seconds since 1970 of the times that clocks of all zones show: 15 hours within the years 1 to 9999."""
 MOST_CATEGORIES = 30
 """Different texts up to which a column is offered as categories: each becomes a feature."""
 LAGS = "1d", "2d", "7d"
@@ -147,7 +149,7 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
         _label(columns[guess.label], whole),
         np.stack(numbered, 1) if numbered else None,
         columns[guess.client].texts[whole] if guess.client else None,
-        None if when is None else local(when, roles.zone),
+        None if when is None else _on_clock(f"{name}: {', '.join(guess.time)}", when, roles.zone),
         columns=Columns(guess.label, guess.client, guess.time, guess.features, missing, gaps, categories,
                         _spelling(cells, guess.time, clock)),
         source=source,
@@ -206,7 +208,7 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
         raise refused(f"{rows.name}: labels", "sequences", "one label for each row")
     label = np.array(rows.label_names, object)[rows.y.numpy()] if rows.label_names else rows.y.numpy()
     client = None if rows.client is None else np.array(rows.client_names, object)[rows.client.numpy()]
-    time = None if rows.time is None else local(rows.time.numpy(), roles.zone)
+    time = None if rows.time is None else _on_clock(f"{rows.name}: time", rows.time.numpy(), roles.zone)
     features = rows.x.reshape(len(rows), -1).float().numpy()
     columns = Columns("y", None if client is None else "client", () if time is None else ("time",), ("x",))
     return _described(Table(rows.name, label, features, client, time, columns=columns, zone=roles.zone), len(rows), {})
@@ -258,7 +260,7 @@ def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | No
     assert rows.time is not None
     assert rows.client is not None
     assert rows.value is not None
-    time = local(rows.time.numpy(), zone)
+    time = _on_clock(f"{name}: {source.time}", rows.time.numpy(), zone)
     lines = (
         *rows.said[:2],
         f"label: the value, in deviations of the earliest tenth of its series; client: the series "
@@ -300,6 +302,13 @@ def _is_series(cells: Cells, time: str) -> bool:
         return False
     at = np.unique(cells.times([time])[0])
     return len(at) > 1 and bool(np.median(np.diff(at)) <= seconds_of(LAGS[0]))
+
+
+def _on_clock(name: str, seconds: np.ndarray, zone: str | None) -> np.ndarray:
+    """Return times on the clock of a zone; raise for times that no clock shows."""
+    for worst in seconds[~((seconds >= EARLIEST) & (seconds <= LATEST))][:1]:
+        raise refused(name, f"{worst:g} s since 1970", "times of the years 1 to 9999")
+    return local(seconds, zone)
 
 
 def _label(column: Column, rows: np.ndarray) -> np.ndarray:

@@ -152,7 +152,7 @@ class Run:
                     raise NothingTrained(f"method '{self.method.name}', seed {self.seed}: {error}") from None
                 if self.folder.is_dir():
                     raise
-                raise FedtideError(f"{self.folder}: removed while the run was played; start it again") from None
+                raise FedtideError(f"{self.folder}: was moved or removed while it was played; start it again") from None
             finally:
                 record.close()
 

@@ -175,6 +175,9 @@ class Watch:
         try:
             self.look().write(self.site.status)
         except OSError as error:
+            if not self.site.root.is_dir():
+                but = "put the folder back, or end this server and start it where the folder is"
+                raise FedtideError(f"{self.site.root}: was moved or removed while it is served; {but}") from None
             but = "then the rounds cannot be saved either"
             raise FedtideError(f"{self.site.status}: cannot be written ({error.strerror or error}): {but}") from None
 

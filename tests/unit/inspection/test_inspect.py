@@ -20,7 +20,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources.frames import GUESSED
 from fedtide.inspection.findings import CANDIDATES, PAGE, STUDY, helps, inspect_table, methods
-from fedtide.inspection.table import Columns, Roles, read
+from fedtide.inspection.table import EARLIEST, LATEST, Columns, Roles, read
 from fedtide.runs.build import population_of
 from fedtide.runs.preflight import preflight
 from helpers.planted import planted
@@ -170,6 +170,17 @@ def test_whole_numbers_that_are_dates_since_1970_are_the_time_if_they_are_called
     assert found.columns.time == (("when",) if said else ())
     assert said is None or said in found.said[1]
     assert read({"x": SEVEN, "label": TWO, "weight": values}).columns.time == ()
+
+
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize(("first", "last"), [(-1e29, 1e28), (0, 1e30), (-1e28, 0), (float(EARLIEST), float(LATEST))])
+def test_times_that_no_clock_shows_are_refused(tmp_path, first, last, zone):
+    data = {"x": SEVEN, "label": TWO, "time": np.linspace(first, last, 60)}
+    if last == LATEST:  # the first and the last times that all clocks show
+        assert ft.inspect(data, time="time", zone=zone).write(tmp_path / "found").is_file()
+        return
+    with pytest.raises(ft.FedtideError, match=r"table: time: found .*, allowed: times of the years 1 to 9999"):
+        ft.inspect(data, time="time", zone=zone)
 
 
 @pytest.mark.parametrize(("odd", "usual", "named"), [("+02:00", "", 1), ("", "+02:00", 59)])

@@ -76,7 +76,7 @@ def test_work_that_fails_is_said_once_and_ends_nothing(tmp_path, log):
         time.sleep(0.2)
         (tmp_path / "away").rename(watch.site.status.parent)
     (line,) = log.file.getvalue().splitlines()
-    assert "status.json: cannot be written (No such file or directory)" in line
+    assert "status: was moved or removed while it is served" in line
     assert "it is tried again" in line
     assert Status.read(watch.site.status) is not None
 

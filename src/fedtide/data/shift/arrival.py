@@ -437,13 +437,11 @@ class Calendar(Holding):
         if time is None or bool((time == time[0]).all()):
             but = f"rows of {view.rows.name} have {'no time' if time is None else 'all the same time'}"
             raise refused("shift.what.kind", self.kind, "a source with a column of times", but)
-        ends = float(time.min()), float(time.max())
         try:
-            _ = [_when(at, UTC).year for at in ends]
+            self.edges(time.numpy())
         except (OverflowError, OSError, ValueError):
-            but = f"times of {view.rows.name} go from {ends[0]:g} to {ends[1]:g}"
+            but = f"times of {view.rows.name} go from {float(time.min()):g} to {float(time.max()):g}"
             raise refused("shift.what.kind", self.kind, "times that are dates, in seconds since 1970", but) from None
-        self.edges(time.numpy())
         begin, learned = self.starts(time.numpy()), view.rows.learned
         if self.begin is not None and learned is not None:
             zone = zone_of(self.zone)
