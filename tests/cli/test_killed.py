@@ -241,16 +241,24 @@ def test_ctrl_c_again_leaves_no_worker(shell, tmp_path):
     assert ended(group)
 
 
-def test_a_program_that_is_killed_takes_its_workers_along(shell, tmp_path, whole):
-    """And what they had written until then is the beginning of what they would have written."""
+def test_a_program_that_is_killed_takes_its_workers_along(shell, tmp_path, whole, monkeypatch, undrawn):
+    """And what they had written until then is the beginning of what they would have written.
+
+    The next command that plays anything removes its temporary folder.
+    """
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)
     process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True)
     until(lambda: recorded(tmp_path / "x" / "a" / "0") > 5)
     group = members(process)
     assert len(group) == 3
+    locks = [Path(file.path) for file in psutil.Process(process.pid).open_files() if file.path.endswith("/lock")]
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     until(lambda: ended(group), 10)
+    assert [lock.exists() for lock in locks] == [True]
+    monkeypatch.chdir(tmp_path)
+    assert done("run", "study.toml", "--out", "y", "--set", "rounds=1", "--workers", 1) == 0
+    assert not locks[0].parent.exists()
     for path in (tmp_path / "x").glob("*/0/rounds.jsonl"):
         assert (whole / path.relative_to(tmp_path / "x")).read_bytes().startswith(path.read_bytes())
 

@@ -5,11 +5,13 @@ import io
 import json
 import logging
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -227,6 +229,8 @@ Format = Literal["safetensors", "onnx", "torch-export"]
 
 ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
 
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Variable of torch with the folder for compiled code."""
 CHECKED = 64
 """How many rows an exported program must predict as the run does."""
 
@@ -290,7 +294,7 @@ def export(model: Model, out: Path, format: Format) -> str:
     with replacing(out) as file:
         named = file.with_name(file.name + ENDINGS[format])  # exporters look at the ending
         try:
-            with _quiet():
+            with _quiet(), _without_cache():
                 outputs = (_torch_export if format == "torch-export" else _onnx)(program, rows, named, about)
             if not agree(model.task, outputs, expected):
                 raise FedtideError(f"--format: what {format} makes of this model predicts otherwise; allowed: another")
@@ -318,6 +322,19 @@ def _quiet() -> Iterator[None]:
         raise FedtideError(f"--format: this model cannot be exported ({why}); allowed: safetensors") from None
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def _without_cache() -> Iterator[None]:
+    """Have torch keep compiled code in a folder that is removed; else it leaves one among the temporary files."""
+    if CACHE in os.environ:
+        yield
+        return
+    with TemporaryDirectory() as os.environ[CACHE]:
+        try:
+            yield
+        finally:
+            del os.environ[CACHE]
 
 
 class Predicting(nn.Module):

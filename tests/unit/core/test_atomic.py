@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from fedtide.core.atomic import naming, replacing
+from fedtide.core.atomic import naming, replacing, write_text
 
 
 def names(folder) -> list[str]:
@@ -45,6 +46,19 @@ def test_after_an_error_everything_is_as_it_was(tmp_path, old, written, error):
         failing(target, written, error)
     assert names(tmp_path) == ([] if old is None else ["page.html"])
     assert old is None or target.read_text() == old
+
+
+def test_what_was_killed_long_ago_is_removed_and_nothing_else(tmp_path):
+    names = ("x.0123456789abcdef.writing", "x.making-0123456789abcdef", "y.0123456789abcdef.writing", "x.mine.writing")
+    for old in (names[0], *names[2:]):
+        (tmp_path / old).touch()
+    (tmp_path / names[1]).mkdir()
+    young = tmp_path / "x.fedcba9876543210.writing"
+    for old in names:
+        os.utime(tmp_path / old, (0, 0))
+    young.touch()
+    write_text(tmp_path / "x", "all of it")
+    assert {path.name for path in tmp_path.iterdir()} == {"x", young.name, *names[2:]}
 
 
 def test_a_folder_is_not_replaced(tmp_path):

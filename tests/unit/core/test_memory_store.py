@@ -192,6 +192,19 @@ def test_restoring_removes_the_files_of_later_rounds_and_of_the_dead(tmp_path):
     assert same(fresh.read(7, (1, 0)), row(1))
 
 
+def test_a_checkpoint_removes_what_a_killed_worker_put_aside_and_no_other_file(tmp_path):
+    memory, killed = store(tmp_path, small=0), store(tmp_path, small=0)
+    killed.name = "123"
+    killed.stage(7, row(1))
+    put(memory, 7, (0, 0), row(1))
+    memory.stage(8, row(2))
+    (tmp_path / "memory" / "mine.txt").touch()
+    memory.settle((1, 0))
+    assert files(tmp_path) == {row_of(memory, 7, (1, 0)).file, "staged--2-8", "mine.txt"}
+    memory.commit((1, 0), [8])
+    assert same(memory.read(8, (2, 0)), row(2))
+
+
 def test_a_crash_between_a_checkpoint_and_settling_loses_nothing(tmp_path):
     memory = store(tmp_path, small=0)
     put(memory, 7, (0, 0), row(1))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -199,6 +201,10 @@ def test_what_a_killed_program_left_is_removed_by_the_next_and_nothing_else_is(t
     left = Path(made.stdout.strip())
     assert left.is_dir()
     mine = left.parent / "fedtide-99999999-results"
+    begun, young = (Path(tempfile.mkdtemp(prefix="fedtide-", dir=left.parent)) for _ in range(2))
+    for folder in (begun, young):  # killed before it had its lock
+        (folder / "lock.making").touch()
+    os.utime(begun, (0, 0))
     linked = left.parent / f"fedtide-linked-{os.getpid()}"
     try:
         mine.mkdir()
@@ -206,11 +212,13 @@ def test_what_a_killed_program_left_is_removed_by_the_next_and_nothing_else_is(t
         (tmp_path / "lock").touch()
         with Scratch() as first, Scratch() as second:
             assert not left.exists()
-            assert all(folder.is_dir() for folder in (first, second, mine, tmp_path))
+            assert not begun.exists()
+            assert all(folder.is_dir() for folder in (first, second, mine, young, tmp_path))
             assert first.stat().st_mode & 0o077 == 0
     finally:
         mine.rmdir()
         linked.unlink()
+        shutil.rmtree(young)
 
 
 def test_workers_do_not_run_the_files_of_the_current_folder(tmp_path, monkeypatch):
