@@ -23,7 +23,7 @@ from fedtide.remote.offline import NearCarrier, memory_at, near_fleet, replayed
 from fedtide.remote.schedule import Present, RoundClock, WallClock
 from fedtide.runs.build import host_of
 from helpers.carriers import Time, host, lossy, lying, resealed, told, words
-from helpers.studies import SCAFFOLD, lines_of, record_of, run_of, study
+from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
 
 ROUNDS = 6
 
@@ -272,6 +272,15 @@ def test_a_run_on_nodes_is_recorded_stopped_and_resumed_as_one_in_simulation(tmp
             assert unknown[key] == known[key], key
         for view, scores in unknown.get("scores", {}).items():
             assert scores["accuracy"] == known["scores"][view]["accuracy"]
+
+
+def test_a_run_whose_answers_are_all_refused_ends_after_three_rounds_and_is_saved(tmp_path):
+    all_of_them = {**A, "cohort": 8}
+    run = run_of(study(all_of_them, rounds=9, checkpoint_every=1, data={"held_out_clients": {"clients": 0}}), tmp_path)
+    for rounds_done in (3, 6):  # the same command goes on, and ends again
+        with pytest.raises(FedtideError, match=r"no answer has counted for 3 rounds: refused: .*weight.* \(24\)"):
+            list(run.play(judge_of=lambda run: remote(run, tmp_path / "nodes", heaviest=1e-9)))
+        assert len(lines_of(run.folder)) == rounds_done
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
