@@ -127,7 +127,8 @@ def read_idx(path: Path) -> np.ndarray:
         kind = np.dtype(TYPES[magic[2]])
         header, announced = 4 + 4 * magic[3], math.prod(shape) * kind.itemsize
         whole = len(sizes) == 4 * magic[3] and announced <= size * (DEFLATE if packed else 1)
-        check_unpacked(path, announced if whole else 0)
+        # Bytes of pictures stay bytes; labels and other numbers become wider.
+        check_unpacked(path, math.prod(shape) * (1 if kind == np.uint8 and len(shape) > 1 else 8) if whole else 0)
         data = file.read(announced + 1) if whole else b""
     if not whole or len(data) != announced:
         unpacked = "others" if len(data) in (0, announced + 1) else header + len(data)
