@@ -59,7 +59,7 @@ def test_the_seal_is_said_before_anything_is_refused(here, capsys, monkeypatch):
         (["site/tickets/berlin.ticket", "--data", "none.csv"], "none.csv: no such file"),
         (["site/tickets/berlin.ticket", "--data", "study.toml"], "study.toml"),
         (["site/tickets/none.ticket", "--data", "berlin.csv"], "none.ticket: no such file"),
-        (["berlin.csv", "--data", "berlin.csv"], "berlin.csv: damaged or not TOML"),
+        (["berlin.csv", "--data", "berlin.csv"], "berlin.csv: not valid TOML"),
         (["site/study.toml", "--data", "berlin.csv"], "scheme: found None, but another version of fedtide made it"),
         (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--data", "lyon.csv"], "--data: found '2 files'"),
         (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--policy", "study.toml"], "study.toml: "),
