@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
-from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Clarity, worst_point
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, OVER_CLIENTS, Clarity, worst_point
 from fedtide.evaluate.references import KEYS, MISSING, REFERENCES, reference_words
 from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.report.clusters import events_of
@@ -22,7 +22,7 @@ from fedtide.report.costs import REFUSED
 from fedtide.report.formats import FORMATS, Number, Written, difference, percent, points
 from fedtide.report.periods import SWING, accuracy_over_dates
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
-from fedtide.report.summary import Paired, Summary
+from fedtide.report.summary import NO_SCORES, Paired, Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
 
 BY_WAY = "accuracy_by_"
@@ -41,7 +41,7 @@ NUMBERS = (
     Number("mean_over_rounds", percent),
     Number("std_over_rounds", points),
     *(Number(name, percent) for name in REFERENCES),
-    *(Number(metric.name, FORMATS[metric.unit], metric.title) for metric in METRICS[1:]),
+    *(Number(m.name, FORMATS[m.unit], m.title, single=m in OVER_CLIENTS) for m in METRICS[1:]),
 )
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
     for m in summary.methods:
         cells = [pairs.get(m.name, "-")] if pairs else []
         cells += [number.written(m.measure(number.name)) for number in shown]
-        rows.append([m.name, percent(m.measure(summary.score)), *cells])
+        rows.append([m.name, NO_SCORES if m.withheld else percent(m.measure(summary.score)), *cells])
     header = ["method", f"mean over {summary.span}", *against, *(number.title for number in shown)]
     for each in summary.references:
         takes = REFERENCES[each.algorithm].takes if each.seeds else MISSING[each.algorithm]
@@ -198,12 +198,14 @@ def metrics_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-@plan_picture("accuracy", "{Score} over rounds")
-def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn:
+@plan_picture("accuracy", "{Score} over rounds", "scores, which nodes of a private study do not tell")
+def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw accuracy over rounds; below it the participants, their domains and drifted clients.
 
     {Score} on {rows} of {whose}, {every}.{band}
     """
+    if record.private and not record.accuracies:
+        return None
     if record.dated:
         return accuracy_over_dates(record)
     shifted = next((m for m in record.methods if m.shift.who.changes and m.runs and record.groups), None)

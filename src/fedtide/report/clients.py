@@ -21,7 +21,7 @@ from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
 
-SPREAD = Number("client_std", points, "standard deviation")
+SPREAD = Number("client_std", points, "standard deviation", single=True)
 
 NUMBERS = (SPREAD,)
 
@@ -34,7 +34,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     return {"client_std": run.late(record.view, (after, np.sqrt(variance)), record.window, rows_in)}
 
 
-@plan_table("Over clients")
+@plan_table("Over clients", single=True)
 def clients_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the spread of accuracy over clients, a row per method; None without evaluations.
 
@@ -44,7 +44,7 @@ def clients_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [mean, SPREAD, *others])
 
 
-@plan_picture("labels", "Who holds which labels", "labels that differ between clients")
+@plan_picture("labels", "Who holds which labels", "labels that differ between clients, and no privacy", single=True)
 def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the share of each class in each client's training rows.
 
@@ -55,7 +55,7 @@ def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
     return draw_label_shares(counts, labels["of"], labels["names"]) if labels and heterogeneous(counts) else None
 
 
-@plan_picture("clients", "Clients", "evaluations of clients")
+@plan_picture("clients", "Clients", "evaluations of clients, and no privacy", single=True)
 def client_distribution(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the share of clients with at most a given accuracy.
 

@@ -49,7 +49,7 @@ BLEND = (
 )
 
 OTHERS = (
-    Number("loss_spread"),
+    Number("loss_spread", single=True),
     Number("peak_gain", signed_points),
     Number("trough_gain", signed_points),
     Number("training_loss"),
@@ -330,7 +330,7 @@ def split_purity(record: ExperimentRecord) -> figures.Drawn | None:
     return figures.svg(figure, "how pure the split is")
 
 
-@plan_picture("client_losses", "Training loss over clients", "clients with a blend of domains")
+@plan_picture("client_losses", "Training loss over clients", "a blend of domains, and no privacy", single=True)
 def client_losses(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the training loss over the participants of each round.
 

@@ -47,8 +47,9 @@ OTHERS = (
     Number("reached_target", percent),
     Number("answered", count),
     Number("diverged", count),
-    Number("first_loss"),
-    Number("peak_loss"),
+    Number("first_loss", single=True),
+    Number("peak_loss", single=True),
+    Number("epsilon"),
 )
 
 NUMBERS = (*COSTS, *TIMES, *CLOCK, *OTHERS)
@@ -65,6 +66,8 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     rounds = sum("trained" in line for line in run.lines)
     if asked:
         out |= {"asked_to_train": asked / rounds, "counted_in_a_round": counted / rounds, "counted": counted / asked}
+    if "epsilon" in run.lines[-1]:
+        out["epsilon"] = float(run.lines[-1]["epsilon"])
     losses = run.every_round(at("client_loss", "q50"))
     losses = losses[np.isfinite(losses)]
     if len(losses):
@@ -151,19 +154,20 @@ def accuracy_over_seconds(record: ExperimentRecord) -> figures.Drawn | None:
 def epsilon_and_accuracy(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the privacy loss of any one client over rounds, and the accuracy at which it was spent.
 
-    Left: epsilon for any one client over rounds. Right: {score} against epsilon.{band}
+    Epsilon for any one client over rounds, and {score} against it if there are scores. {budget}{band}
     """
     curves = record.curves(lambda run: figures.by_round(_epsilon(run)))
     if not curves:
         return None
-    figure = Figure(figsize=(9.6, 3.6))
-    left, right = figure.subplots(1, 2)
+    bought = {number: of_runs for number, of_runs in _accuracy_against(record, _epsilon).items() if number in curves}
+    figure = Figure(figsize=(9.6 if bought else 6.4, 3.6))
+    left, *others = figure.subplots(1, 1 + bool(bought), squeeze=False)[0]
     figures.bands(left, curves, record.names, "epsilon spent", scale=1.0)
     left.set_ylim(bottom=0)
     figures.over_rounds(left, 0, record.experiment.rounds)
-    bought = {number: of_runs for number, of_runs in _accuracy_against(record, _epsilon).items() if number in curves}
-    figures.accuracies(right, bought, record.names, f"{record.experiment.score} of {record.whose}, %")
-    right.set_xlabel("epsilon spent")
+    for right in others:
+        figures.accuracies(right, bought, record.names, f"{record.experiment.score} of {record.whose}, %")
+        right.set_xlabel("epsilon spent")
     return figures.svg(figure, "privacy budget")
 
 

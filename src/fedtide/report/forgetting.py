@@ -52,10 +52,10 @@ TRANSFER = (
 )
 
 LOCAL = (
-    Number("local_forgetting", points, "on rows of other clients"),
-    Number("local_forgetting_apart", points, "on rows of clients without a common class"),
-    Number("local_forgetting_own", points, "on own rows"),
-    Number("local_loss_increase", title="increase of the loss, other clients"),
+    Number("local_forgetting", points, "on rows of other clients", single=True),
+    Number("local_forgetting_apart", points, "on rows of clients without a common class", single=True),
+    Number("local_forgetting_own", points, "on own rows", single=True),
+    Number("local_loss_increase", title="increase of the loss, other clients", single=True),
 )
 
 NUMBERS = (*TRANSFER, *LOCAL)
@@ -302,7 +302,7 @@ def transfer_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [backward, forgetting, *groups, *others])
 
 
-@plan_table("Forgetting within a round")
+@plan_table("Forgetting within a round", single=True)
 def forgetting_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of local forgetting, a row per method; None without probes.
 
@@ -378,7 +378,7 @@ class Map:
     parts: Callable[[Line], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-@plan_picture("forgetting", "Local client forgetting", "[forgetting]")
+@plan_picture("forgetting", "Local client forgetting", "[forgetting], and no privacy", single=True)
 def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the cost of each participant's training on the rows of others, in each probed round.
 
@@ -395,7 +395,7 @@ def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     return _draw_maps(probes, rounds, Map(title, unit, figures.CHANGE, "mean", forgotten), Normalize(-largest, largest))
 
 
-@plan_picture("local_models", "After local training", "[forgetting]")
+@plan_picture("local_models", "After local training", "[forgetting], and no privacy", single=True)
 def after_local_training(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the accuracy of each participant's own model on the rows of all clients, in the last probed round.
 
@@ -491,7 +491,12 @@ def _label_ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> 
     axis.set_ticks([*range(len(numbers)), strip_at], [*map(str, numbers), strip])
 
 
-@plan_picture("forgetting_over_rounds", "Local forgetting over rounds", "[forgetting] of several rounds")
+@plan_picture(
+    "forgetting_over_rounds",
+    "Local forgetting over rounds",
+    "several rounds of [forgetting]",
+    single=True,
+)
 def forgetting_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the mean of local forgetting over the probed rounds.
 

@@ -135,6 +135,7 @@ class Number:
         word: noun after the number in claims, if the format has no unit.
         by_group: true if every group of clients has one, too, such as `accuracy_day`.
         reached: of a time until a target, the name of the number that is 1 if the seed arrives, else 0.
+        single: true if it may be the number of a single client, which is left out if the study is private.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Number:
     word: str = ""
     by_group: bool = False
     reached: str = ""
+    single: bool = False
 
 
 def difference(measure: Measure, written: Written) -> str:

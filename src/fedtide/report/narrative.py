@@ -11,7 +11,7 @@ from fedtide.report.clients import are_real
 from fedtide.report.formats import percent, points
 from fedtide.report.lead import LEVEL, find_doubt
 from fedtide.report.run_records import ExperimentRecord
-from fedtide.report.summary import MethodSummary, Summary
+from fedtide.report.summary import NO_SCORES, MethodSummary, Summary
 
 ORACLE = "oracle"
 """Name of the algorithm that is an upper bound and no method."""
@@ -44,7 +44,8 @@ def alarms(summary: Summary) -> list[str]:
     """Return a sentence for each method whose training went wrong, or that made clusters without groups."""
     lines = [line for method in summary.methods for line in _alarms_of(method, summary.target)]
     if not lines and summary.methods and all(m.seeds and m.measure(m.score).mean is None for m in summary.methods):
-        lines = ["nothing was judged: no client has test rows (data.split.test), and no client is held out"]
+        unjudged = "nothing was judged: no client has test rows (data.split.test), and no client is held out"
+        lines = [NO_SCORES if all(method.withheld for method in summary.methods) else unjudged]
     return lines
 
 
@@ -100,7 +101,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     """Describe the result of one method."""
     measure, words = method.measure, summary.target
     if measure(method.score).mean is None:
-        return f"{method.name} was never judged."
+        return f"{method.name} {f'has {NO_SCORES}' if method.withheld else 'was never judged'}."
     text = f"{method.name} has {words.a_score} of {percent(measure(method.score))} over {summary.span}"
     if measure("swing").mean is not None:
         text += f", and {percent(measure('worst_point'))} at its worst moment"
@@ -233,7 +234,9 @@ def setting(record: ExperimentRecord) -> str:
         else "The model is judged on rows that the clients kept back.",
         "val": "There are no test rows: the model is judged on the clients' validation rows.",
     }
-    return " ".join([text + judged[record.view], *_not_probed(record)])
+    without = record.private and not record.accuracies
+    private = ["The study is private: numbers of single clients are left out."] * record.private
+    return " ".join([text + ("" if without else judged[record.view]), *private, *_not_probed(record)])
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.config import Experiment, Method
+from fedtide.config.settings import Privacy
 from fedtide.core.errors import UNREADABLE, FedtideError
-from fedtide.core.record import CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
+from fedtide.core.record import ASKS, CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.core.trees import leaves
 from fedtide.data.saved import labels_of, names_of, usual_class
 from fedtide.data.shift import Shift
@@ -21,6 +22,7 @@ from fedtide.draw.figures import Curve
 from fedtide.evaluate.metrics import faded, mean_of_last
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.runs.folder import Planned, load, plan, shift_file
+from fedtide.wire.accounting import Sampling, Spent, total_epsilon
 
 # -- lines of a record -------------------------------------------------------------------------------------------------
 
@@ -292,6 +294,40 @@ class ExperimentRecord:
     @cached_property
     def _views(self) -> set[str]:
         return {view for run in self.runs for line in run.judged for view in line["scores"]}
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """Differential privacy of the study; None without it."""
+        return None if self.experiment.wire is None else self.experiment.wire.privacy
+
+    @property
+    def private(self) -> bool:
+        """True if the study is private, so that numbers of single clients are left out."""
+        return self.privacy is not None
+
+    @cached_property
+    def real(self) -> bool:
+        """True if clients were real, and not simulated."""
+        return any(read_rounds(run.folder, ASKS) for run in self.runs)
+
+    @cached_property
+    def private_runs(self) -> list[Spent]:
+        """Releases of each run, whose models may have several uses."""
+        ends = [(run.lines[-1], len(run.lines)) for run in self.runs if not run.other and "epsilon" in run.lines[-1]]
+        draws = [(end, dict(end.get("sampled", {})), times) for end, times in ends]
+        return [
+            Spent(end["epsilon"], drawn.pop("z", 1.0), Sampling(**drawn) if drawn else None, times)
+            for end, drawn, times in draws
+        ]
+
+    @cached_property
+    def spent(self) -> float | None:
+        """Epsilon of all runs together, for one client; None if the library that tells it is not installed."""
+        assert self.privacy is not None
+        try:
+            return total_epsilon(self.private_runs, self.privacy.delta)
+        except FedtideError:
+            return None
 
     @property
     def runs(self) -> list[RunRecord]:

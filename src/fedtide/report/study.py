@@ -20,7 +20,7 @@ from fedtide.report.claims import chosen_points, judge, judge_sweep
 from fedtide.report.clients import are_real
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, is_nano, read_experiment
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
-from fedtide.report.topics import MODULES
+from fedtide.report.topics import MODULES, NUMBERS
 from fedtide.runs.folder import go_on, load
 
 LOCAL = "local"
@@ -99,10 +99,12 @@ def summarize(record: ExperimentRecord) -> Summary:
 
 def _measures(record: ExperimentRecord, method: MethodRecord) -> dict[str, Measure]:
     """Return every number of a method over seeds."""
+    left_out = {name for name, number in NUMBERS.items() if number.single and record.private}
     per_run = [
-        {name: value for topic in MODULES for name, value in topic.measure(record, method, run).items()}
+        {name: value for topic in MODULES for name, value in topic.measure(record, method, run).items()
+         if name not in left_out}
         for run in method.runs
-    ]
+    ]  # fmt: skip
     names = dict.fromkeys(name for values in per_run for name in values)
     return {name: Measure.of([values.get(name, math.nan) for values in per_run]) for name in names}
 

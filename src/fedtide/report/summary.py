@@ -13,6 +13,10 @@ OF_A_RUN = ("accuracy", "skill", "last", "best", "worst_point", "mean_over_round
 """Measures of predictions, equal at a seed only where all evaluations are."""
 
 
+NO_SCORES = "no scores: the study is private"
+"""What a report says in place of accuracies that nodes of a private study do not tell."""
+
+
 @dataclass(frozen=True)
 class MethodSummary:
     """Measures of one method, by name.
@@ -62,6 +66,12 @@ class MethodSummary:
     def score(self) -> str:
         """Name of its headline measure: accuracy, or skill if rows are labeled with numbers."""
         return "skill" if "skill" in self.measures else "accuracy"
+
+    @property
+    def withheld(self) -> bool:
+        """True if it has no scores and the study is private, so that nodes do not tell them."""
+        unknown = self.measure(self.score).mean is None and not any(self.measure("diverged").values)
+        return "epsilon" in self.measures and unknown
 
     @property
     def no_better(self) -> bool:

@@ -28,16 +28,18 @@ class Plan:
         make: makes it.
         name: name of a picture in `ft.plot`.
         needs: condition on a run, for the error of a run without this picture.
+        single: true if it shows numbers of single clients, which are left out if the study is private.
     """
 
     title: str
     make: Make
     name: str = ""
     needs: str = ""
+    single: bool = False
 
-    def __call__(self, *content: Any) -> Any:
+    def __call__(self, record: Any, *summary: Any) -> Any:
         """Make it."""
-        return self.make(*content)
+        return None if self.single and record.private else self.make(record, *summary)
 
     def caption(self, record: ExperimentRecord) -> str:
         """Return the caption."""
@@ -45,14 +47,14 @@ class Plan:
         return " ".join("".join(paragraphs[1:2]).split()).format(**words_of(record))
 
 
-def plan_picture(name: str, title: str, needs: str = "") -> Callable[[Make], Plan]:
+def plan_picture(name: str, title: str, needs: str = "", *, single: bool = False) -> Callable[[Make], Plan]:
     """Return a decorator that makes a picture of a function that draws it."""
-    return lambda draw: Plan(title, styled(draw), name, needs)
+    return lambda draw: Plan(title, styled(draw), name, needs, single)
 
 
-def plan_table(title: str) -> Callable[[Make], Plan]:
+def plan_table(title: str, *, single: bool = False) -> Callable[[Make], Plan]:
     """Return a decorator that makes a table of a function that builds it."""
-    return lambda build: Plan(title, build)
+    return lambda build: Plan(title, build, single=single)
 
 
 def words_of(record: ExperimentRecord) -> dict[str, str]:
@@ -65,8 +67,21 @@ def words_of(record: ExperimentRecord) -> dict[str, str]:
         "rows": "the rows of the next window" if record.dated else "held-out rows",
         "span": record.span,
         "every": f"every {every} rounds" if every > 1 else "every round",
+        "budget": describe_budget(record),
         "band": f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else "",
     }
+
+
+def describe_budget(record: ExperimentRecord) -> str:
+    """Say what the budget of a private study covers, and what all of its runs have spent; "" for another study."""
+    if (privacy := record.privacy) is None:
+        return ""
+    text = f"Models and noised sums of one run say at most so much of a client (delta {privacy.delta:g}). "
+    text += "Scores are not in it." + " A simulation's noise is known from its seed." * (not record.real)
+    if len(record.private_runs) > 1:
+        spent = f"{record.spent:.3g}" if record.spent else "more, which pip install 'fedtide[privacy]' can tell"
+        text += f" All {len(record.private_runs)} runs, of all methods and seeds, together come to epsilon {spent}."
+    return text + " Other points of the sweep add to that." * bool(record.point)
 
 
 def table_of(summary: Summary, numbers: Iterable[Number]) -> Table | None:

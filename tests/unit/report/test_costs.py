@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from fedtide.config import Claim, from_dict
+from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
 from fedtide.report.costs import clock_table, cost_table, epsilon_and_accuracy
+from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
+from fedtide.report.summary import NO_SCORES
+from fedtide.report.topics import PICTURES, check_measures
 from fedtide.runs import folder
+from fedtide.wire.accounting import Sampling, epsilon_of, mu_of, sampled_epsilon
 from helpers.records import LINE
-from helpers.studies import A, lines_of, raw, run_of, study
+from helpers.studies import A, finished, lines_of, raw, run_of, study
 
 EVERY = 2
 METRIC_NAMES = [metric.name for metric in METRICS]
@@ -182,3 +188,52 @@ def test_a_private_run_has_a_picture_of_its_budget(tmp_path, privacy):
     spent = [line["epsilon"] for line in lines_of(record.methods[0].runs[0].folder)]
     assert drawn.figure.axes[0].lines[0].get_ydata().tolist() == spent == sorted(spent)
     assert 0 < spent[-1] <= 4.0
+
+
+def uniform(name):
+    return {**A, "name": name, "cohort": {"kind": "uniform", "clients_per_round": 2}}
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_the_report_of_a_private_study_says_what_all_runs_spend_and_nothing_of_single_clients(tmp_path, drawn):
+    """Two methods and two seeds: four times the releases of one, of which the caption has the sum and no mean."""
+    if drawn:
+        pytest.importorskip("dp_accounting")
+    methods = [uniform("A"), uniform("B")] if drawn else [A, {**A, "name": "B"}]
+    privacy = {**PRIVACY, "noise": "plain", "epsilon": None, "multiplier": 2.0, "distance": None if drawn else 2}
+    privacy = {key: value for key, value in privacy.items() if value is not None}
+    wire = {"secure": False, "fewest": 1, "privacy": privacy}
+    shift = {"who": {"kind": "always"}} if drawn else {}
+    root = finished(tmp_path / "run", study(*methods, seeds=[0, 1], wire=wire, **({"shift": shift} if drawn else {})))
+    (record,) = read_experiment(root)
+    spent = [run.lines[-1]["epsilon"] for run in record.runs]
+    assert len(spent) == 4
+    if drawn:
+        total = sampled_epsilon(2.0, Sampling(2, 8), 4 * len(record.runs[0].lines), 1e-5)
+    else:
+        total = epsilon_of(math.hypot(*(mu_of(epsilon, 1e-5) for epsilon in spent)), 1e-5)
+    assert record.spent == pytest.approx(total, rel=1e-3)
+    assert record.spent > max(spent) * 1.5
+    page = write_report([root]).read_text()
+    assert f"All 4 runs, of all methods and seeds, together come to epsilon {record.spent:.3g}." in page
+    assert all(
+        words in page for words in ("delta 1e-05", "known from its seed", "single clients are left out")
+    )
+    assert NO_SCORES not in page
+    measures = json.loads((root / "summary.json").read_text())["methods"][0]["measures"]
+    assert {"accuracy", "epsilon"} <= measures.keys()
+    assert not {"worst_decile", "q10", "q50", "q90", "client_std", "first_loss", "peak_loss"} & measures.keys()
+    shown = {plan.name: plan(record) is not None for plan in PICTURES.values()}
+    assert shown["budget_spent"]
+    assert not any(shown[name] for name in ("clients", "labels", "participants", "client_losses", "clusters"))
+
+
+def test_a_claim_about_single_clients_is_refused_in_a_private_study():
+    claim = {"text": "All are served", "method": "A", "measure": "worst_decile", "bound": 0.1}
+    wire = {"secure": False, "fewest": 1, "privacy": PRIVACY}
+    with pytest.raises(
+        FedtideError, match=r"claim\[0\].measure: found 'worst_decile', but the report of a"
+    ):
+        check_measures(study(A, claim=[claim], wire=wire))
+    check_measures(study(A, claim=[claim]))
+    check_measures(study(A, claim=[{**claim, "measure": "accuracy"}], wire=wire))

@@ -22,6 +22,8 @@ from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.node import Node
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.schedule import Present
+from fedtide.report import plot
+from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.digest import verify
 from fedtide.runs.runner import Run
@@ -175,6 +177,18 @@ def test_a_private_record_of_real_clients_has_no_numbers_of_single_ones(private)
     assert len((private.record / "clients.csv").read_text().splitlines()) == 1
     assert not any(entry for line in lines for entry in line.get("scores", {}).values())
     assert not any("client_loss" in line or line["participants"] for line in lines)
+
+
+def test_the_report_of_a_private_study_of_real_clients_says_why_it_has_no_scores(copy):
+    run, _ = copy
+    page = write_report([run]).read_text()
+    assert "no scores: the study is private" in page
+    assert "numbers of single clients are left out" in page
+    assert "known from its seed" not in page
+    assert "Accuracy over rounds" not in page
+    assert "Privacy budget" in page
+    with pytest.raises(FedtideError, match="no such picture; needed: scores"):
+        plot.accuracy(run)
 
 
 def test_released_sums_have_the_noise_that_the_ledger_says(private, tmp_path, capsys):
