@@ -26,6 +26,7 @@ from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, digest_to_read
 from fedtide.runs.folder import Planned, check_entries, plan, shift_file
 from fedtide.runs.runner import NothingTrained, Progress, Run
+from fedtide.wire.ledger import check_released
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
 """Plays a call, and ends early once the second argument is true: yields its progress, returns its result."""
@@ -325,3 +326,4 @@ def check_runs(runs: list[Planned]) -> None:
             continue  # the digest of a run is that of files, too
         if (about := checkpoint.check(folder, config=digest_to_read(run))) is not None:
             check_marks(run.folder, about.records)
+            check_released(run.folder, about.round)

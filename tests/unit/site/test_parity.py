@@ -237,7 +237,7 @@ def test_a_ledger_or_a_release_that_is_not_whole_is_found_and_not_gone_on_from(c
     content = file.read_bytes()
     file.unlink()
     if change == "changed":
-        file.write_bytes(content[:-9] + b"9" + content[-8:])
+        file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     (wrong,) = (verdict.wrong for verdict in verify(run))
     assert wrong.startswith(f"{file}: {'missing' if change == 'gone' else 'damaged'}")
     with pytest.raises(FedtideError, match=re.escape(str(file))):
