@@ -216,9 +216,7 @@ def test_the_report_of_a_private_study_says_what_all_runs_spend_and_nothing_of_s
     assert record.spent > max(spent) * 1.5
     page = write_report([root]).read_text()
     assert f"All 4 runs, of all methods and seeds, together come to epsilon {record.spent:.3g}." in page
-    assert all(
-        words in page for words in ("delta 1e-05", "known from its seed", "single clients are left out")
-    )
+    assert all(words in page for words in ("delta 1e-05", "known from its seed", "single clients are left out"))
     assert NO_SCORES not in page
     measures = json.loads((root / "summary.json").read_text())["methods"][0]["measures"]
     assert {"accuracy", "epsilon"} <= measures.keys()
@@ -231,9 +229,7 @@ def test_the_report_of_a_private_study_says_what_all_runs_spend_and_nothing_of_s
 def test_a_claim_about_single_clients_is_refused_in_a_private_study():
     claim = {"text": "All are served", "method": "A", "measure": "worst_decile", "bound": 0.1}
     wire = {"secure": False, "fewest": 1, "privacy": PRIVACY}
-    with pytest.raises(
-        FedtideError, match=r"claim\[0\].measure: found 'worst_decile', but the report of a"
-    ):
+    with pytest.raises(FedtideError, match=r"claim\[0\].measure: found 'worst_decile', but the report of a"):
         check_measures(study(A, claim=[claim], wire=wire))
     check_measures(study(A, claim=[claim]))
     check_measures(study(A, claim=[{**claim, "measure": "accuracy"}], wire=wire))
