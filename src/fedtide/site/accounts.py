@@ -56,6 +56,11 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
 
 
+def warn_of_budget(study: Ledger | None) -> Iterator[str]:
+    """Say in a line that the budget of a study promises little; nothing of another one."""
+    yield from filter(None, [study and warn_of_epsilon(study.plan.epsilon(study.z, study.delta))])
+
+
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +265,6 @@ def describe_budget(
     plan, z, delta = study.plan, study.z, study.delta
     distance = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
     yield f"privacy: all rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a client"
-    yield from filter(None, [warn_of_epsilon(plan.epsilon(z, delta))])
     yield f"privacy: a client answers in {plan.times} of {plan.rounds} rounds at most{distance}"
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"

@@ -37,7 +37,7 @@ from fedtide.runs.export import CHECKED, Model, described, names_of_classes, pre
 from fedtide.runs.privacy import check_delta
 from fedtide.runs.trained import Models
 from fedtide.site import certificates
-from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for
+from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn_of_budget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
 from fedtide.site.machine import Health, Log, check_own, read_private_key
 from fedtide.site.node_process import LineSettings, answer_questions, node_command, write_log, write_settings
@@ -215,6 +215,7 @@ class Seat:
         wire = ticket.experiment.wire
         if wire is not None and wire.privacy is not None and (delta := wire.privacy.delta) * clients > DELTA:
             yield f"warning: delta {delta:g} is too large for {clients} clients; ask for one well below 1/{clients}"
+        yield from warn_of_budget(ledger_for(ticket.experiment, self.algorithm))
         here = installed_versions()
         for name in ("torch", "numpy"):
             if name in here and here[name] != (server := ticket.versions.get(name, here[name])):

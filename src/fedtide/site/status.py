@@ -16,9 +16,8 @@ from fedtide.core.record import ASKS, read_rounds
 from fedtide.fields.types import Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of
 from fedtide.report.formats import bytes_of
-from fedtide.runs.privacy import warn_of_epsilon
 from fedtide.site import certificates
-from fedtide.site.accounts import describe_spent, ledger_for
+from fedtide.site.accounts import describe_spent, ledger_for, warn_of_budget
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.site import Member, Site
 
@@ -130,8 +129,7 @@ def describe_sums(site: Site) -> Iterator[str]:
     if wire.privacy is not None:
         if not wire.secure:
             yield "sums: not masked, because of secure = false: the server receives each client's answer without noise"
-        study = ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows))
-        yield from filter(None, [study and warn_of_epsilon(study.plan.epsilon(study.z, study.delta))])
+        yield from warn_of_budget(ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows)))
 
 
 def describe_status(site: Site, now: datetime) -> Iterator[str]:

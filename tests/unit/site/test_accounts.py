@@ -388,7 +388,7 @@ def test_a_private_site_masks_unless_it_says_not_to(tmp_path, secure):
 def test_a_budget_that_promises_little_is_warned_of(tmp_path, epsilon, warned):
     site = private_site(tmp_path, epsilon=epsilon)
     seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
-    for lines in (list(describe_sums(site)), list(seat.describe_study())):
+    for lines in (list(describe_sums(site)), [*seat.describe(), *seat.describe_study()]):
         assert [line for line in lines if "promises little" in line][1:] == []
         assert any("epsilon 25, which promises little" in line for line in lines) == warned
 

@@ -14,6 +14,7 @@ import torch
 
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
+from fedtide.cohorts import Poisson
 from fedtide.core.base import Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -503,6 +504,37 @@ def test_a_coin_moves_a_mean_by_one_over_the_expected_number(monkeypatch):
     assert came not in (0, 3)
     ours, theirs = (flat(each.state.weights.params) - flat(start) for each in (run, usual))
     torch.testing.assert_close(ours * 3, theirs * came, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("fedavg", {}), ("fedavg", {"adapt": {"delta": {}}}), ("scaffold", {}), ("ifca", {}), ("fedtkm", {}),
+])  # fmt: skip
+def test_nothing_tells_how_many_came_but_the_sums(name, changes, monkeypatch):
+    """With other numbers in place of the sums, states and facts are the same whoever comes."""
+
+    def numbers(total, form, bounds, z, noise):
+        released = torch.full_like(total, 0.25)
+        for leaf, table in form.tables(released).items():
+            if len(table) == 1:
+                table[0, -1] = form.tables(total)[leaf][0, -1]
+        return released
+
+    monkeypatch.setattr("fedtide.wire.noise.noised", numbers)
+    runs, counts = [], []
+    for least in (0.0, 0.3, 1.0):
+        coin = lambda self, memo, fleet, rng, serve, among, m, least=least: among[  # noqa: E731
+            torch.rand(len(among), generator=torch.Generator().manual_seed(fleet.moment.round)) < least
+        ]
+        monkeypatch.setattr(Poisson, "select", coin)
+        runs.append(played(tossing(name, clients=3, **changes)))
+        counts.append([len(line.clients) for line in runs[-1].fleet.ledger.lines])
+    assert (set(counts[0]), set(counts[2])) == ({0}, {8})
+    assert len(set(counts[1])) > 1
+    assert all(same(run.state, runs[0].state) for run in runs)
+    assert all(
+        same(ours.facts, theirs.facts) for run in runs for ours, theirs in zip(run.steps, runs[0].steps, strict=True)
+    )
+    assert len({json.dumps([line.bounds for line in run.fleet.ledger.lines]) for run in runs}) == 1
 
 
 @pytest.mark.parametrize(
