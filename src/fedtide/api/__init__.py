@@ -127,8 +127,8 @@ def recommend(
         quiet: print nothing.
 
     Returns:
-        The method with the highest score, the methods that cannot be told apart from it, and a study with these for a
-        proper run on fresh seeds.
+        The method with the highest score, methods that cannot be told apart from it, and a study of these for a proper
+        run.
 
     Raises:
         FedtideError: one line says what to mend.

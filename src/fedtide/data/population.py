@@ -354,7 +354,7 @@ class Population:
         y = targets_of(rows, clients[owner])
         return self.target.best_constant(y, y if before is None else targets_of(*before))
 
-    def known(self, moment: Moment) -> tuple[Tensor, Tensor]:
+    def training_rows(self, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return the training rows of all clients, and the client that holds each.
 
         If rows arrive, these are all that have come with their labels, also those that are no longer held.

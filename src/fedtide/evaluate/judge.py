@@ -1,7 +1,7 @@
 """Evaluation contract: the clients and held-out rows on which a state is evaluated after a round."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,10 +131,17 @@ class Judge:
             return entry
         commonest = truth.commonest(scores.clients, self.fleet.moment, view.part)
         baselines = truth.baselines(scores.clients, self.fleet.moment, view.part)
-        if self.references is not None:
-            baselines |= self.references.scores(scores.clients, self.fleet.moment, view.part)
         entry |= {} if commonest is None else {"commonest": commonest}
         return entry | ({"baselines": baselines} if baselines else {})
+
+    def refer(self, entries: Mapping[str, dict[str, Any]], clients: Mapping[str, Tensor]) -> None:
+        """Add the scores of references to the entries of views, whose judged `clients` are given by name."""
+        if self.references is None:
+            return
+        for view in self.views:
+            scores = self.references.scores(clients[view.name], self.fleet.moment, view.part)
+            if scores:
+                entries[view.name].setdefault("baselines", {}).update(scores)
 
     def _groups(self, clients: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Return the true group of each of `clients`, and the names of all groups; a single "" if unknown."""

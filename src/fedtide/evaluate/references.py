@@ -80,25 +80,25 @@ class References:
         One is left out if nothing can be known: without earlier rows, times, or scikit-learn.
         """
         people, target = self.population, self.population.target
-        (rows, owner), (known, holder) = people.pool(clients, moment, part), people.known(moment)
-        if not len(rows.y) or not len(known):
+        (rows, owner), (past, holder) = people.pool(clients, moment, part), people.training_rows(moment)
+        if not len(rows.y) or not len(past):
             return {}
-        seen = people.shard_of(known, holder, moment)
-        found: dict[str, Tensor | None] = {}
+        answers: dict[str, Tensor | None] = {}
         if "last_label" in self.names:
-            found["last_label"] = self._last(known, holder, seen.y, rows.ids, clients[owner])
+            y = people.shard_of(past, holder, moment).y
+            answers["last_label"] = self._last(past, holder, y, rows.ids, clients[owner])
         if "tree" in self.names and (trees := self._trees(moment)) is not None:
-            found["tree"] = predict(target, trees, rows.x)
-        return {name: score_of(target, answers, rows.y) for name, answers in found.items() if answers is not None}
+            answers["tree"] = predict(target, trees, rows.x)
+        return {name: score_of(target, answer, rows.y) for name, answer in answers.items() if answer is not None}
 
-    def _last(self, known: Tensor, holder: Tensor, y: Tensor, judged: Tensor, owner: Tensor) -> Tensor | None:
+    def _last(self, past: Tensor, holder: Tensor, y: Tensor, judged: Tensor, owner: Tensor) -> Tensor | None:
         """Return the last label of the same client before each judged row; the usual one if there is none."""
         if self.population.rows.time is None:
             return None
-        time = self.population.rows.time[torch.cat([known, judged]).long()]
+        time = self.population.rows.time[torch.cat([past, judged]).long()]
         place = time.unique(return_inverse=True)[1]
-        keys, order = (holder * len(time) + place[: len(known)]).sort(stable=True)
-        before = torch.searchsorted(keys, owner * len(time) + place[len(known) :]) - 1
+        keys, order = (holder * len(time) + place[: len(past)]).sort(stable=True)
+        before = torch.searchsorted(keys, owner * len(time) + place[len(past) :]) - 1
         at = order[before.clamp(min=0)]
         present = (before >= 0) & (holder[at] == owner)
         usual = usual_answer(self.population.target, y).expand(len(judged), *y.shape[1:])
@@ -111,14 +111,14 @@ class References:
         """
         people = self.population
         earlier = replace(moment, round=moment.round - moment.round % math.ceil(moment.rounds / FITS))
-        known, holder = people.known(earlier if people.apart else moment)
-        if not len(known):
-            known, holder = people.known(moment)
-        if len(known) > MOST and people.apart and people.rows.time is not None:
-            picked = people.rows.time[known.long()].argsort(stable=True)[-MOST:]
+        past, holder = people.training_rows(earlier if people.apart else moment)
+        if not len(past):
+            past, holder = people.training_rows(moment)
+        if len(past) > MOST and people.apart and people.rows.time is not None:
+            picked = people.rows.time[past.long()].argsort(stable=True)[-MOST:]
         else:
-            picked = draw_some(torch.arange(len(known)), MOST, Rng(people.seed).at("reference"))
-        seen = people.shard_of(known[picked], holder[picked], moment)
+            picked = draw_some(torch.arange(len(past)), MOST, Rng(people.seed).at("reference"))
+        seen = people.shard_of(past[picked], holder[picked], moment)
         digest = hashlib.blake2b(raw(seen.x).numpy().tobytes() + raw(seen.y).numpy().tobytes()).hexdigest()
         if digest not in self._fitted:
             self._fitted.clear()

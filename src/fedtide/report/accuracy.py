@@ -14,13 +14,13 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, OVER_CLIENTS, Clarity, worst_point
-from fedtide.evaluate.references import KEYS, MISSING, REFERENCES, reference_words
+from fedtide.evaluate.references import KEYS, MISSING, REFERENCES
 from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.report.clusters import events_of
 from fedtide.report.components import BRANCH_ACCURACY, domain_names
 from fedtide.report.costs import REFUSED
 from fedtide.report.formats import FORMATS, Number, Written, difference, percent, points
-from fedtide.report.periods import SWING, accuracy_over_dates
+from fedtide.report.periods import SWING, accuracy_over_dates, draw_references
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import NO_SCORES, Paired, Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
@@ -147,9 +147,10 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
         cells += [number.written(m.measure(number.name)) for number in shown]
         rows.append([m.name, NO_SCORES if m.withheld else percent(m.measure(summary.score)), *cells])
     header = ["method", f"mean over {summary.span}", *against, *(number.title for number in shown)]
-    for each in summary.references:
-        takes = REFERENCES[each.algorithm].takes if each.seeds else MISSING[each.algorithm]
-        rows.append([f"{each.name} ({takes})", percent(each.measure(summary.score)), *["-"] * (len(header) - 2)])
+    for reference in summary.references:
+        takes = REFERENCES[reference.algorithm].takes if reference.seeds else MISSING[reference.algorithm]
+        cells = [percent(reference.measure(summary.score)), *["-"] * (len(header) - 2)]
+        rows.append([f"{reference.name} ({takes})", *cells])
     return Table(header, rows)
 
 
@@ -221,20 +222,9 @@ def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     for axes in (top, *below[-1:]) if len(events) <= record.experiment.rounds / 2 else ():
         figures.mark_events(axes, events)
     figures.accuracies(top, record.accuracies, record.names, f"{record.experiment.score} of {record.whose}, %")
-    _draw_levels(top, record)
+    draw_references(top, record, lambda run, keys: run.curve(record.view, at(*keys)))
     figures.over_rounds([top, *below][-1], 0, record.experiment.rounds)
     return figures.svg(figure, f"{record.experiment.score} over rounds")
-
-
-def _draw_levels(axes: Axes, record: ExperimentRecord) -> None:
-    """Draw the accuracies of references, unless they end below the axis."""
-    runs = record.methods[0].runs
-    bottom = axes.get_ylim()[0]
-    for (name, keys), dashes in zip(KEYS.items(), (":", "--", "-.", (0, (1, 3)), (0, (8, 3))), strict=True):
-        curves = [run.curve(record.view, at(*keys)) for run in runs]
-        if any(len(values) and 100 * values[-1] > bottom for _, values in curves):
-            figures.band(axes, curves, reference_words(name, record.target), figures.Look("#666666", dashes))
-            figures.legend_above(axes)
 
 
 def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> None:

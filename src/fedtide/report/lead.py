@@ -24,8 +24,8 @@ def gap(ours: BySeed, theirs: BySeed) -> Measure:
 def find_doubt(ours: BySeed, others: Mapping[str, BySeed], references: Mapping[str, BySeed], *, complete: bool) -> str:
     """Return the reason why a method does not lead, as the beginning of a sentence; "" if it leads.
 
-    It leads if the 95 % confidence intervals of its differences to all other methods and to all references lie above 0,
-    with three seeds or more, after all rounds.
+    It leads after all rounds with three seeds or more, if it is clearly above all other methods and all references: the
+    95 % confidence intervals of the differences lie above 0.
 
     Args:
         ours: of the method with the highest mean.

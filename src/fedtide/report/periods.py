@@ -1,7 +1,7 @@
 """Periods of the shift: swing of accuracy, accuracy by hours and dates, and the rhythm of a learned prior."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import swing
+from fedtide.evaluate.references import KEYS, reference_words
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.mixtures.rhythm import order_like
 from fedtide.report.formats import Number, percent, points, rounds
@@ -201,6 +202,18 @@ def participants(record: ExperimentRecord) -> figures.Drawn | None:
 # -- dates -------------------------------------------------------------------------------------------------------------
 
 
+def draw_references(
+    axes: Axes, record: ExperimentRecord, curve_of: Callable[[RunRecord, Sequence[str]], figures.Curve]
+) -> None:
+    """Draw the scores of references, unless they end below the axis; `curve_of` a run and keys of its entries."""
+    runs, bottom = record.methods[0].runs, axes.get_ylim()[0]
+    for (name, keys), dashes in zip(KEYS.items(), (":", "--", "-.", (0, (1, 3)), (0, (8, 3))), strict=True):
+        curves = [curve_of(run, keys) for run in runs]
+        if any(len(values) and 100 * values[-1] > bottom for _, values in curves):
+            figures.band(axes, curves, reference_words(name, record.target), figures.Look("#666666", dashes))
+            figures.legend_above(axes)
+
+
 @figures.styled
 def accuracy_over_dates(record: ExperimentRecord) -> figures.Drawn:
     """Draw accuracy on the next window over dates, faded, and below it the number of clients with new rows."""
@@ -208,6 +221,7 @@ def accuracy_over_dates(record: ExperimentRecord) -> figures.Drawn:
     curves = record.curves(partial(course, record.view))
     ylabel = f"{record.experiment.score} of {record.whose}\non the next window, %, faded"
     figures.accuracies(top, curves, record.names, ylabel)
+    draw_references(top, record, partial(course, record.view))
     run = next(run for run in record.runs if run.lines)
     clients = [(_place(line["window"]["begin"]), line["window"]["came"]) for line in run.lines if "window" in line]
     begins, counts = np.array(clients, dtype=np.float64).T
@@ -226,10 +240,13 @@ def _place(iso: str) -> float:
     return float(mdates.date2num(datetime.fromisoformat(iso).replace(tzinfo=None)))
 
 
-def course(view: str, run: RunRecord) -> figures.Curve:
-    """Return the dates of the windows that were tested on, on an axis of dates, and the faded accuracy there."""
+def course(view: str, run: RunRecord, keys: Sequence[str] = ()) -> figures.Curve:
+    """Return the dates of the windows that were tested on, on an axis of dates, and the faded accuracy there.
+
+    With `keys` it is another score in the entries of evaluations.
+    """
     begins = {line["round"] + 1: _place(line["window"]["next"]) for line in run.judged if "window" in line}
-    rounds, values = run.course(view)
+    rounds, values = run.course(view, keys)
     return np.array([begins[after] for after in rounds]), values
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -166,12 +166,12 @@ class RunRecord:
         """Return the mean of a curve over the evaluations in the last `window` rounds."""
         return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh))
 
-    def course(self, view: str) -> Curve:
-        """Return the accuracy curve for moments, such as the worst one.
+    def course(self, view: str, keys: Sequence[str] = ()) -> Curve:
+        """Return the accuracy curve for moments, such as the worst one, or that of another score in the entries.
 
         If rounds are windows of wall-clock time the past fades in it, because a window may have a single row.
         """
-        rounds, values = self.accuracy(view)
+        rounds, values = self.curve(view, at(*keys)) if keys else self.accuracy(view)
         dated = any("window" in line for line in self.judged)
         return rounds, faded(rounds, values, self.weights_of(view, rounds)) if dated else values
 

@@ -155,7 +155,7 @@ def points_of(study: Study) -> list[Row]:
 def measures(study: Study) -> Iterator[Row]:
     """Yield a row for each method and seed, and for each named reference: every measure of `summary.json`."""
     for point, record, summary in zip(points_of(study), study.records, study.summaries, strict=True):
-        named = [each for each in summary.references if each.algorithm in record.experiment.references]
+        named = [m for m in summary.references if m.algorithm in record.experiment.references]
         for method in (*summary.methods, *named):
             for number, seed in enumerate(method.seeds):
                 values = {name: measure.values[number] for name, measure in method.measures.items()}

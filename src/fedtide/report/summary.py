@@ -169,7 +169,7 @@ class Summary:
 
     def references_of(self, method: MethodSummary) -> dict[str, dict[int, float]]:
         """Return the scores of references by their words and seed, on the rows of a method if it has them itself."""
-        return {each.name: method.by_seed(each.algorithm) or each.by_seed(self.score) for each in self.references}
+        return {m.name: method.by_seed(m.algorithm) or m.by_seed(self.score) for m in self.references}
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""

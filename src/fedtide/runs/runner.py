@@ -205,7 +205,8 @@ class Run:
             if result.forgetting is not None:
                 record.append(FORGETTING, result.forgetting)
             now = time.perf_counter()
-            timing = {"round": done - 1, "seconds": now - lap - result.judged_in, "evaluation": result.judged_in}
+            trained_in = now - lap - result.judged_in - result.aside
+            timing = {"round": done - 1, "seconds": trained_in, "evaluation": result.judged_in}
             record.append("timings.jsonl", timing)
             last = done if STOPPED in result.line else rounds
             stopping = stop() or done == until
@@ -225,7 +226,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round and what the record says about it."""
+    """A round and what the record says about it; `aside` are seconds for references, which are no method's."""
 
     step: Step
     line: dict[str, Any]
@@ -233,6 +234,7 @@ class RoundRecord:
     accuracy: float | None
     judged_in: float
     forgetting: dict[str, Any] | None = None
+    aside: float = 0.0
 
 
 def judge_of(
@@ -343,11 +345,11 @@ def run_rounds(
         cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
         line, accuracy = describe(step, judge, cost), None
         clients: list[tuple[Any, ...]] = []
-        number = step.moment.round
+        number, aside = step.moment.round, 0.0
         if judged is not None:
-            line["scores"] = {}
+            line["scores"], who = {}, dict[str, Tensor]()
             for view, scores, slot in judged:
-                line["scores"][view.name] = judge.line(view, scores)
+                line["scores"][view.name], who[view.name] = judge.line(view, scores), scores.clients
                 clients += judge.rows(number, view, scores, slot)
                 if "heterogeneity" not in line and view.name != "held_out_clients":
                     line |= heterogeneity(judge, scores, slot)
@@ -358,11 +360,15 @@ def run_rounds(
                     clients += other.rows(number, replace(view, name=view_of(view.name, name)), scores, slot)
             accuracy = headline(line)
             accuracies_so_far.append(accuracy)
+            aside = time.perf_counter()
+            judge.refer(line["scores"], who)
+            aside = time.perf_counter() - aside
         stopped = reached(stop_at, accuracies_so_far)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()
         forgetting = None if probe is None or number not in probe.fleet.replayable else probe.line(step)
-        yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgetting)
+        judged_in = time.perf_counter() - began - aside
+        yield RoundRecord(step, line, clients, accuracy, judged_in, forgetting, aside)
         if stopped:
             return
         failures = failures.add(fleet.queries)

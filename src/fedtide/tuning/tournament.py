@@ -521,7 +521,7 @@ class Play:
             calls.append(Refer(text, run.seed, tuple((number, starts[number]) for number in judged)))
         played = in_parallel(refer, calls, self.pool, self.stop) if study.references else ()
         fitted = {message.call: message.value or {} for message in played if message.final}
-        found: dict[str, dict[int, float]] = {}
+        scores: dict[str, dict[int, float]] = {}
         for number, run in enumerate(runs):
             curves = {name: run.curve("val", at(*keys)) for name, keys in KEYS.items()}
             curves |= {name: tuple(np.array(pairs).T) for name, pairs in fitted.get(number, {}).items()}
@@ -529,8 +529,8 @@ class Play:
             for name, (after, values) in curves.items():
                 if (done := after <= rounds).any():
                     value = run.late("val", (after[done], values[done]), over)
-                    found.setdefault(reference_words(name, words), {})[run.seed] = value
-        return {**found}
+                    scores.setdefault(reference_words(name, words), {})[run.seed] = value
+        return {**scores}
 
     def write(self, **line: Any) -> Tournament:
         """Write a line with the seconds that are spent, and return the record with it."""
