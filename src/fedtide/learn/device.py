@@ -175,7 +175,8 @@ class Scratch:
         # masks are infinite: they are not carried, but reset whenever weights are loaded.
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         others = {**dict(self.module.named_buffers()), **frozen}
-        buffers = {name: b for name, b in others.items() if b.is_floating_point() and bool(b.isfinite().all())}
+        finite = {name for name, b in others.items() if b.is_meta or bool(b.isfinite().all())}
+        buffers = {name: b for name, b in others.items() if b.is_floating_point() and name in finite}
         counters = {name: b.detach() for name, b in others.items() if name not in buffers}
         self.counters = {name: b.clone() for name, b in counters.items()}
         self._counters = [(b, self.counters[name]) for name, b in counters.items()]

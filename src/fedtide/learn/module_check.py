@@ -31,7 +31,7 @@ def check_module(module: Any) -> None:
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         if tensor.is_complex():
             raise FedtideError(f"model: {kind} '{name}' is complex: not supported; use two real parameters")
-        if tensor.requires_grad and not tensor.isfinite().all():
+        if tensor.requires_grad and not tensor.is_meta and not tensor.isfinite().all():
             raise refused(f"model: {kind} '{name}'", "a number that is NaN or infinite", "finite numbers")
 
 
@@ -122,7 +122,8 @@ def find_notes(module: nn.Module, outputs: Tensor, types: Mapping[str, torch.dty
     notes = []
     now = {name: value.dtype for name, value in module.named_parameters()}
     if changed := {f"{kind} to {now[name]}" for name, kind in types.items() if now[name] != kind}:
-        notes.append(f"model: parameters are converted from {' and '.join(sorted(changed))}".replace("torch.", ""))
+        line = f"model: parameters are converted from {' and '.join(sorted(changed))}".replace("torch.", "")
+        notes.append(f"{line}; precision of the study or dtype of ft.Task decides")
     sums = outputs.detach().sum(-1)
     if classes and outputs.shape[-1] > 1 and bool((outputs >= 0).all()) and sums.allclose(torch.ones_like(sums)):
         notes.append("model: outputs of a row sum to one; return logits, because the loss has a softmax of its own")
