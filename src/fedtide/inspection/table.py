@@ -139,7 +139,12 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
             raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
     numbered = [numbers[whole] for feature in guess.features if (numbers := columns[feature].numbers) is not None]
     clock: Clock = "utc" if roles.zone else "written"
-    when, unit = cells.take(np.flatnonzero(whole)).times(guess.time, clock) if guess.time else (None, "")
+    when, unit = None, ""
+    if guess.time:  # rows that it has of no date are said
+        others = [columns[column].missing for column in names if column not in guess.time]
+        timed = ~np.any(others, axis=0)
+        when, unit = cells.take(np.flatnonzero(timed)).times(guess.time, clock)
+        when = when[whole[timed]]
     categories = categories_of(columns, guess.left)
     missing = int(rows - whole.sum())
     gaps = missing > 0 or any(columns[column].missing.any() for column in categories)

@@ -73,6 +73,8 @@ def said(**columns) -> str:
     ({"label": ["Max", "max"] * 20}, "label: classes that differ by case or blanks only: 'Max' and 'max'"),
     ({"when": [f"0{1 + row % 4}/0{1 + row * 7 % 9}/2024" for row in range(40)]},
      "when (dates of which no cell tells whether the day or the month comes first; say that with --time-format)"),
+    ({"when": ["1900-01-01"] * 4 + [f"2024-01-{1 + row % 28:02}" for row in range(36)]},
+     "time: when (2024-01-01 00:00 to 2024-01-28 00:00, without 4 rows of 1900-01-01)"),
 ])  # fmt: skip
 def test_what_is_odd_is_said(columns, words):
     assert words in said(**columns)
