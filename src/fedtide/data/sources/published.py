@@ -246,8 +246,8 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] != "numpy" or name not in KNOWN:
             raise pickle.UnpicklingError(f"it calls {module}.{name}")
-        known = KNOWN[name]  # a function of its own each time, because a state may change it
-        return (lambda *arguments: known(*arguments)) if callable(known) else known
+        part = KNOWN[name]  # a function of its own each time, because a state may change it
+        return (lambda *arguments: part(*arguments)) if callable(part) else part
 
 
 STORES = {"PUT", "BINPUT", "LONG_BINPUT"}
