@@ -113,6 +113,34 @@ def test_a_choice_that_depends_on_rows_is_no_model(run, name):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
+GERMAN = "when;carrier;delay;fare;label\n" + "".join(
+    f"{1 + row % 28:02d}.{1 + row // 28:02d}.2018;{('B6', 'UA', '9E')[row % 3]};{row % 7},5;1.{100 + row},25;{'ab'[row % 2]}\n"
+    for row in range(90)
+)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_run(here, capsys, scaled):
+    (here / "flights.csv").write_text(GERMAN)
+    source = {"kind": "csv", "path": str(here / "flights.csv"), "label": "label", "client": "carrier", "time": "when",
+              "decimal": ",", "time_format": "day-month-year", "scaled": scaled}  # fmt: skip
+    study = {"rounds": 2, "data": {"source": source}, "model": "mlp", "method": [{"algorithm": "fedavg", "cohort": 2}]}
+    ft.run(study, here / "run", workers=1, quiet=True)
+    (here / "new.csv").write_text("fare;delay\n1.234;2\n")  # a point divides thousands, as in the run
+    (here / "plain.csv").write_text("fare,delay\n1234,2\n")
+    for client in ("UA", "carrier=UA", "2"):
+        for name in ("new", "plain"):
+            assert (
+                done("predict", here / "run", here / f"{name}.csv", "--client", client, "--out", f"{name}-out.csv") == 0
+            )
+        assert "as client UA, after round 2: 1 rows predicted" in capsys.readouterr().out
+        assert Path("new-out.csv").read_text() == Path("plain-out.csv").read_text()
+        Path("new-out.csv").unlink()
+        Path("plain-out.csv").unlink()
+    said = refused(capsys, here, "predict", here / "run", here / "new.csv", "--client", "AA")
+    assert "--client: found 'AA', allowed: 9E, B6, UA" in said
+
+
 def test_predict_writes_classes_and_probabilities(run, here, capsys):
     trained = Trained.read(run, "IFCA")
     x = trained.rows(6)

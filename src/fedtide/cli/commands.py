@@ -416,7 +416,9 @@ def predict(
         trained = Trained.read(run_folder, choice.method, choice.seed)
         client = trained.find_client(choice.client)
         count = predict_file(trained, rows, out, client=client, cluster=choice.cluster)
-        title, last = trained.run.title, trained.moment.round
+        names = trained.host.population.names
+        whose = f" as client {names[client]}" if client is not None and client < len(names) else ""
+        title, last = f"{trained.run.title}{whose}", trained.moment.round
     say(f"{title}, after round {last + 1}: {count} rows predicted")
     say(f"predictions: {out}")
     return 0

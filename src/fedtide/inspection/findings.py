@@ -12,13 +12,15 @@ import tomli_w
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Trait
 from fedtide.core.atomic import check_new, making
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.shift import Calendar
 from fedtide.fields.types import LONGEST, seconds_of
 from fedtide.inspection.answers import QUESTIONS, SIMULATED, Answers, answer
 from fedtide.inspection.table import Table
 
 PAGE, STUDY = "inspection.html", "study.toml"
+LONGEST_NAME = 1000
+"""Most letters of a label or client that are saved: in an array the longest name decides the size of all."""
 ROWS = "rows.npz"
 """Name of the file beside the study, of rows that were in memory."""
 WINDOWS = ("1s", "1m", "15m", "1h", "3h", "6h", "12h", "1d", "2d", "7d", "14d", "28d", "84d", "364d")
@@ -368,8 +370,12 @@ def _page(answers: Answers, text: str | None) -> str:
 
 def _save_rows(table: Table, path: Path) -> None:
     """Save the rows of data that were in memory in the format of a study's source."""
-    label = table.label if table.measured else table.label.astype(str)
-    columns: dict[str, Any] = {"x": np.asarray(table.features, np.float32), "y": label}
-    columns |= {} if table.client is None else {"client": table.client.astype(str)}
+    columns: dict[str, Any] = {"x": np.asarray(table.features, np.float32), "y": table.label}
+    columns |= {} if table.client is None else {"client": table.client}
     columns |= {} if table.time is None else {"time": table.time}
+    for name, column in columns.items():
+        if column.dtype == object:
+            if (longest := max(map(len, column))) > LONGEST_NAME:
+                raise refused(f"{table.name}: {name}", f"a name of {longest:,} letters", f"{LONGEST_NAME:,} at most")
+            columns[name] = column.astype(str)
     np.savez(path, **columns)

@@ -178,7 +178,7 @@ def _propose(columns: Mapping[str, Column], groups: Sequence[str]) -> Iterator[s
 def _spelling(cells: Cells, time: Sequence[str], clock: Clock) -> tuple[tuple[str, str], ...]:
     """Return the settings of a source by which rows of another file are read in the same way."""
     times = cells.columns[time[0]].read_times(cells.spelling.time_format) if len(time) in (1, 2) else None
-    settings = [("decimal", ",")] if cells.spelling.decimal == "," else []
+    settings = [("decimal", str(cells.spelling.decimal))] if cells.said else []
     if times is not None and times.form not in ("year-month-day", "month names"):
         settings.append(("time_format", times.form))
     if times is not None and clock == "written" and not np.isnan(times.zone).all():

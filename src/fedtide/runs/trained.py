@@ -93,8 +93,8 @@ class Models:
         if (last := name.partition("=")[2]) in names:
             return names.index(last)
         if not name.isdecimal():
-            known = f"{', '.join(names[:FEW])}{', ...' * (len(names) > FEW)}" if names else "the number of a client"
-            raise refused("--client", name, known)
+            few = f"{', '.join(names[:FEW])}{', ...' * (len(names) > FEW)}" if names else "the number of a client"
+            raise refused("--client", name, few)
         return int(name)
 
     def predict(self, x: Tensor, client: int | None = None) -> Prediction:

@@ -14,7 +14,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Split
 from fedtide.data.transforms import Standardize
-from fedtide.site.client_rows import FileRows, divide_rows, read_rows
+from fedtide.site.client_rows import FileRows, describe_columns, divide_rows, read_rows
 from fedtide.site.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -90,6 +90,21 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
     path.write_bytes(b"pulse,age,weight,label\n" + (row if isinstance(row, bytes) else row.encode()) + b"\n")
     with pytest.raises(FedtideError, match=said):
         read_rows(path, ABOUT)
+
+
+def test_a_node_reads_its_file_as_the_study_says(tmp_path):
+    source = {**ABOUT.source, "decimal": ",", "time": "day", "time_format": "day-month-year", "separator": ";"}
+    about = ABOUT.model_copy(update={"source": source})
+    (tmp_path / "berlin.csv").write_text(
+        "pulse;age;weight;label;day\n1.234;40;70;calm;01.02.2018\n99;41;71;ill;02.02.2018\n"
+    )
+    rows = read_rows(tmp_path / "berlin.csv", about)
+    assert rows.x.tolist() == [[1234.0, 40.0, 70.0], [99.0, 41.0, 71.0]]  # integers of this file alone
+    assert rows.time.tolist() == [1517443200.0, 1517529600.0]
+    assert "reads label, day, pulse" in str(describe_columns(tmp_path / "berlin.csv", about))
+    (tmp_path / "odd.csv").write_text("pulse;age;weight;label;day\n1;40;70;dead;01.02.2018\n")
+    with pytest.raises(FedtideError, match=r"odd.csv: row 2: label: found 'dead'"):
+        read_rows(tmp_path / "odd.csv", about)
 
 
 def test_pictures_come_as_arrays(tmp_path):

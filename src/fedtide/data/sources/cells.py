@@ -142,13 +142,13 @@ class Cells:
                 f"a time as '{times.form}'" if times is not None else "seconds, or a date such as 2024-01-31 13:00"
             )
             raise refused(f"{self.where(bad)}: {where}", column.cell(bad), allowed)
-        zoned, there = ~np.isnan(times.zone), ~np.isnat(times.at)
-        if zoned.any() and (there & ~zoned).any():
-            few = zoned if 2 * zoned.sum() < there.sum() else there & ~zoned
-            but = f"a time zone is named in {int(zoned.sum()):,} and not in {int((there & ~zoned).sum()):,}"
+        zoned, dated = ~np.isnan(times.zone), ~np.isnat(times.at)
+        if zoned.any() and (dated & ~zoned).any():
+            few = zoned if 2 * zoned.sum() < dated.sum() else dated & ~zoned
+            but = f"a time zone is named in {int(zoned.sum()):,} and not in {int((dated & ~zoned).sum()):,}"
             row = int(few.argmax())
             raise refused(f"{self.where(row)}: {where}", column.cell(row), "a zone in every time, or in none", but)
-        seconds = np.where(there, times.at.astype(np.int64) / 1e6, np.nan)
+        seconds = np.where(dated, times.at.astype(np.int64) / 1e6, np.nan)
         return (seconds if clock == "written" else times.utc), describe_form(times, clock)
 
     def take(self, rows: np.ndarray) -> "Cells":
@@ -192,9 +192,9 @@ def read_cells(
     file_of = np.repeat(np.arange(len(files)), [len(part.numbers) for part in parts])
     places = np.concatenate([np.arange(len(part.numbers)) for part in parts])
     raw = {name: _joined([part.columns[name] for part in parts]) for name in names}
-    said = tuple(dict.fromkeys(part.said for part in parts if part.said))
+    lines = tuple(dict.fromkeys(part.said for part in parts if part.said))
     default: Decimal = "," if parts[0].separator == ";" else "."
-    return _cells_of(raw, lambda row: f"{files[file_of[row]]}: row {number[row]}", places, said, spelling, default)
+    return _cells_of(raw, lambda row: f"{files[file_of[row]]}: row {number[row]}", places, lines, spelling, default)
 
 
 def cells_of(frame: Any, where: str, spelling: Spelling = Spelling()) -> Cells:
@@ -214,21 +214,23 @@ def _cells_of(
     raw: Mapping[str, Any],
     where: Where,
     places: np.ndarray,
-    said: tuple[str, ...],
+    lines: tuple[str, ...],
     spelling: Spelling,
     default: Decimal,
 ) -> Cells:
     """Return cells with the decimal mark that a person says, or that the columns prove."""
     columns = {name: Column(name, _decoded(array), form=spelling.time_format) for name, array in raw.items()}
-    decimal = spelling.decimal or find_decimal(
-        (column.words for column in columns.values() if column.words is not None), default
-    )
+    words = [column.words for column in columns.values() if column.words is not None]
+    decimal = spelling.decimal or find_decimal(words, default)
     columns = {
         name: replace(column, decimal=decimal if column.words is None else find_decimal([column.words], decimal))
         for name, column in columns.items()
     }
-    said = (*said, "decimal commas") if decimal == "," else said
-    return Cells(columns, where, places, said, replace(spelling, decimal=decimal))
+    if decimal == "," and any(
+        compute.any(compute.match_substring_regex(texts, r"[0-9][.,][0-9]")).as_py() for texts in words
+    ):
+        lines = (*lines, "decimal commas" if find_decimal(words) == "," else "decimal commas, guessed by semicolons")
+    return Cells(columns, where, places, lines, replace(spelling, decimal=decimal))
 
 
 def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterator[str]:
@@ -506,7 +508,7 @@ class Column:
 
     @property
     def unit(self) -> str:
-        """What stands beside every number of a column of texts, such as "%"; "" if nothing does."""
+        """The unit of a column of texts, such as "%", which stands beside every number; "" if there is none."""
         return self._numbers.unit
 
     @property

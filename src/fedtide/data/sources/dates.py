@@ -279,16 +279,16 @@ def read_numbers_as_dates(numbers: np.ndarray, form: str | None = None) -> Times
     'seconds or less'
     """
     missing = ~np.isfinite(numbers)
-    known = numbers[~missing]
-    if not len(known):
+    present = numbers[~missing]
+    if not len(present):
         return None
-    whole = bool((known % 1 == 0).all())
-    if form in (None, "digits") and whole and known.min() >= 1e7 and known.max() < 1e14:
+    whole = bool((present % 1 == 0).all())
+    if form in (None, "digits") and whole and present.min() >= 1e7 and present.max() < 1e14:
         texts = arrow.array([str(int(number)) for number in np.where(missing, 0, numbers)])
         times = read_dates(texts, np.flatnonzero(~missing), "digits")
         if times is not None and (form == "digits" or _plausible(times, ~missing)):
             return Times(times.at, times.wrong & ~missing, times.zone, times.form)
-    if form in (None, "excel") and (form == "excel" or (known.min() >= EXCEL[0] and known.max() <= EXCEL[1])):
+    if form in (None, "excel") and (form == "excel" or (present.min() >= EXCEL[0] and present.max() <= EXCEL[1])):
         return _since_1970((numbers - EXCEL_1970) * 86400, "excel")
     if form in EPOCHS:
         return _since_1970(numbers / EPOCHS[form], form)

@@ -224,21 +224,21 @@ def find_groups(columns: Mapping[str, Column], names: Iterable[str], measured: S
         names: those that may be one.
         measured: columns of numbers, in which rows may differ.
     """
-    found = []
+    groups_of_rows = []
     for name in names:
         column = columns[name]
         if column.numbers is not None or column.dated or not 3 <= column.distinct <= len(column) / MEMBERS:
             continue
         _, group = np.unique(column.texts, return_inverse=True)
         if any(_explained(columns[measure].parsed[0], group) > DIFFERENT for measure in measured):
-            found.append(name)
-    return found
+            groups_of_rows.append(name)
+    return groups_of_rows
 
 
 def _explained(values: np.ndarray, group: np.ndarray) -> float:
     """Return the share of the variance that groups explain, less what they explain by chance."""
-    known = ~np.isnan(values)
-    values, group = values[known] - values[known].mean(), group[known]
+    present = ~np.isnan(values)
+    values, group = values[present] - values[present].mean(), group[present]
     rows, total = np.bincount(group), float((values**2).sum())
     groups = np.count_nonzero(rows)
     if not total or len(values) <= groups:

@@ -156,20 +156,20 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
     """Read some columns of a file, or all.
 
     Raises:
-        FedtideError: the file is damaged, has no rows, or has no column of such a name; or a row has another number of
+        FedtideError: the file is damaged, has no rows, or has no column of such a name. Or a row has more or fewer
             cells than the header.
     """
     if is_parquet(path):
-        known = read_names(path)
-        names = known if names is None else names
-        find_places(path, known, names)
+        header_names = read_names(path)
+        names = header_names if names is None else names
+        find_places(path, header_names, names)
         with _parquet_file(path) as file:
             stored = {name.strip(): name for name in file.schema_arrow.names}
             table = file.read(columns=[stored[name] for name in dict.fromkeys(names)])
             hidden = [name for name in file.schema_arrow.names if _is_hidden(name, file.schema_arrow)]
         _check_rows(path, len(table))
-        said = f"index {', '.join(hidden)} left out" if hidden else ""
-        return RawTable({name: table[stored[name]] for name in names}, np.arange(len(table)), said=said)
+        note = f"index {', '.join(hidden)} left out" if hidden else ""
+        return RawTable({name: table[stored[name]] for name in names}, np.arange(len(table)), said=note)
     header = _read_header(path, spelling)
     names = header.names if names is None else names
     places = dict(zip(names, find_places(path, header.names, names), strict=True))
@@ -201,11 +201,11 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
         raise refused(f"{path}: row {number}: number of cells", width, f"{len(keys)}, as in the header")
     numbers = np.delete(np.arange(len(table) + len(blank)), np.array(blank, int) - header.rows - 1) + header.rows + 1
     empty, again = (_equal_rows(table, cells) for cells in ([""] * len(keys), header.names))
-    kept = np.flatnonzero(~(empty | again))
-    _check_rows(path, len(kept))
+    filled = np.flatnonzero(~(empty | again))
+    _check_rows(path, len(filled))
     columns = {name: table[str(place)] for name, place in places.items()}
-    columns = columns if len(kept) == len(table) else {name: cells.take(kept) for name, cells in columns.items()}
-    return RawTable(columns, numbers[kept], header.separator, ", ".join(_describe(header, int(again.sum()))))
+    columns = columns if len(filled) == len(table) else {name: cells.take(filled) for name, cells in columns.items()}
+    return RawTable(columns, numbers[filled], header.separator, ", ".join(_describe(header, int(again.sum()))))
 
 
 def _equal_rows(table: Any, cells: Sequence[str]) -> np.ndarray:

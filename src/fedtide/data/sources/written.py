@@ -75,10 +75,10 @@ def _proof(mark: str, other: str) -> str:
     """Return the pattern of a number in which `mark` cannot divide thousands, or `other` must."""
     mark, other = re.escape(mark), re.escape(other)
     end = r"(?:[^0-9.,]|$)"
-    alone = rf"(?:^|[^0-9.,])[0-9]*{mark}"
+    single = rf"(?:^|[^0-9.,])[0-9]*{mark}"
     return "|".join(
         (
-            rf"{alone}(?:[0-9]{{1,2}}|[0-9]{{4,}}){end}",  # 1.5, 1.2345
+            rf"{single}(?:[0-9]{{1,2}}|[0-9]{{4,}}){end}",  # 1.5, 1.2345
             rf"(?:^|[^0-9.,])(?:0?|[0-9]{{4,}}){mark}[0-9]+{end}",  # 0.123, 1234.567
             rf"[0-9]{other}[0-9]{{3}}{mark}[0-9]",  # 1,234.5
             rf"[0-9]{other}[0-9]{{3}}{other}[0-9]{{3}}",  # 1,234,567
@@ -138,13 +138,13 @@ def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARK
         minus ^= np.asarray(compute.fill_null(compute.match_substring_regex(part[name], r"^[^+]"), False))
     minus ^= np.asarray(compute.equal(compute.fill_null(part["open"], ""), "("))
     values = np.where(minus, -numbers, numbers)
-    beside = [compute.fill_null(compute.struct_field(parts, name), "") for name in ("before", "unit")]
-    units = compute.binary_join_element_wise(*beside, "").filter(arrow.array(np.isfinite(values)))
-    found = units.unique().to_pylist()
-    if len(found) > 1 and not _may_lack(found):
+    signs = [compute.fill_null(compute.struct_field(parts, name), "") for name in ("before", "unit")]
+    units = compute.binary_join_element_wise(*signs, "").filter(arrow.array(np.isfinite(values)))
+    kinds = units.unique().to_pylist()
+    if len(kinds) > 1 and not _may_lack(kinds):
         values = np.full(len(texts), np.nan)
     wrong = ~np.isfinite(values) & ~missing
-    return Numbers(np.where(wrong, np.nan, values), wrong, max(found, default=""))
+    return Numbers(np.where(wrong, np.nan, values), wrong, max(kinds, default=""))
 
 
 def _may_lack(units: list[str]) -> bool:
