@@ -114,7 +114,7 @@ def test_a_choice_that_depends_on_rows_is_no_model(run, name):
 
 
 GERMAN = "when;carrier;delay;fare;label\n" + "".join(
-    f"{1 + row % 28:02d}.{1 + row // 28:02d}.2018;{('B6', 'UA', '9E')[row % 3]};{row % 7},5;1.{100 + row},25;{'ab'[row % 2]}\n"
+    f"{1 + row % 28:02d}.0{1 + row // 28}.2018;{('B6', 'UA', '9E')[row % 3]};{row % 7},5;1.{100 + row},2;{'ab'[row % 2]}\n"
     for row in range(90)
 )
 
@@ -130,9 +130,8 @@ def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_r
     (here / "plain.csv").write_text("fare,delay\n1234,2\n")
     for client in ("UA", "carrier=UA", "2"):
         for name in ("new", "plain"):
-            assert (
-                done("predict", here / "run", here / f"{name}.csv", "--client", client, "--out", f"{name}-out.csv") == 0
-            )
+            words = here / "run", here / f"{name}.csv", "--client", client, "--out", f"{name}-out.csv"
+            assert done("predict", *words) == 0
         assert "as client UA, after round 2: 1 rows predicted" in capsys.readouterr().out
         assert Path("new-out.csv").read_text() == Path("plain-out.csv").read_text()
         Path("new-out.csv").unlink()

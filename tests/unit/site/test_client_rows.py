@@ -95,9 +95,8 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
 def test_a_node_reads_its_file_as_the_study_says(tmp_path):
     source = {**ABOUT.source, "decimal": ",", "time": "day", "time_format": "day-month-year", "separator": ";"}
     about = ABOUT.model_copy(update={"source": source})
-    (tmp_path / "berlin.csv").write_text(
-        "pulse;age;weight;label;day\n1.234;40;70;calm;01.02.2018\n99;41;71;ill;02.02.2018\n"
-    )
+    cells = "1.234;40;70;calm;01.02.2018\n99;41;71;ill;02.02.2018\n"
+    (tmp_path / "berlin.csv").write_text("pulse;age;weight;label;day\n" + cells)
     rows = read_rows(tmp_path / "berlin.csv", about)
     assert rows.x.tolist() == [[1234.0, 40.0, 70.0], [99.0, 41.0, 71.0]]  # integers of this file alone
     assert rows.time.tolist() == [1517443200.0, 1517529600.0]
