@@ -114,7 +114,7 @@ def test_a_choice_that_depends_on_rows_is_no_model(run, name):
 
 
 GERMAN = "when;carrier;delay;fare;label\n" + "".join(
-    f"{1 + row % 28:02d}.0{1 + row // 28}.2018;{('B6', 'UA', '9E')[row % 3]};{row % 7},5;1.{100 + row},2;{'ab'[row % 2]}\n"
+    f"{1 + row % 28}.{1 + row // 28}.2018;{('B6', 'UA', '9E')[row % 3]};{row % 7},5;1.{100 + row},2;{'ab'[row % 2]}\n"
     for row in range(90)
 )
 

@@ -97,18 +97,16 @@ def opened(path: Path) -> IO[bytes]:
     return open(path, "rb") if unpack is None else io.BufferedReader(_Unpacked(path, unpack(path)), 2**16)
 
 
-def check_unpacked(where: object, size: int, packed: int | None = None, copies: int = 1) -> None:
+def check_unpacked(where: object, size: int, packed: int | None = None) -> None:
     """Raise if a file unpacks to more bytes than honest data do.
 
     Args:
         where: the file; or another name for messages, with `packed`.
         size: its bytes in memory.
         packed: its own bytes; None looks at the file.
-        copies: how many of these are held at once.
     """
-    most = UNPACKED // copies
-    if size > max(most, TIMES * (Path(str(where)).stat().st_size if packed is None else packed)):
-        allowed = f"at most {most:,}, or {TIMES} times the size of the file, which no honest data need"
+    if size > max(UNPACKED, TIMES * (Path(str(where)).stat().st_size if packed is None else packed)):
+        allowed = f"at most {UNPACKED:,}, or {TIMES} times the size of the file, which no honest data need"
         raise refused(f"{where}: unpacked bytes", size, allowed)
 
 

@@ -24,8 +24,6 @@ from fedtide.draw.prose import counted
 
 HEAD, BLOCK = 2**18, 2**24
 """Bytes by which a file seems to be written in one way or another, and bytes that are read at a time."""
-COPIES = 4
-"""Columns of numbers that are held at once while one is read."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 """Marks that divide cells, in words."""
 BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
@@ -133,8 +131,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
             about = file.metadata
             groups = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-            check_unpacked(path, groups)
-            check_unpacked(path, 8 * about.num_rows * about.num_columns, copies=COPIES)
+            check_unpacked(path, max(groups, 8 * about.num_rows * about.num_columns))
             yield file
 
 
