@@ -295,7 +295,7 @@ def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]
 
 def _array(name: str, column: str, values: Any) -> np.ndarray:
     """Return an array; texts are objects, because the longest one would decide the size of all."""
-    if isinstance(values, list) and all(isinstance(value, str) for value in values):
+    if isinstance(values, list) and {*map(type, values)} == {str}:
         return np.array(values, object)
     try:
         return values.numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -222,10 +222,9 @@ def _cells_of(
     columns = {name: Column(name, _decoded(array), form=spelling.time_format) for name, array in raw.items()}
     words = [column.words for column in columns.values() if column.words is not None]
     decimal = spelling.decimal or find_decimal(words, default)
-    columns = {
-        name: replace(column, decimal=decimal if column.words is None else find_decimal([column.words], decimal))
-        for name, column in columns.items()
-    }
+    for name, column in columns.items():
+        if (mark := decimal if column.words is None else find_decimal([column.words], decimal)) != column.decimal:
+            columns[name] = replace(column, decimal=mark)
     if decimal == "," and any(
         compute.any(compute.match_substring_regex(texts, r"[0-9][.,][0-9]")).as_py() for texts in words
     ):

@@ -1,5 +1,6 @@
 """Dates as people write them: the form of a column by evidence in its cells, and its times."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -146,33 +147,34 @@ class _Parts:
         number = compute.if_else(compute.match_substring_regex(texts, r"^[0-9]+$"), texts, str(default))
         return np.where(self.matched, compute.fill_null(number, str(default)).cast(arrow.int64()).to_numpy(), default)
 
-    def texts(self, name: str) -> np.ndarray:
-        """Return lower-case texts (dates,); "" if the part is missing."""
+    def read(self, name: str, function: Callable[[str], Any]) -> np.ndarray:
+        """Return the values of a function of the lower-case texts of a part (dates,), which are "" if it is missing."""
         if name not in [field.name for field in self.parts.type]:
-            return np.full(len(self.matched), "", object)
-        return compute.fill_null(compute.utf8_lower(compute.struct_field(self.parts, name)), "").to_numpy(False)
+            return np.full(len(self.matched), function(""))
+        texts = compute.fill_null(compute.utf8_lower(compute.struct_field(self.parts, name)), "").dictionary_encode()
+        return np.array([function(text) for text in texts.dictionary.to_pylist()])[texts.indices.to_numpy()]
 
     def digits(self, name: str) -> np.ndarray:
         """Return the number of characters of a part."""
-        return np.array([len(text) for text in self.texts(name)])
+        return self.read(name, len)
 
     def times(self, year: np.ndarray, month: np.ndarray, day: np.ndarray, form: Form, why: str = "") -> Times:
         """Return the times of dates, with the clocks of all patterns; those that no calendar has are wrong."""
         hour, minute, second = (self.numbers(name) for name in ("hour", "minute", "second"))
-        half = self.texts("half")
-        afternoon = np.array([text[:1] == "p" for text in half])
+        half = self.digits("half") > 0
+        afternoon = self.read("half", lambda text: text[:1] == "p")
         wrong = ~self.matched | (hour > 24) | (minute > 59) | (second > 60)
-        wrong |= (half != "") & ((hour < 1) | (hour > 12))
-        hour = np.where(half != "", hour % 12 + 12 * afternoon, hour)
+        wrong |= half & ((hour < 1) | (hour > 12))
+        hour = np.where(half, hour % 12 + 12 * afternoon, hour)
         wrong |= (year < 1) | (month < 1) | (month > 12) | (day < 1) | (day > 31)
         months = np.where(wrong, 0, 12 * (year - 1970) + month - 1).astype("datetime64[M]")
         days = months.astype("datetime64[D]") + np.where(wrong, 0, day - 1)
         wrong |= days.astype("datetime64[M]") != months  # no 31st of June
-        fraction = [int((text + "000000")[:6]) for text in self.texts("fraction")]
-        micro = (hour * 3600 + minute * 60 + second) * 1_000_000 + np.array(fraction)
+        micro = (hour * 3600 + minute * 60 + second) * 1_000_000
+        micro += self.read("fraction", lambda text: int((text + "000000")[:6]))
         at = days.astype("datetime64[us]") + micro.astype("timedelta64[us]")
         at[wrong] = np.datetime64("NaT")
-        return Times(at, wrong, np.array([_offset(text) for text in self.texts("zone")]), form, why)
+        return Times(at, wrong, self.read("zone", _offset), form, why)
 
 
 def _offset(zone: str) -> float:
@@ -194,7 +196,7 @@ def _numeric(parts: _Parts, rows: np.ndarray, form: str | None) -> Times | None:
     """Read dates of three numbers, or of a year and a month; `rows` are the places of dates in the order of rows."""
     a, b, c = (parts.numbers(name, 1) for name in "abc")
     first, last = parts.digits("a")[parts.matched], parts.digits("c")[parts.matched]
-    decimals = (last == 0) & np.isin(parts.texts("mark")[parts.matched], (".", " "))  # 1013.5 is no month
+    decimals = (last == 0) & parts.read("mark", lambda mark: mark in (".", " "))[parts.matched]  # 1013.5 is no month
     if form in (None, "year-month-day") and (first == 4).all() and not decimals.any():
         return parts.times(a, b, c, "year-month-day")
     if (last < 2).any() or (first == 4).any():
@@ -229,8 +231,7 @@ def _named(parts: _Parts, rows: np.ndarray, form: str | None) -> Times | None:
     """Read dates whose month is a word."""
     if form not in (None, "month names"):
         return None
-    numbers = {text: _month_of(text) for text in set(parts.texts("month"))}
-    month = np.array([numbers[text] for text in parts.texts("month")])
+    month = parts.read("month", _month_of)
     first, day, last = (parts.numbers(name) for name in ("first", "day", "last"))
     leads = parts.digits("first") == 4  # 2024 Jan 31
     year = np.where(leads, first, _full_year(last, parts.digits("last")))
