@@ -489,7 +489,7 @@ def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str]
     domain = f"{roles.domain} ({len(rows.domain_names):,} values)" if roles.domain else "none"
     names = [f"{name} (categories)" if name in categories else name for name in roles.features]
     shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
-    time = rows.said[1].removeprefix("time: ") if rows.said else "none"
+    time = next((line.removeprefix("time: ") for line in rows.said if line.startswith("time: ")), "none")
     lack = total - len(rows)
     yield f"{rows.name}: {total:,} rows" + (f", {lack:,} left out because something is missing" if lack else "")
     kind = rows.labeled

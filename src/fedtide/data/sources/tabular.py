@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows, find_earliest, with_fit
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
-from fedtide.data.sources.cells import Cells, Clock, describe_span, read_cells
+from fedtide.data.sources.cells import Cells, Clock, describe_span, describe_spelling, read_cells
 from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.table_files import Encoding, Separator, Spelling, read_names
@@ -266,9 +266,13 @@ class CSV(Loading):
         rows = replace(from_arrays(name, plain, label, measured=measured, **named), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
+        lines = [
+            *describe_spelling(cells, [column for column in names if column not in self.categories], self._labels[0])
+        ]
         if time is not None and self._timed:
-            span = f"time: {', '.join(self._timed)} ({describe_span(time.numpy(), unit)})"
-            rows = replace(rows, said=(f"{name}: {len(time):,} rows", span))
+            lines.insert(0, f"time: {', '.join(self._timed)} ({describe_span(time.numpy(), unit)})")
+        if lines:
+            rows = replace(rows, said=(f"{name}: {len(rows):,} rows", *lines))
         learned = self.scaled or self.categories or np.isnan(features.numbers).any()
         return with_fit(rows, features.encode) if learned else rows
 
