@@ -1,6 +1,7 @@
 """Tables as people have them: the planted table comes back from each export, and oddities are said."""
 
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from fedtide.inspection.table import Roles, Table, read
 from helpers.exports import ROWS, Export, every, planted, write
 
 PLANTED = planted()
+WHEN = [f"2018-{1 + day // 28:02d}-{1 + day % 28:02d}" for day in range(0, 200, 5)]
+DAYS = np.array(WHEN, "datetime64[s]").astype(np.int64)
+AT = pd.to_datetime(WHEN)
 
 
 def codes(values: np.ndarray) -> list[int]:
@@ -71,6 +75,11 @@ def said(**columns) -> str:
     ({"geo": [{"lat": 1.5}] * 40}, "left out: geo (structs)"),
     ({"copy": np.arange(40.0) % 7}, "left out: copy (a copy of x)"),
     ({"label": ["Max", "max"] * 20}, "label: classes that differ by case or blanks only: 'Max' and 'max'"),
+    ({"label": ["max", "max ", "min", "min"] * 10}, "label: blanks around 'max ' are left out"),
+    ({"power": ["1.5 kWh", "2.5 MWh"] * 20}, "power (numbers in MWh and kWh)"),
+    ({"power": ["1.5 kWh", "2.5 kWh"] * 20}, "read: power in kWh"),
+    ({"sales": ["1,500", "22,500"] * 20}, "read: commas divide thousands in sales, guessed"),
+    ({"sales": ["1.500,5", "22.500"] * 20}, "read: decimal commas in sales"),
     ({"when": [f"0{1 + row % 4}/0{1 + row * 7 % 9}/2024" for row in range(40)]},
      "when (dates of which no cell tells whether the day or the month comes first; say that with --time-format)"),
     ({"when": ["1900-01-01"] * 4 + [f"2024-01-{1 + row % 28:02}" for row in range(36)]},
@@ -81,8 +90,6 @@ def test_what_is_odd_is_said(columns, words):
 
 
 def test_features_of_all_types_are_numbers():
-    from decimal import Decimal
-
     columns = {
         "flag": pd.array([True, False] * 19 + [None, True], "boolean"),
         "spelled": ["Yes", "no"] * 20,
@@ -92,6 +99,27 @@ def test_features_of_all_types_are_numbers():
     table = read(frame(**columns), Roles(label="label"))
     assert table.columns.features == ("x", "flag", "spelled", "price", "lasted")
     assert table.features[:2, 1:].tolist() == [[1, 1, 1.5, 60], [0, 0, 2.25, 90]]
+
+
+@pytest.mark.parametrize("ids", [
+    arrow.array([Decimal(2**60 + row % 4) for row in range(40)], arrow.decimal128(20, 0)),
+    arrow.array([Decimal(2**66 + row % 4) for row in range(40)], arrow.decimal128(25, 0)),
+    arrow.array([2**63 + row % 4 for row in range(40)], arrow.uint64()),
+    arrow.array([2**60 + row % 4 if row != 7 else None for row in range(40)]),
+    arrow.array([f"{row % 4}".encode() for row in range(40)]),
+    arrow.DictionaryArray.from_arrays(np.arange(40, dtype=np.uint8) % 4, ["a", "b", "c", "d"]),
+])  # fmt: skip
+def test_ids_of_databases_keep_every_digit(ids):
+    table = read(arrow.table({"user": ids, "x": np.arange(40) % 7, "label": np.arange(40) % 2}))
+    want = [key.decode() if isinstance(key, bytes) else str(key) for key in ids.to_pylist() if key is not None]
+    assert table.client.tolist() == want
+
+
+def test_the_levels_of_an_index_that_have_names_are_columns():
+    data = frame(user=[f"u{row % 4}" for row in range(40)], when=AT, z=np.arange(40) % 5)
+    table = read(data.set_index(["user", "when"]))
+    assert (table.columns.client, table.columns.time, table.columns.features) == ("user", ("when",), ("x", "z"))
+    assert read(data.sample(frac=1, random_state=0)).columns.features == ("x", "z")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
@@ -143,9 +171,6 @@ def test_long_cells_take_no_more_memory_than_the_file(tmp_path: Path):
 
 # -- forms of other countries and tools --------------------------------------------------------------------------------
 
-WHEN = [f"2018-{1 + day // 28:02d}-{1 + day % 28:02d}" for day in range(0, 200, 5)]
-DAYS = np.array(WHEN, "datetime64[s]").astype(np.int64)
-AT = pd.to_datetime(WHEN)
 GERMAN = ("Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August")
 FRENCH = ("janv.", "févr.", "mars", "avr.", "mai", "juin", "juil.", "août")
 SPANISH = ("enero", "febrero", "marzo", "abril", "mayo", "junio", "julio", "agosto")
@@ -166,6 +191,7 @@ SPANISH = ("enero", "febrero", "marzo", "abril", "mayo", "junio", "julio", "agos
     AT.strftime("%Y%m%dT%H%M%SZ").tolist(),
     AT.strftime("%d-%m-%y %Hh%M").tolist(),
     AT.strftime("%m/%d/%Y, %I:%M %p").tolist(),
+    [f"{at:%Y-%m-%dT%H:%M:%S}+00:00[Europe/London]" for at in AT],
     pd.PeriodIndex(AT, freq="D"),
     pd.Categorical(AT),
     AT.tz_localize("Asia/Kolkata"),
@@ -267,6 +293,7 @@ def test_files_of_spreadsheets_and_other_tools_are_read(tmp_path, text, words):
 @pytest.mark.parametrize(("content", "words"), [
     (PLAIN.encode() + b"Source: an office\n", "t.csv: row 42: number of cells: found 1, allowed: 5"),
     (b"PK\x03\x04\x14\x00", "t.csv: found 'a ZIP archive or an Excel workbook', allowed: CSV, ARFF or Parquet"),
+    (PLAIN.split("\n", 1)[1].replace(",s", " 10:00,1.5,2.5,s").encode(), "first row: found .*, allowed: a header"),
     (PLAIN.replace(",x,y,", ",x,x,").encode(), "t.csv: two columns are called 'x'"),
     (PLAIN.replace("s1", "город").encode("cp1251"), r"in UTF-8 \(line 3, byte 12, 0xe3: .*; save it as UTF-8"),
     (PLAIN.replace("s1", "Zürich").encode().replace("ü".encode(), b"\xfc", 1), r"in UTF-8 \(line 3, byte 13, 0xfc"),

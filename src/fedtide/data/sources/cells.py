@@ -20,7 +20,7 @@ from fedtide.data.sources import dates
 from fedtide.data.sources.dates import Times, Unclear, find_sentinels, read_clocks, read_dates, read_numbers_as_dates
 from fedtide.data.sources.table_files import Spelling, read_names, read_table
 from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
-from fedtide.draw.prose import counted
+from fedtide.draw.prose import counted, listed
 
 Clock = Literal["utc", "written"]
 Where = Callable[[int], str]
@@ -185,7 +185,9 @@ def read_cells(
     files = [paths] if isinstance(paths, Path) else [*paths]
     if names is None:
         names = read_names(files[0], spelling)
-        if 2 * sum("." in name and is_number(name) for name in names) > len(names):
+        form, first = "year-month-day", np.zeros(1, np.int64)
+        times = any(":" in name and read_dates(arrow.array([name]), first, form) for name in names)
+        if 2 * (times + sum("." in name and is_number(name) for name in names)) > len(names):
             raise refused(f"{files[0]}: first row", ",".join(names[:3]), "a header, the names of the columns")
     parts = [read_table(file, names, spelling) for file in files]
     number = np.concatenate([part.numbers for part in parts])
@@ -220,15 +222,12 @@ def _cells_of(
 ) -> Cells:
     """Return cells with the decimal mark that a person says, or that the columns prove."""
     columns = {name: Column(name, _decoded(array), form=spelling.time_format) for name, array in raw.items()}
-    words = [column.words for column in columns.values() if column.words is not None]
-    decimal = spelling.decimal or find_decimal(words, default)
+    decimal = spelling.decimal or find_decimal(
+        (column.words for column in columns.values() if column.words is not None), default
+    )
     for name, column in columns.items():
         if (mark := decimal if column.words is None else find_decimal([column.words], decimal)) != column.decimal:
             columns[name] = replace(column, decimal=mark)
-    if decimal == "," and any(
-        compute.any(compute.match_substring_regex(texts, r"[0-9][.,][0-9]")).as_py() for texts in words
-    ):
-        lines = (*lines, "decimal commas" if find_decimal(words) == "," else "decimal commas, guessed by semicolons")
     return Cells(columns, where, places, lines, replace(spelling, decimal=decimal))
 
 
@@ -240,8 +239,7 @@ def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterato
         names: names of the columns that are read as numbers.
         label: name of the column of labels.
     """
-    units = [f"decimal commas in {name}" for name in names
-             if cells.columns[name].decimal == "," != cells.spelling.decimal]  # fmt: skip
+    units = [*_describe_marks({name: cells.columns[name] for name in names})]
     units += [f"{name} in {unit}" for name in names if (unit := cells.columns[name].unit)]
     units += [f"{counted(many, 'infinite cell')} of {name} left out"
               for name in names if (many := cells.columns[name].infinite)]  # fmt: skip
@@ -252,8 +250,29 @@ def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterato
     if column.words is not None and column.distinct <= 1000:
         for text in sorted({*column.cells.tolist()}):
             alike.setdefault("".join(text.lower().split()), []).append(text)
+    raw = column.raw.unique().to_pylist() if column.words is not None and column.distinct <= 1000 else []
+    if padded := [text for text in raw if text and text != text.strip() and text.strip() in raw]:
+        yield f"label: blanks around {listed([*map(repr, padded[:3])])} are left out"
     if several := [" and ".join(map(repr, texts)) for texts in alike.values() if len(texts) > 1]:
         yield f"label: classes that differ by case or blanks only: {'; '.join(several)}"
+
+
+def _describe_marks(columns: Mapping[str, "Column"]) -> Iterator[str]:
+    """Say which marks divide thousands, or come before decimals if these are no points, in columns of numbers."""
+    names, guessed = dict[str, list[str]](), set[str]()
+    for name, column in columns.items():
+        if column.words is None or column.boolean:
+            continue
+        comma, point = (bool(compute.any(compute.match_substring_regex(column.words, f"[0-9][{mark}][0-9]")).as_py())
+                        for mark in ",.")  # fmt: skip
+        if comma or (point and column.decimal == ","):
+            words = f"{'commas' if comma else 'points'} divide thousands"
+            words = "decimal commas" if comma and column.decimal == "," else words
+            names.setdefault(words, []).append(name)
+            if find_decimal([column.words], ".") != find_decimal([column.words], ","):
+                guessed.add(words)
+    for words, where in names.items():
+        yield f"{words} in {listed(where[:3])}{' and others' * (len(where) > 3)}{', guessed' * (words in guessed)}"
 
 
 def _decoded(column: Any) -> Any:
@@ -261,6 +280,10 @@ def _decoded(column: Any) -> Any:
     kind = column.type
     if arrow.types.is_dictionary(kind) and not _is_text(kind.value_type):
         return column.cast(kind.value_type)
+    if arrow.types.is_decimal(kind) and kind.scale == 0:  # ids of databases
+        with suppress(arrow.ArrowInvalid):
+            return column.cast(arrow.int64())
+        return column.cast(arrow.string())
     if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
         with suppress(arrow.ArrowInvalid):
             return column.cast(arrow.string())
@@ -298,12 +321,15 @@ def _columns_of(frame: Any, where: str) -> dict[str, Any]:
 
 
 def _of_index(frame: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the index of a pandas frame as a column if it holds dates, which are the times of the rows."""
-    index = getattr(frame, "index", None)
-    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
+    """Return the levels of the index of a pandas frame that have a name, or dates, as columns."""
+    index: Any = getattr(frame, "index", None)
+    if not hasattr(index, "get_level_values"):
         return {}
-    name = str(getattr(index, "name", None) or "index")
-    return {f"{name} (index)" if name in names else name: index}
+    return {
+        f"{level.name or 'index'}{' (index)' * (str(level.name or 'index') in names)}": level
+        for level in map(index.get_level_values, range(index.nlevels))
+        if level.name is not None or getattr(level.dtype, "kind", "") == "M"
+    }
 
 
 def _as_arrow(column: Any) -> Any:
@@ -365,7 +391,7 @@ class Column:
         if isinstance(encoded, arrow.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
         words = compute.utf8_trim_whitespace(encoded.dictionary.cast(arrow.string())).dictionary_encode()
-        codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+        codes = encoded.indices.cast(arrow.int64()).fill_null(-1).to_numpy()
         return words.dictionary, np.append(words.indices.to_numpy().astype(np.int64), -1)[codes]
 
     @property

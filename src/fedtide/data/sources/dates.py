@@ -40,11 +40,12 @@ DIGITS = (
 )
 WEEKS = r"^(?P<year>[0-9]{4})-?[Ww](?P<week>[0-9]{2})(?:-?(?P<day>[1-7]))?$"
 OTHER_ORDERS = (
+    (r"\[[A-Za-z]+/[A-Za-z_/]+\]$", ""),
     ("[\u5e74\u6708\ub144\uc6d4]", "-"), ("[\u65e5\uc77c]", ""),
     (r"^([A-Z][a-z]{2}) ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d:\d\d:\d\d) ?([+-]\d{4}|[A-Z]{3})? (\d{4})$",
      r"\1 \3 \2 \6 \4 \5"),
 )  # fmt: skip
-"""Dates in Chinese, Japanese and Korean characters, and those of C, and what is read for them."""
+"""Zones of Java, characters of Chinese, Japanese and Korean dates, and dates of C, and what is read for them."""
 MONTHS = tuple(names.split() for names in (
     "january february march april may june july august september october november december",
     "januar februar m\u00e4rz april mai juni juli august september oktober november dezember",

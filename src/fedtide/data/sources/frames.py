@@ -342,6 +342,8 @@ def _explain_text(name: str, cells: Cells) -> str:
     if column.stray is None:
         if column.clock is not None:
             return CLOCKS
+        if column.unit:
+            return f"numbers in {column.unit}"
         if column.unclear:
             return "dates of which no cell tells whether the day or the month comes first; say that with --time-format"
         if DATES & {*words_of(name)} or (column.named_as_time and column.numbers is None):

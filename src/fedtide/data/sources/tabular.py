@@ -266,9 +266,8 @@ class CSV(Loading):
         rows = replace(from_arrays(name, plain, label, measured=measured, **named), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
-        lines = [
-            *describe_spelling(cells, [column for column in names if column not in self.categories], self._labels[0])
-        ]
+        numbers = [column for column in names if column not in self.categories]
+        lines = [*describe_spelling(cells, numbers, self._labels[0])]
         if time is not None and self._timed:
             lines.insert(0, f"time: {', '.join(self._timed)} ({describe_span(time.numpy(), unit)})")
         if lines:

@@ -36,7 +36,8 @@ class Numbers:
     """The numbers of a column.
 
     values: (rows,) whole numbers if every cell is one, else with NaN for cells that are missing or wrong. wrong:
-    (rows,) mask of cells that are no numbers. unit: what stands beside every number, such as "%", "" if nothing does.
+    (rows,) mask of cells that are no numbers. unit: it stands beside every number, such as "%"; "" without one. If
+    numbers have several units, none is a number, and `unit` names them.
     """
 
     values: np.ndarray
@@ -140,10 +141,10 @@ def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARK
     values = np.where(minus, -numbers, numbers)
     signs = [compute.fill_null(compute.struct_field(parts, name), "") for name in ("before", "unit")]
     units = compute.binary_join_element_wise(*signs, "").filter(arrow.array(np.isfinite(values)))
-    kinds = units.unique().to_pylist()
+    kinds, wrong = units.unique().to_pylist(), ~np.isfinite(values) & ~missing
     if len(kinds) > 1 and not _may_lack(kinds):
-        values = np.full(len(texts), np.nan)
-    wrong = ~np.isfinite(values) & ~missing
+        several = "" if wrong.any() or len(kinds) > 3 else " and ".join(sorted(kind or "no unit" for kind in kinds))
+        return Numbers(np.full(len(texts), np.nan), ~missing, several)
     return Numbers(np.where(wrong, np.nan, values), wrong, max(kinds, default=""))
 
 
