@@ -1,5 +1,6 @@
 """Columns of tables, of files or in memory, as numbers, texts and times."""
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ BOOLEANS = {
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 """A number with a comma instead of a point."""
 CLOCKS = "times of the day, without a date"
+WORDS = 1000
+"""Different texts that are looked at one by one."""
 MOSTLY = 0.9
 """Share of numbers from which a column seems to be one of numbers with mistakes."""
 YEAR_1973 = 1e8
@@ -577,7 +580,16 @@ class Column:
         """Number of different cells."""
         if self._typed is not None:
             return len(np.unique(self._typed[0][~self.missing]))
-        return len(set(self.cells.tolist()))
+        return len(set(self.cells.tolist()) if self._encoded is None else np.unique(self._encoded[1][~self.missing]))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Digest of the cells, which is the same for columns with the same numbers, or the same texts."""
+        texts: Any = self.texts if self._encoded is None else self._encoded[0].to_pylist()
+        digest = hashlib.blake2b(b"" if self.numbers is not None else "\0".join(texts).encode(), digest_size=16)
+        numbers = self.numbers if self._encoded is None or self.numbers is not None else self._encoded[1]
+        digest.update(b"" if numbers is None else np.ascontiguousarray(numbers).tobytes())
+        return digest.digest()
 
     @cached_property
     def stray(self) -> tuple[int, int] | None:
@@ -693,14 +705,12 @@ class Column:
 
     def first_wrong_time(self) -> int | None:
         """Return the first row whose cell is no time in any form; None if each is one by itself."""
-        for row, text in enumerate(self.texts.tolist()):
-            if text.lower() in MISSING or is_number(text):
-                continue
-            try:
-                if read_dates(arrow.array([text]), np.zeros(1, np.int64)) is None:
-                    return row
-            except Unclear:
-                continue
+        words, codes = self._encoded or (arrow.array([]), np.empty(0))
+        for place, word in enumerate(words[:WORDS].to_pylist()):
+            with suppress(Unclear):
+                other = word.lower() in MISSING or is_number(word)
+                if not other and read_dates(arrow.array([word]), np.zeros(1, np.int64)) is None:
+                    return int((codes == place).argmax())
         return None
 
 

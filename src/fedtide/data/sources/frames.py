@@ -258,12 +258,13 @@ def guess_label(columns: Mapping[str, Column]) -> tuple[str, ...]:
 
     A label comes again, and is no time, part of a date, identifier, number of the row or copy of another column.
     """
+    copies = find_copies(columns)
     able = [
         name
         for name, column in columns.items()
         if column.repeats and not (column.other or column.dated or column.unclear or counts_rows(name, column))
         and not (CALENDAR | DATES | {"id"}) & {*words_of(name)} and not is_key(name, column)
-        and copied(name, columns) is None
+        and name not in copies
     ]  # fmt: skip
     few = [name for name in able if columns[name].distinct <= MOST_CLASSES]
     return tuple(
@@ -280,21 +281,11 @@ def is_key(name: str, column: Column) -> bool:
     return bool(set(words_of(name)) & set(ORDERS.split())) and column.whole and column.distinct == len(column)
 
 
-def copied(name: str, columns: Mapping[str, Column]) -> str | None:
-    """Return the first column that another one repeats; None if it repeats none."""
-    column = columns[name]
-    for other, before in columns.items():
-        if other == name:
-            return None
-        if (before.numbers is None) == (column.numbers is None) and _is_copy(column, before):
-            return other
-    return None
-
-
-def _is_copy(one: Column, other: Column) -> bool:
-    if one.numbers is None or other.numbers is None:
-        return one.distinct > 1 and np.array_equal(one.texts, other.texts)
-    return one.distinct > 1 and np.array_equal(one.numbers, other.numbers, equal_nan=True)
+def find_copies(columns: Mapping[str, Column]) -> dict[str, str]:
+    """Return the columns that repeat another one, with the name of the first such column."""
+    first = dict[bytes, str]()
+    origins = {name: first.setdefault(column.digest, name) for name, column in columns.items() if column.distinct > 1}
+    return {name: origin for name, origin in origins.items() if origin != name}
 
 
 def counts_rows(name: str, column: Column) -> bool:
@@ -308,7 +299,7 @@ def counts_rows(name: str, column: Column) -> bool:
 
 def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of features, and why others are left out."""
-    left = {}
+    left, copies = {}, find_copies(cells.columns)
     for name, column in cells.columns.items():
         few = categories and column.repeats and column.distinct <= MOST_CLASSES
         if column.other:
@@ -323,8 +314,8 @@ def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str
             left[name] = _explain_text(name, cells)
         elif counts_rows(name, column) or is_key(name, column):
             left[name] = "numbers the rows"
-        elif (other := copied(name, cells.columns)) is not None:
-            left[name] = f"a copy of {other}"
+        elif name in copies:
+            left[name] = f"a copy of {copies[name]}"
         elif column.whole and "id" in words_of(name):
             left[name] = "an identifier by its name"
         elif column.largest > LARGEST:

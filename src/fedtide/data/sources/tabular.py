@@ -141,7 +141,7 @@ class CSV(Loading):
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
             those of the training rows; if rows have a time, of the earliest tenth, because later rows are not known.
             Others are none of them.
-        missing: treatment of an empty cell, or of NA, NaN, null. "error" raises, "drop" leaves out rows with one. With
+        missing: treatment of a cell that is empty, NA and the like. "error" raises, "drop" leaves out its row. With
             "mean" the mean of the same rows replaces a number, and a missing category belongs to no category. Rows
             without a label, client, domain or time are then left out.
         scaled: standardize each number by its mean and standard deviation over the same rows.
