@@ -35,7 +35,7 @@ def check_free(out: Path, mark: bytes = b"", marked: Path | None = None) -> None
     file = marked or out
     if out.is_dir():
         raise FedtideError(f"{out}: is a folder, allowed: a new file")
-    if out.exists() and not (mark and file.is_file() and mark in _beginning(file)):
+    if os.path.lexists(out) and not (mark and file.is_file() and mark in _beginning(file)):
         raise FedtideError(f"{out}: is there already, allowed: a new file")
     if not out.parent.is_dir():
         raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
@@ -48,7 +48,7 @@ def _beginning(path: Path) -> bytes:
 
 def check_new(root: Path, hint: str = "") -> None:
     """Raise if a new folder already exists, unless it is empty; nothing is changed."""
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    if os.path.lexists(root) and (not root.is_dir() or any(root.iterdir())):
         raise FedtideError(f"{root}: already exists, allowed: a new folder{hint}")
 
 
