@@ -401,7 +401,7 @@ def may_change(call: Call, name: str, kind: str) -> bool:
         return True
     if kind == "made" and any(path.startswith(begin) or path.endswith(begin) for begin in DEFAULTS.get(command, ())):
         return True
-    if kind == "changed" and path == "page.html" and path in places:
+    if kind == "changed" and path.endswith("page.html") and path in places:
         return True
     owned = [*OWN.get(command, ()), *(call.copies if command in OWN else ())]
     return any(path == place or path.startswith(f"{place}/") for place in owned)
