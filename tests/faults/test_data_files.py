@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import re
 import tarfile
@@ -373,3 +374,19 @@ def test_a_whole_data_file_is_read(kind, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
     check(loaded(kind, tmp_path), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipe_in_place_of_a_data_file_is_refused_or_left_out(kind, tmp_path):
+    """It would wait for a writer for ever."""
+    good = KINDS[kind][1]
+    for number, pipe in enumerate(good):
+        for name, data in good.items():
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.mkfifo(path) if name == pipe else path.write_bytes(data)
+        try:
+            with limited(5):
+                check(loaded(kind, tmp_path / str(number)), f"{pipe} is a pipe")
+        except FedtideError as error:
+            assert "\n" not in str(error)

@@ -21,6 +21,7 @@ from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, flush, sha256
 from fedtide.core.base import Weights
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, within
+from fedtide.core.files import open_file
 from fedtide.core.loop import Start
 from fedtide.core.memory import Version
 from fedtide.core.record import Mark, check_marks, read_marks
@@ -276,7 +277,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     file = file_of(path)
     try:
         if file.name != FILES[0]:
-            return load_tensors(file.read_bytes())
+            with open_file(file) as opened:
+                return load_tensors(opened.read())
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise FedtideError(f"{path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None

@@ -3,7 +3,7 @@
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedtide.core.errors import FedtideError, refused
 
@@ -31,6 +31,12 @@ def check_file(path: Path, allowed: str = "a file") -> None:
         raise FedtideError(
             f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, allowed: {allowed}"
         )
+
+
+def open_file(path: Path, encoding: str | None = None, newline: str | None = None) -> IO[Any]:
+    """Open a file to read its bytes, or its text if an encoding is given; see `check_file`."""
+    check_file(path)
+    return open(path, "rb" if encoding is None else "r", encoding=encoding, newline=newline)
 
 
 def read_bytes(path: Path, most: int = LARGEST, allowed: str = "a file") -> bytes:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedtide.core.base import ComputeCost
 from fedtide.core.errors import refused
+from fedtide.core.files import open_file
 from fedtide.core.rng import Rng
 from fedtide.data.sources.files import find, reading
 from fedtide.fields.types import Count, DataFile, Fraction, ingredient
@@ -230,8 +231,8 @@ def latencies(path: Path, column: str) -> Tensor:
     Raises:
         FedtideError: it is no such list, or has no such number.
     """
-    with reading(f"devices.latency: {path}", "JSON"):
-        devices = json.loads(path.read_text(encoding="utf-8"))
+    with reading(f"devices.latency: {path}", "JSON"), open_file(path, "utf-8") as file:
+        devices = json.load(file)
     if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
         raise refused(f"devices.latency: {path}", devices, "a list of objects")
     numbers = [device.get(column) for device in devices]
@@ -248,7 +249,7 @@ def speeds(path: Path, case: int | None) -> Tensor:
     Raises:
         FedtideError: a column is missing, a speed is no positive number, or no line is of that case.
     """
-    with reading(f"devices.lines: {path}", "a CSV file"), open(path, encoding="utf-8", newline="") as file:
+    with reading(f"devices.lines: {path}", "a CSV file"), open_file(path, "utf-8", "") as file:
         table = list(csv.DictReader(file))
     needed = ["tcp_speed_kbps"] + (["case"] if case is not None else [])
     missing = next((name for name in needed if not table or name not in table[0]), None)

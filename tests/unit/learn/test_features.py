@@ -85,7 +85,7 @@ def test_features_of_a_frozen_network_can_be_projected():
         (lambda folder: PCA(width=7).of(task()), "features.width: found 7, allowed: at most 6, with 50 public"),
         (lambda folder: PCA(width=6).of(task(public=4)), "features.width: found 6, allowed: at most 3"),
         (lambda folder: Network(layer="hed").of(task()), "layer: found 'hed'"),
-        (lambda folder: Frozen(weights=str(folder / "none")).of(task()), "none: No such file"),
+        (lambda folder: Frozen(weights=str(folder / "none")).of(task()), "none: no such file"),
         (lambda folder: Frozen(weights=str(folder / "text")).of(task()), "text: not a file of safetensors"),
         (
             lambda folder: Frozen(weights=str(folder / "other")).of(task()),

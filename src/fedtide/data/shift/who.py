@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, shown
+from fedtide.core.files import open_file
 from fedtide.core.rng import Rng
 from fedtide.data.saved import content_of
 from fedtide.data.shift.what import PopulationView, Rhythm
@@ -496,8 +497,8 @@ Span = tuple[str, str, float, float]
 
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
     """Return the intervals of a JSON file, without those of length 0, and the period of each device that has one."""
-    with reading(f"shift.who.path: {path}", "JSON"):
-        devices = json.loads(path.read_text(encoding="utf-8"))
+    with reading(f"shift.who.path: {path}", "JSON"), open_file(path, "utf-8") as file:
+        devices = json.load(file)
     if isinstance(devices, list):
         entries = [(f"{path}: entry {place}", entry) for place, entry in enumerate(devices, start=1)]
         for where, entry in entries:

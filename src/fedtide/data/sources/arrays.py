@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
+from fedtide.core.files import open_file
 from fedtide.data.rows import Rows, with_fit
 from fedtide.data.sources.cells import seconds_of
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
@@ -71,7 +72,7 @@ class Arrays:
 def open_arrays(path: Path, what: str = "an npz file without pickled objects") -> Iterator[Arrays]:
     """Open an NPZ file; a damaged one is one line that says what it should be."""
     # Of an encrypted one zipfile raises RuntimeError.
-    with reading(path, what, RuntimeError), open(path, "rb") as file:
+    with reading(path, what, RuntimeError), open_file(path) as file:
         yield Arrays(path, file)
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any, ClassVar
 from xml.parsers import expat
 
 from fedtide.core.errors import FedtideError, refused
+from fedtide.core.files import open_file
 
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, RecursionError, NotImplementedError, csv.Error,
@@ -91,7 +92,7 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
 
 def opened(path: Path) -> IO[bytes]:
     """Open a file, packed (gzip, bzip2, xz) or not; reading raises when a small file unpacks to gigabytes."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         head = file.read(16)
     unpack = next((unpack for start, unpack in PACKED.items() if re.match(start, head)), None)
     return open(path, "rb") if unpack is None else io.BufferedReader(_Unpacked(path, unpack(path)), 2**16)

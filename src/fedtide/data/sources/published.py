@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fedtide.core.errors import FedtideError, refused, shown, unknown
+from fedtide.core.files import open_file
 from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import check_filled, classes_of, from_arrays, standardize, whole_numbers
 from fedtide.data.sources.cells import is_number
@@ -101,7 +102,7 @@ def check_published(path: Path) -> None:
     wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
     if wanted is None:
         return
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         checksum = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
     if checksum != wanted:
         cure = "download it again, or set data.source.verify = false"
@@ -114,7 +115,7 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         FedtideError: its magic number, size or gzip checksum is wrong.
     """
-    with reading(path, "a whole IDX file"), open(path, "rb") as opened:
+    with reading(path, "a whole IDX file"), open_file(path) as opened:
         packed = opened.read(2) == b"\x1f\x8b"
         size = os.fstat(opened.fileno()).st_size
         opened.seek(0)
@@ -182,7 +183,8 @@ class CIFAR(Loading):
 
     def _binary(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         size = PIXELS + (1 if self.classes == 10 else 2)
-        data = np.fromfile(path, dtype=np.uint8)
+        with open_file(path) as file:
+            data = np.fromfile(file, dtype=np.uint8)
         if not len(data) or len(data) % size:
             raise refused(f"{path}: bytes", len(data), f"a multiple of {size}, the size of a record")
         records = data.reshape(-1, size)
@@ -190,8 +192,8 @@ class CIFAR(Loading):
 
     def _pickled(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         key = b"labels" if self.classes == 10 else b"fine_labels"
-        with reading(path, "CIFAR for Python", pickle.UnpicklingError, AttributeError):
-            data = path.read_bytes()
+        with reading(path, "CIFAR for Python", pickle.UnpicklingError, AttributeError), open_file(path) as file:
+            data = file.read()
             _check_operations(data)
             content = _Reader(io.BytesIO(data), encoding="bytes").load()
             labels, pixels = content[key], content[b"data"]
@@ -341,7 +343,7 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
 
 def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield the name, features (rows, features) and labels (rows,) of each user of a file."""
-    with reading(file, "a JSON file"), open(file, encoding="utf-8") as opened:
+    with reading(file, "a JSON file"), open_file(file, "utf-8") as opened:
         content = json.load(opened)
     for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):
@@ -422,8 +424,8 @@ class GasSensors(Loading):
 
 def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return features and labels of one file."""
-    with reading(path, "a text file"):
-        lines = path.read_text(encoding="utf-8").splitlines()
+    with reading(path, "a text file"), open_file(path, "utf-8") as file:
+        lines = file.read().splitlines()
     samples = [(f"{path}: row {row}", line) for row, line in enumerate(lines, start=1) if line.strip()]
     if not samples:
         raise FedtideError(f"{path}: no rows")
