@@ -389,4 +389,5 @@ def test_a_pipe_in_place_of_a_data_file_is_refused_or_left_out(kind, tmp_path):
             with limited(5):
                 check(loaded(kind, tmp_path / str(number)), f"{pipe} is a pipe")
         except FedtideError as error:
-            assert "\n" not in str(error)
+            said = str(error)
+            assert "\n" not in said
