@@ -3,7 +3,7 @@
 import stat
 import tomllib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fedtide.core.errors import FedtideError, refused
 
@@ -33,7 +33,7 @@ def check_file(path: Path, allowed: str = "a file") -> None:
         )
 
 
-def open_file(path: Path, encoding: str | None = None, newline: str | None = None) -> IO[Any]:
+def open_file(path: Path, encoding: str | None = None, newline: str | None = None) -> Any:
     """Open a file to read its bytes, or its text if an encoding is given; see `check_file`."""
     check_file(path)
     return open(path, "rb" if encoding is None else "r", encoding=encoding, newline=newline)
