@@ -38,6 +38,7 @@ from fedtide.fleets.devices import Clock
 from fedtide.fleets.engines import Host
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.module_check import Embeddings
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.networks import initialize
@@ -144,6 +145,8 @@ def rows_for(rows: Rows | GeneratedRows, build: Callable[[], nn.Module]) -> Rows
             with suppress(RuntimeError, TypeError, ValueError):  # a number beyond an Embedding is an IndexError
                 with suppress(IndexError):
                     module(few)
+                return rows
+            if any(isinstance(layer, Embeddings) for layer in module.modules()):  # of a bag it is a RuntimeError
                 return rows
     return replace(rows, x=floats)
 

@@ -196,14 +196,16 @@ def test_labels_from_1_are_said():
 IDS = torch.arange(120).reshape(40, 3) % 50
 
 
+@pytest.mark.parametrize("ids", [IDS, IDS.flip(0)])  # the first rows fit, or do not
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_ids_beyond_an_embedding_are_told_before_the_first_round(kind):
+def test_ids_beyond_an_embedding_are_told_before_the_first_round(kind, ids):
     width = 2 if kind is nn.EmbeddingBag else 6
     build = lambda entries: lambda: nn.Sequential(kind(entries, 2), nn.Flatten(), nn.Linear(width, 2))  # noqa: E731
-    rows = ft.data.Rows("ids", IDS, Y, 2, **OWNERS)
-    assert simulated(build(50), rows).model(IDS[:3]).shape == (3, 2)
-    with pytest.raises(FedtideError, match="rows have the id 49, allowed: 0 to 48"):
-        simulated(build(49), rows)
+    rows = ft.data.Rows("ids", ids, Y, 2, **OWNERS)
+    assert simulated(build(50), rows).model(ids[:3]).shape == (3, 2)
+    for entries in (49, 30):
+        with pytest.raises(FedtideError, match=rf"rows have the id \d\d, allowed: 0 to {entries - 1}"):
+            simulated(build(entries), rows)
     with pytest.raises(FedtideError, match=r"found 'float32', but nn.Embedding.* takes whole numbers"):
         simulated(build(50), ft.data.Rows("ids", IDS.float(), Y, 2, **OWNERS))
 
