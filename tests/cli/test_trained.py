@@ -156,6 +156,21 @@ def test_predict_writes_classes_and_probabilities(run, here, capsys):
     assert torch.allclose(written_, said.exp(), atol=1e-5)
 
 
+def test_predict_takes_a_client_by_name_and_writes_no_formula(here):
+    """Names of classes that a spreadsheet would compute have an apostrophe before them."""
+    rows = [f"{k % 5},{k % 3},{'B6' if k % 2 else 'UA'},{'=1+1' if k % 3 else '@b'}" for k in range(120)]
+    (here / "rows.csv").write_text("\n".join(["a,b,carrier,label", *rows]) + "\n")
+    source = {"kind": "csv", "path": str(here / "rows.csv"), "client": "carrier"}
+    data = {"source": source, "partition": {"kind": "natural"}, "groups": {"by": "none"}, "held_out_clients": {}}
+    study = written(here / "own.toml", {**A, "cohort": 2}, rounds=1, data=data, shift={"who": "always"})
+    assert done("run", study, "--out", here / "own", "--workers", 1) == 0
+    assert done("predict", here / "own", here / "rows.csv", "--client", "B6") == 0
+    with open("predictions.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["class"] for line in lines} <= {"'=1+1", "'@b"}
+    assert len(lines) == 120
+
+
 def test_predict_reads_npz_and_one_network(run, here):
     trained = Trained.read(run, "FedTEM")
     x = trained.rows(4)

@@ -158,6 +158,12 @@ def test_errors_name_the_keys_of_the_users_own_algorithm(own, written, said):
 # -- short spellings ---------------------------------------------------------------------------------------------------
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    text = files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8")
+    (tmp_path / "study.toml").write_text(text, encoding="utf-8-sig")
+    assert read(tmp_path / "study.toml") == from_dict(tomllib.loads(text))
+
+
 def test_choices_may_be_words():
     local = {"lr_schedule": "exponential"}
     settings = experiment(

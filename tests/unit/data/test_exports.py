@@ -386,3 +386,17 @@ def test_one_long_cell_takes_no_memory_in_other_rows(tmp_path):
             ft.data.table(tmp_path / "t.csv", label=label, features=["a", "b"], quiet=True)
         assert tracemalloc.get_traced_memory()[1] < 30e6
         tracemalloc.stop()
+
+
+def test_parts_of_a_clock_are_no_label():
+    """Of departures the delay is, though the minute comes last, and carriers are clients."""
+    rows = np.arange(300)
+    at = pd.Timestamp("2013-01-01 05:00") + pd.to_timedelta(rows * 37, unit="min")
+    delay = (rows * 7919 % 113) / 3
+    table = read(pd.DataFrame({
+        "year": at.year, "month": at.month, "day": at.day, "arr_delay": delay,
+        "carrier": np.array(["AA", "B6", "UA"])[rows % 3], "distance": 200 + rows * 31 % 997, "hour": at.hour,
+        "minute": at.minute,
+    }))  # fmt: skip
+    assert table.columns.label == "arr_delay"
+    assert table.columns.client == "carrier"
