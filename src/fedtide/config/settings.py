@@ -220,7 +220,7 @@ class Privacy(Strict):
     Args:
         epsilon: what the whole run may say of a client, at most; the noise follows from it.
         multiplier: noise in place of `epsilon`, in units of what one client moves a sum by; epsilon follows from it.
-        delta: probability with which it may say more; far below one over the number of clients.
+        delta: probability with which it may say more; far below one over the number of clients, which is refused.
         clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
             client sends. A value of any method without a bound is an error, and so is a bound of no value.
         adapt: bounds that adapt, by the name of their value, such as `{ delta = { quantile = 0.5 } }`. Then `clip` has
@@ -231,7 +231,8 @@ class Privacy(Strict):
         distance: smallest number of rounds from one answer of a client to its next; before that it is not asked. None
             means the period of the shift, or 1 without one.
         times: rounds that a client answers in, at most; None means as many as the distance allows. Without `distance`
-            and `times`, plain noise and a uniform cohort gain by the chance not to be drawn, if that is a gain.
+            and `times`, plain noise and a uniform or poisson cohort gain by the chance not to be drawn, if that is a
+            gain.
     """
 
     epsilon: Positive | None = None
