@@ -310,11 +310,12 @@ def inspect(
         data: a CSV, ARFF, Parquet or NPZ file. Several files share a header, or each is one series. Or a study (a TOML
             file or recipe:NAME), whose clients' training rows are inspected. In Python also a data frame (pandas,
             polars, pyarrow), a mapping of columns, a population, an `Experiment` or nested dicts.
-        label: label column; by default the one with that name, or the last.
+        label: label column; by default one with a name like label or target, else the last one that may be a label.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
             with dates; "" for none.
-        features: columns of the features, divided by commas; by default all other numbers.
+        features: columns of the features, divided by commas; by default all other numbers but ids, row numbers and
+            copies of columns.
         zone: time zone of hours and days, e.g. Europe/Berlin; by default clocks count as they are written.
         time_format: how times are written, e.g. day-month-year, excel or digits; by default as the cells tell.
         without: columns that are left out, divided by commas.

@@ -66,11 +66,12 @@ class ColumnNames:
     """Columns of data, as `fedtide.inspect` describes them.
 
     Args:
-        label: label column; by default the one with that name, or the last.
+        label: label column; by default one with a name like label or target, else the last one that may be a label.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
             with dates; "" for none.
-        features: columns of the features, divided by commas; by default all other numbers.
+        features: columns of the features, divided by commas; by default all other numbers but ids, row numbers and
+            copies of columns.
         zone: time zone of hours and days, e.g. Europe/Berlin. By default the hours are those of the written clocks.
         time_format: how times are written, e.g. day-month-year, excel or digits; by default as the cells tell.
         without: columns that are left out, divided by commas.

@@ -395,7 +395,8 @@ def table(
 
     Args:
         data: a data frame (pandas, polars, pyarrow), a mapping of columns, or a CSV or Parquet file, or several.
-        label: column of the label: whole numbers from 0, or names; by default one with a label-like name, or the last.
+        label: column of the label: whole numbers from 0, or names; by default one with a label-like name, else the last
+            one that may be a label.
         client: column of the natural client; by default one with a name like user or station; "" for none.
         domain: column of the domain; by default one that is called domain or group; "" for none.
         time: column of the time, or those of a date; by default the one with dates; "" for none. Dates of any kind,
