@@ -32,10 +32,10 @@ class Export:
 
 
 def planted() -> pd.DataFrame:
-    """Make a table: a row each 5.75 hours of 2018, 12 sites whose features differ mildly, 3 kinds of load."""
+    """Make a table: a row each 5.75 hours of 2018, 12 sites whose features differ, 3 kinds of load."""
     draw = np.random.default_rng(7)
     site = draw.integers(0, SITES, ROWS)
-    a = np.round(draw.normal(site / SITES, 1.0) * 1000 + 4000, 1)
+    a = np.round(draw.normal(2 * site / SITES, 1.0) * 1000 + 4000, 1)
     b = np.round(draw.normal(5.0, 2.0, ROWS), 2)
     kind = np.digitize(a / 1000 + 0.3 * b + draw.normal(0, 0.5, ROWS), [5.3, 6.4])
     date = pd.Timestamp("2018-01-01") + pd.to_timedelta(np.arange(ROWS) * 345, unit="min")
@@ -153,7 +153,9 @@ FILES: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 ODDITIES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "": lambda frame: frame,
     "copy of a feature last": lambda frame: frame.assign(amount=frame["a"]),
-    "decimals last": lambda frame: frame.assign(amount=[Decimal(row % 7) / 4 for row in range(len(frame))]),
+    "decimals last": lambda frame: frame.assign(
+        amount=[Decimal(row) / 4 if row % 4 else None for row in range(len(frame))]
+    ),
     "flag last": lambda frame: frame.assign(flag=pd.array([row % 3 > 0 for row in range(len(frame))], "boolean")),
     "lists and structs": lambda frame: frame.assign(tags=[[1, 2]] * len(frame), geo=[{"lat": 1.5}] * len(frame)),
     "constant": lambda frame: frame.assign(version=3),

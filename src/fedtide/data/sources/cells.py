@@ -294,9 +294,14 @@ def _decoded(column: Any) -> Any:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Put arrow columns of several files one below the other, as texts if their types differ."""
-    if len({part.type for part in parts}) > 1:
-        parts = [part.cast(arrow.string()) for part in parts]
+    """Put arrow columns of several files one below the other: as integers, numbers or texts if their types differ."""
+    kinds = {part.type for part in parts}
+    if len(kinds) > 1:
+        numeric = all(arrow.types.is_integer(kind) or arrow.types.is_floating(kind) for kind in kinds)
+        for kind in (arrow.int64(), arrow.float64(), arrow.string()) if numeric else (arrow.string(),):
+            with suppress(arrow.ArrowInvalid):
+                parts = [part.cast(kind) for part in parts]
+                break
     return arrow.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
 
 
@@ -796,10 +801,7 @@ def parse_time(where: str, cell: str) -> float:
     (0.0, 1700000000.0)
     """
     if is_number(cell):
-        seconds = float(cell)
-        return seconds / next(
-            (scale for least, scale in ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3)) if abs(seconds) >= least), 1.0
-        )
+        return float(cell) / float(dates.scale_of(np.array(float(cell))))
     try:
         at = datetime.fromisoformat(cell.strip())
     except ValueError:

@@ -135,8 +135,8 @@ class CSV(Loading):
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
         time: column of the time: seconds or less since 1970, or dates (UTC without a time zone). Or the columns of a
-            date in UTC: year, month, day, and optionally hour, minute, second. Or a date and an hour; or
-            `{ every = SECONDS }`, the time from each row to the next.
+            date in UTC: year, month, day, and optionally hour, minute, second. Or a date and an hour or
+            a time of the day; or `{ every = SECONDS }`, the time from each row to the next.
         features: columns of the features, which must be numbers or categories; by default all others.
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
             those of the training rows; if rows have a time, of the earliest tenth, because later rows are not known.
