@@ -175,7 +175,9 @@ def test_a_name_in_data_that_a_terminal_obeys(capsys, here):
     rows = "".join(f"{k},{k % 2},{k % 3},\x1b[2J{k % 2}\n" for k in range(60))
     (here / "named.csv").write_text("a,b,label,d\n" + rows)
     on(here, {"kind": "csv", "path": "named.csv", "domain": "d"})
-    assert "named.csv: name of a class, domain or client: found '\\x1b[2J0'" in run(capsys, here)
+    assert "named.csv: name of a domain or client: found '\\x1b[2J0'" in run(capsys, here)
+    on(here, {"kind": "csv", "path": "named.csv", "label": "d"})
+    assert "named.csv: name of a class: found '\\x1b[2J0'" in run(capsys, here)
 
 
 @pytest.mark.parametrize(

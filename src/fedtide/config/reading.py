@@ -38,8 +38,8 @@ PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
 """Keys of parts that may be of kind "python"."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift", "track")
 """Names in a run folder that no method may have."""
-MANY_LINES = ("description", "options")
-"""Keys of text with several lines: a paragraph of the report, and what code of a person gets."""
+MANY_LINES = ("description", "options", "source")
+"""Keys of text with several lines: a paragraph of the report, what code of a person gets, and names of columns."""
 
 
 def read(
@@ -112,7 +112,7 @@ def _check_values(value: Any, key: str, dot: str = "", *, lines: bool = False) -
         value: the value of a key, and all that is in it.
         key: the key, for errors.
         dot: what stands between the key and a key in it.
-        lines: whether text may have several lines: a description, and what code of a person gets.
+        lines: whether text may have several lines, see `MANY_LINES`.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise FedtideError(f"{key}: found a whole number of {value.bit_length()} bits, allowed: at most 64")

@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 from fedtide.data.targets import TARGET_WORDS, Labels, Setting, recenter
-from fedtide.fields.types import HIDDEN, LARGEST
+from fedtide.fields.types import HIDDEN, LARGEST, OBEYED
 from fedtide.learn.device import CPU, resident
 from fedtide.learn.target import CLASSES, Classes, Measured, Target
 
@@ -119,8 +120,9 @@ class Rows:
         _check_labels(self.name, self.y, self.classes)
         _check_steps(self.name, self.y, self.padding)
         _check_features(self.name, self.x)
-        labels = () if self.steps is not None else self.label_names  # those of steps are words of texts
-        _check_names(self.name, (*self.domain_names, *self.client_names, *map(str, labels)))
+        check_names(f"{self.name}: name of a domain or client", (*self.domain_names, *self.client_names))
+        if self.steps is None:  # else they are words of texts
+            check_names(f"{self.name}: name of a class", map(str, self.label_names), OBEYED)
         time = torch.empty(0) if self.time is None else self.time
         for row in _first(~torch.isfinite(time)):
             raise refused(f"{self.name}: row {row}: time", float(time[row]), "a finite number")
@@ -383,11 +385,10 @@ def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
         raise FedtideError(f"{name}: row {row}: every step is padding; leave such rows out")
 
 
-def _check_names(name: str, names: tuple[str, ...]) -> None:
-    """Raise for names that a terminal would obey, or that cannot be seen."""
-    if HIDDEN.search("".join(names)):
-        wrong = next(name_shown for name_shown in names if HIDDEN.search(name_shown))
-        raise refused(f"{name}: name of a class, domain or client", wrong, "names without control characters")
+def check_names(key: str, names: Iterable[str], wrong: re.Pattern[str] = HIDDEN) -> None:
+    """Raise for names with characters that are wrong; `key` begins the error."""
+    for name in filter(wrong.search, names):
+        raise refused(key, name, "names without control characters")
 
 
 def _check_features(name: str, x: Tensor) -> None:

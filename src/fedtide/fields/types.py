@@ -44,22 +44,26 @@ ForWeights = AfterValidator(_held_by_weights)
 """Mark of a number that weights are multiplied by."""
 
 
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff"
-    "\ue000-\uf8ff\ud800-\udfff\U000e0000-\U000e0fff]"
-)
-"""Characters that a terminal obeys, that turn the direction of what follows, or that cannot be seen."""
+_OBEYED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e0fff"
+OBEYED = re.compile(f"[{_OBEYED}]")
+"""Characters that a terminal obeys, or that turn the direction of what follows."""
+HIDDEN = re.compile(f"[{_OBEYED}\xad\u180e\u200b\u2060-\u206f\ufeff\ufff9-\uffff\ue000-\uf8ff]")
+"""Those characters, and characters that cannot be seen."""
 
 
 def check_visible(text: str, *, lines: bool = False) -> str:
-    r"""Return a text; raise for one with control characters, and for one of several lines unless `lines` are allowed.
+    r"""Return a text; raise for one with control characters.
+
+    Args:
+        text: the text.
+        lines: whether it may have several lines and characters that cannot be seen, as names of columns do.
 
     >>> check_visible("two\nlines")
     Traceback (most recent call last):
         ...
     ValueError: found the control character '\n', allowed: text without any
     """
-    if match := HIDDEN.search(text) or (None if lines else re.search("[\t\n]", text)):
+    if match := (OBEYED.search(text) if lines else HIDDEN.search(text) or re.search("[\t\n]", text)):
         raise ValueError(f"found the control character {match[0]!a}, allowed: text without any")
     return text
 

@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, check_names
 from fedtide.data.sources import frames
 from fedtide.data.sources.arrays import NPZ
 from fedtide.data.sources.cells import Cells, Clock, Column, cells_of, describe_span, describe_spelling, read_cells
@@ -23,7 +23,7 @@ from fedtide.data.sources.frames import Roles, local
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.draw.prose import listed
-from fedtide.fields.types import LARGEST, seconds_of
+from fedtide.fields.types import LARGEST, OBEYED, seconds_of
 from fedtide.runs.build import cohort_size, population_of
 
 ROWS, ROWS_OF_CLIENT = 20_000, 20
@@ -130,6 +130,7 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
     rows, columns = len(cells), cells.columns
     guess = frames.assign(name, cells, roles)
     names = (*guess.features, *guess.time, *([guess.client] if guess.client else []), guess.label)
+    check_names(f"{name}: name of a column", names, OBEYED)  # or nobody could run the study
     seen = [columns[column] for column in names]
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():

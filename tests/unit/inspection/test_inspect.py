@@ -94,6 +94,7 @@ REFUSED = [
     ({"price": np.where(N == 39, "3,8", (N / 4).astype(str)), "label": AB}, Roles(features="price"),
      "found 'price', but 39 of 40 are numbers, row 39 is '3,8'"),
     ({"a": np.full(9, "u"), "x": np.ones(9)}, Roles(), "table: no column looks like a label; allowed: --label with"),
+    ({"a\x1b[2J": N, "label": N % 2}, Roles(), r"table: name of a column: found 'a\x1b[2J', allowed: names without"),
     ({"a": N * 1e300, "b": N % 9}, Roles(label="a"), "table: a: found 3.9e+301, allowed: numbers below 3.4e+38"),
 ]  # fmt: skip
 
