@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 
-from fedtide.clusters.kmeans_by_sums import Groups, split
+from fedtide.clusters.kmeans_by_sums import Groups, nearest, split
 from fedtide.core.errors import FedtideError
 from fedtide.laws.case import Case
 from helpers.toys import played, toy
@@ -41,6 +43,24 @@ def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
             assert all(one is None or one.weight >= 2 for one in ask.reply.total["members"])
         assert not ask.reply.rows
         assert ask.slot is None  # who is asked is asked the same, whatever its cluster
+
+
+def test_clusters_that_are_summed_are_equal_or_differ_by_fewest_clients():
+    """Else two sums of a clustering tell the representations of the clients between them."""
+    data = {"source": {"kind": "gaussians", "samples": 480, "dims": 4, "classes": 5}, "held_out_clients": {},
+            "partition": {"kind": "dirichlet", "clients": 24, "alpha": 0.5}, "groups": {"by": "none"}}  # fmt: skip
+    clustering = {"kind": "k-means", "k_max": 6, "n_init": 3}
+    changes = {"data": data, "shift": {"who": "always"}, "rounds": 2}
+    case = Case(lambda: toy("fielding-by-sums", {"fewest": 3, "clustering": clustering}, **changes), lambda: None)
+    run, fleet = case.watched()
+    vectors = [run.host.memory.read(client, (99, 0))["reported"] for client in run.host.population.clients.tolist()]
+    clusters = list[set[int]]()
+    for sets in (ask.payload for ask in fleet.asks if ask.question == "sums"):
+        for centers in sets.centers:
+            places = [nearest(vector, centers, sets.distance) for vector in vectors]
+            clusters += [{client for client, k in enumerate(places) if k == at} for at in range(len(centers))]
+    assert len(clusters) > 5
+    assert {len(one ^ other) for one, other in combinations(clusters, 2)}.isdisjoint({1, 2})
 
 
 def test_participants_that_report_are_counted_with_the_others():
