@@ -74,7 +74,7 @@ def test_the_first_clusters():
 
     Its halves are at 1/2 - s and 1/2 + s, so the first cell has the clients with little of class 0: 3, 4 and 5, of
     mean 5/6, and the other those of mean 1/6. With two clients a cell at least, three are not split again. Two clusters
-    of two cells; Lloyd moves none. Client 0 is 2 (1/4) = 1/2 from the mean of clients 1 and 2, and 2 (5/6) = 5/3 from
+    of two cells. Client 0 is 2 (1/4) = 1/2 from the mean of clients 1 and 2, and 2 (5/6) = 5/3 from
     the other center: 1 - 3/10 = 0.7. Client 1 is 2 (1/4 - 1/8) = 1/4 and 2 (5/6 - 1/4) = 7/6 away: 1 - 3/14 = 11/14.
     """
     algorithm = made(FixedFraction())

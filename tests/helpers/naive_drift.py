@@ -249,34 +249,25 @@ def nearest(row: Row, centers: list[Row], kind: str) -> int:
     return min(range(len(centers)), key=lambda k: distance(row, centers[k], kind))
 
 
-def cells_of(said: list[Row], centers: list[Row], kind: str, fewest: int) -> list[Cell]:
-    """Sums around centers, of those alone that enough clients are nearest to."""
-    sizes = [0] * len(centers)
-    for row in said:
-        sizes[nearest(row, centers, kind)] += 1
-    left = [center for center, size in zip(centers, sizes, strict=True) if size >= fewest] or centers[:1]
-    out = []
-    for k in range(len(left)):
-        n, total, square = 0, np.zeros(len(said[0])), np.zeros(len(said[0]))
-        for row in said:
-            if nearest(row, left, kind) == k:
-                one = np.array(row) / (math.hypot(*row) if kind == "cosine" else 1.0)
-                n, total, square = n + 1, total + one, square + one**2
-        out.append(((total / n).tolist(), n, (square / n - (total / n) ** 2).tolist()))
-    return out
+def cell_of(rows: list[Row], kind: str) -> Cell:
+    """Mean, number and variance of some clients."""
+    n, total, square = 0, np.zeros(len(rows[0])), np.zeros(len(rows[0]))
+    for row in rows:
+        one = np.array(row) / (math.hypot(*row) if kind == "cosine" else 1.0)
+        n, total, square = n + 1, total + one, square + one**2
+    return (total / n).tolist(), n, (square / n - (total / n) ** 2).tolist()
 
 
-def halves(cells: list[Cell], fewest: int) -> list[Row]:
-    """Each center that has the clients for it in two, by a standard deviation along what varies most."""
-    out = []
-    for center, n, variance in cells:
-        j = next(j for j, v in enumerate(variance) if v >= (1 - 1e-6) * max(variance))
-        if n < 2 * fewest or variance[j] <= 1e-12:
-            out.append(center)
-            continue
-        way = math.sqrt(variance[j])
-        out += [[c - way * (i == j) for i, c in enumerate(center)], [c + way * (i == j) for i, c in enumerate(center)]]
-    return out
+def halves(rows: list[Row], kind: str, fewest: int) -> list[list[Row]]:
+    """Clients in two parts, by a standard deviation along what varies most; none if one would be too small."""
+    center, n, variance = cell_of(rows, kind)
+    j = next(j for j, v in enumerate(variance) if v >= (1 - 1e-6) * max(variance))
+    if n < 2 * fewest or variance[j] <= 1e-12:
+        return []
+    way = math.sqrt(variance[j])
+    points = [[c + sign * way * (i == j) for i, c in enumerate(center)] for sign in (-1, 1)]
+    parts = [[row for row in rows if nearest(row, points, kind) == k] for k in (0, 1)]
+    return parts if min(map(len, parts)) >= fewest else []
 
 
 def told(row: Row, cells: list[Cell], kind: str) -> tuple[float, float]:
@@ -297,16 +288,12 @@ def told(row: Row, cells: list[Cell], kind: str) -> tuple[float, float]:
 
 def clustered(said: list[Row], kind: str, play: Play, fewest: int, key: Rng) -> list[Cell]:
     """The clusters of the largest silhouette."""
-    cells = cells_of(said, [said[0]], kind, 1)
-    whole = cells
-    while len(cells) < 2 * play.k_max:
-        parts = halves(cells, fewest)
-        if len(parts) == len(cells):
-            break
-        made = cells_of(said, parts, kind, fewest)
-        if len(made) <= len(cells):
-            break
-        cells = made
+    whole, groups, done = [cell_of(said, kind)], [said], list[list[Row]]()
+    while groups and len(groups) + len(done) < 4 * play.k_max:
+        parts = [(rows, halves(rows, kind, fewest)) for rows in groups]
+        done += [rows for rows, two in parts if not two]
+        groups = [part for _, two in parts for part in two]
+    cells = [cell_of(rows, kind) for rows in done + groups]
     middles = [center for center, _, _ in cells]
     if kind == "cosine":
         middles = [[x / math.hypot(*row) for x in row] for row in middles]
@@ -316,16 +303,11 @@ def clustered(said: list[Row], kind: str, play: Play, fewest: int, key: Rng) -> 
     for k in range(2, most + 1):
         tries = [lloyd(middles, [middles[seed] for seed in starts(middles, k, one, kind)], kind) for one in draws]
         label = by_lowest_member(min(tries, key=lambda tried: tried[1])[0])
-        centers = []
+        made = list[Cell]()
         for j in range(k):
             n = sum(cell[1] for cell, its in zip(cells, label, strict=True) if its == j)
             total = sum(np.array(cell[0]) * cell[1] for cell, its in zip(cells, label, strict=True) if its == j)
-            centers.append((total / n).tolist())
-        for _ in range(10):
-            made = cells_of(said, centers, kind, fewest)
-            if [cell[0] for cell in made] == centers:
-                break
-            centers = [cell[0] for cell in made]
+            made.append(((total / n).tolist(), n, []))
         score = sum(told(row, made, kind)[1] for row in said) / len(said)
         if score > best + 1e-6:
             best, found = score, made

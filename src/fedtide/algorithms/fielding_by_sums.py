@@ -49,14 +49,15 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.distance import Distance, between
 from fedtide.clusters.kmeans_by_sums import (
+    Cells,
     FoundBySums,
     Groups,
     Sets,
     cluster_by_sums,
+    divide_sums,
     group_questions,
     nearest,
     summed,
-    sums_of,
 )
 from fedtide.clusters.representation import Labels, Represent, Representation, drifted_from
 from fedtide.clusters.rounds import accuracy_question, mix_clusters, mix_models, predict_by_cluster, step_models
@@ -315,7 +316,7 @@ def fielding_by_sums(
     check = has_val(trigger)
     algorithm = Algorithm("fielding-by-sums", init, works, round, serve, predict, adapt, as_served, check)
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
-    traits: Any = {"sends": (Sent, New, Sets), "models": "clusters", "remembers": True}
+    traits: Any = {"sends": (Sent, New, Cells, Sets), "models": "clusters", "remembers": True}
     return with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
 
 
@@ -443,11 +444,10 @@ def update_centers(state: State, fleet: Fleet, where: Sent, fewest: int) -> tupl
     reply = fleet.ask("center", fleet.reachable, where)
     if reply.total is None:
         return state, none
-    size, (total,) = sums_of(reply.total["members"], state.centers)
-    filled = size > 0
-    before = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
-    centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], before)
-    return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
+    groups = divide_sums(reply.total["members"], state.centers)
+    filled = groups.sizes > 0
+    members = torch.where(filled, groups.sizes, state.members)
+    return replace(state, centers=groups.centers, members=members), filled
 
 
 def join_small(members: Tensor, fewest: int) -> Tensor | None:

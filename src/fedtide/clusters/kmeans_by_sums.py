@@ -1,22 +1,20 @@
 """k-means over clients of whose vectors the server sees sums alone.
 
-Lloyd's algorithm needs the sum and the number of a cluster's members. Both are sums over clients, who find their
-nearest center themselves. So a server that asks for sums over its clusters runs the same iterations as one that
-holds all vectors. How it begins, how it chooses K and what it asks first is our own:
+k-means of many small cells is nearly k-means of the clients in them. Clients find their cell themselves, and the server
+asks for the number of its members and the sum of their vectors. All of it is our own:
 
 | symbol | meaning |
 | --- | --- |
 | `r_i` | vector of client i, which it keeps to itself |
-| `c_k`, `n_k` | mean and number of the members of cluster k |
+| `c_k`, `n_k` | mean and number of the members of a cell or cluster |
 | `m` | `fewest` clients whose sum may be asked for |
 
-    sizes     n_k first: a center with n_k < m is dropped, and its members go to their next nearest
-    overlaps  how many clients the new clusters have in common with each cluster that was summed before: if two differ
-              by some clients, but fewer than m, their difference would be these, and the set is not summed
-    sums      then the sum of r_i over the members of each cluster, and of r_i^2 before a cluster is split
-    begin     from the mean of all, each center becomes two, c_k +- s e, along the number e that varies most among its
-              members, by its standard deviation s (Linde, Buzo, Gray 1980), until there are twice as many as k_max
-    each K    k-means of these cells' means, which the server does alone, then Lloyd steps by sums
+    cells     from all clients, each cell becomes two, of those nearer to c_k - s e and to c_k + s e, along the number e
+              that varies most among its members, by its standard deviation s (Linde, Buzo, Gray 1980), until there are
+              4 k_max cells, or none can be divided
+    sizes     n_k first: a cell stays whole if one of its parts would have less than m members
+    sums      then sum of r_i and of r_i^2 over the members of each new cell
+    each K    k-means of the cells' means, which the server does alone
     judge     a_i = distance to the mean of the other members, b_i = distance to the nearest other center;
               K of the largest mean of (b_i - a_i) / max(a_i, b_i)
 
@@ -24,8 +22,9 @@ The silhouette of distances to centers (Hruschka, de Castro, Campello 2004) choo
 and is about a quarter larger. A client leaves itself out of its cluster's mean, (n c - r) / (n - 1), else many small
 clusters would look tight. Cells have `m` clients or more: where clients are few, so are clusters.
 
-Not hidden: three sums or more may tell of one client together, and two of different rounds may differ by one. Only
-noise hides that. Clients may also vanish between two questions.
+Cells are parts of cells, so all sums of a clustering are sums of whole cells: no arithmetic with them tells of fewer
+than `m` clients. Lloyd's steps would: a cluster before and after a step may differ by one client. Only noise hides what
+sums of two clusterings tell together, and of a client that vanishes between two questions.
 """
 
 from collections.abc import Sequence
@@ -43,8 +42,8 @@ from fedtide.core.base import Answer, Fleet, Memory, Moment, Shard, Slotted, Sum
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 
-STEPS = 10
-"""Largest number of Lloyd steps: each costs two questions, and from such a beginning most end after four."""
+CELLS = 4
+"""How many cells there may be for each of the largest number of clusters."""
 TINY = 1e-12
 """Variance below which all members of a cell are taken for equal."""
 
@@ -89,72 +88,93 @@ def nearest(vector: Tensor, centers: Tensor, distance: Distance, allowed: Tensor
     return int((far if allowed is None else far.where(allowed, torch.inf)).argmin())
 
 
-def summed(vector: Tensor, k: int, count: int, distance: Distance, *, squared: bool = False) -> Slotted:
-    """Return the terms of a client for the sums of `count` clusters: its vector in slot k, and the square of it.
+def summed(
+    vector: Tensor, k: int, count: int, distance: Distance, weight: float = 1.0, *, squared: bool = False
+) -> Slotted:
+    """Return the terms of a client for the sums of `count` clusters: its vector, and maybe the square of it, in slot k.
 
     Masked sums of fewer than `fewest` clients are not opened (`fedtide.wire.pipeline`). Under the cosine distance the
     vector is made one long.
     """
     row = unit(vector[None])[0] if distance == "cosine" else vector
-    return Slotted({k: Weighted([row, row.square()] if squared else [row])}, count)
+    return Slotted({k: Weighted([row, row.square()] if squared else [row], weight)}, count)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A tree of cells: those of its leaves hold all clients.
+
+    points: (nodes, d); of a cell's two parts a client is in that of the nearer point. parts: (nodes,) number of the
+    first of its two parts, 0 for a leaf. new: the first cell that was not summed yet.
+    """
+
+    points: Tensor
+    parts: Tensor
+    distance: Distance
+    new: int = 0
+
+    @property
+    def leaves(self) -> Tensor:
+        """The numbers of the cells that have no parts."""
+        return (self.parts == 0).nonzero()[:, 0]
+
+    def leaf_of(self, vector: Tensor) -> int:
+        """Return the cell of a client.
+
+        >>> points = torch.tensor([[0.0], [-1.0], [1.0]], dtype=torch.float64)
+        >>> Cells(points, torch.tensor([1, 0, 0]), "l1").leaf_of(torch.tensor([3.0]))
+        2
+        """
+        node = 0
+        while (part := int(self.parts[node])) > node:
+            node = part + nearest(vector, self.points[part : part + 2], self.distance)
+        return node
+
+    def divided(self, cells: Tensor, points: Tensor) -> "Cells":
+        """Return the tree whose `cells` (n,) have two parts, each of a point (n, 2, d)."""
+        parts, start = self.parts.clone(), len(self.parts)
+        parts[cells] = start + 2 * torch.arange(len(cells))
+        before = self.points if start > 1 else points.new_zeros(1, points.shape[-1])
+        points = torch.cat([before, points.flatten(0, 1)])
+        return replace(self, points=points, parts=torch.cat([parts, parts.new_zeros(2 * len(cells))]), new=start)
 
 
 @dataclass(frozen=True)
 class Sets:
-    """Sets of centers about which clients are asked, and the number of members of each center.
-
-    squared: whether the server asks for the squares too, from which it splits clusters. before: sets that were summed.
-    """
+    """Sets of centers about which clients are asked, and the number of members of each center."""
 
     centers: Sequence[Tensor]
     distance: Distance
-    sizes: Sequence[Tensor] = field(default_factory=list)
-    squared: bool = False
-    before: Sequence[Tensor] = field(default_factory=list)
+    sizes: Sequence[Tensor]
 
 
 def group_questions(k_max: int) -> dict[str, Work]:
-    """Build the questions "sizes", "overlaps", "sums" and "judge" about sets of centers.
+    """Build the questions "sizes" and "sums" about cells, and "judge" about sets of centers.
 
-    The client's memory has "reported"; a client without a report abstains. A client does not answer if a set has more
-    than 4 `k_max` centers, because no clustering needs as many, and with enough of them each client would be the only
-    one near its center.
+    The client's memory has "reported"; a client without a report abstains. It does not answer about more cells than a
+    clustering needs, because with enough of them each client would be the only one in its cell.
     """
+    most = 4 * CELLS * k_max  # a level may double their number, and a tree has as many nodes above its leaves
 
-    def check(payload: Any) -> None:
-        if (most := max(map(len, [*payload.centers, *payload.before]), default=0)) > 4 * k_max:
-            raise refused("centers", most, f"at most {4 * k_max}, four times k_max")
+    def check(payload: Cells) -> None:
+        if len(payload.parts) > most:
+            raise refused("cells", len(payload.parts), f"at most {most}, for {k_max} clusters")
 
-    def sizes(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def sizes(payload: Cells, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         check(payload)
         if memory is None:
             return None
-        vector, distance = memory["reported"], payload.distance
-        places = [torch.tensor(nearest(vector, centers, distance)) for centers in payload.centers]
-        sizes = [len(centers) for centers in payload.centers]
-        return Answer({"sizes": Weighted([F.one_hot(k, n).double() for k, n in zip(places, sizes, strict=True)])})
+        cell = torch.tensor(payload.leaf_of(memory["reported"]))
+        return Answer({"sizes": Weighted(F.one_hot(cell, len(payload.parts)).double())})
 
-    def overlaps(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def sums(payload: Cells, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         check(payload)
         if memory is None:
             return None
-        sets = [*payload.before, *payload.centers]
-        places = [nearest(memory["reported"], centers, payload.distance) for centers in sets]
-        tables = [
-            F.one_hot(torch.tensor(places[i] * len(sets[j]) + places[j]), len(sets[i]) * len(sets[j])).double()
-            for j in range(len(payload.before), len(sets)) for i in range(j)
-        ]  # fmt: skip
-        return Answer({"overlaps": Weighted(tables)})
-
-    def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        check(payload)
-        if memory is None:
-            return None
-        vector, distance = memory["reported"], payload.distance
-        return Answer({"groups": [
-            summed(vector, nearest(vector, centers, distance), len(centers), distance, squared=payload.squared)
-            for centers in payload.centers
-        ]})  # fmt: skip
+        vector = memory["reported"]
+        cell = payload.leaf_of(vector)
+        weight = float(cell >= payload.new)  # what was summed is not summed again, maybe without who vanished
+        return Answer({"cells": summed(vector, cell, len(payload.parts), payload.distance, weight, squared=True)})
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
@@ -163,7 +183,7 @@ def group_questions(k_max: int) -> dict[str, Work]:
         scores = [judged(memory["reported"], centers, sizes, payload.distance) for centers, sizes in sets]
         return Answer({"judged": Weighted(scores)})
 
-    return {"sizes": sizes, "overlaps": overlaps, "sums": sums, "judge": judge}
+    return {"sizes": sizes, "sums": sums, "judge": judge}
 
 
 def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -> Tensor:
@@ -188,88 +208,73 @@ def judged(vector: Tensor, centers: Tensor, sizes: Tensor, distance: Distance) -
     return torch.tensor([spread, score], dtype=torch.float64)
 
 
-def group(
-    fleet: Fleet,
-    clients: Tensor,
-    sets: Sequence[Tensor],
-    distance: Distance,
-    fewest: int,
-    before: list[Tensor],
-    *,
-    squared: bool = False,
-) -> list[Groups | None]:
-    """Ask for the sums of clusters around several sets of centers: of sizes first, of vectors where there are `fewest`.
+def divide_sums(sums: Sequence[Sum | None], before: Tensor) -> Groups:
+    """Divide sums of `summed` by their numbers; a cluster without a sum keeps its center of `before` (K, ...).
+
+    Without squares the variance has no meaning.
+    """
+    sums = [one if one is not None and one.weight else None for one in sums]
+    sizes = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
+    some = next((one.value[0] for one in sums if one is not None), before[0])
+    before = before if before.shape[1:] == some.shape else torch.zeros(len(sums), len(some), dtype=some.dtype)
+    means = [before[k] if one is None else one.value[0] / one.weight for k, one in enumerate(sums)]
+    squares = [means[k].square() if one is None else one.value[-1] / one.weight for k, one in enumerate(sums)]
+    centers = torch.stack(means)
+    return Groups(centers, sizes, (torch.stack(squares) - centers.square()).clamp(min=0))
+
+
+def sum_cells(
+    fleet: Fleet, clients: Tensor, distance: Distance, fewest: int, most: int
+) -> tuple[Groups, Groups, Distance] | None:
+    """Divide all clients into cells, by sums.
 
     Args:
-        fleet: the clients.
+        fleet: the clients, which keep "reported".
         clients: those to ask.
-        sets: each (K, d).
-        distance: the distance.
-        fewest: m; a center with fewer members is dropped, unless there is no other.
-        before: sets that were summed; those that are summed now are added.
-        squared: whether the variances are needed.
+        distance: the distance; the scales of a joint one are set anew.
+        fewest: m.
+        most: how many cells there may be.
 
     Returns:
-        The clusters of each set; None for a set that cannot be summed.
+        All clients as one cluster, the cells, and the distance; None if fewer than m clients answer.
     """
-    none: list[Groups | None] = [None] * len(sets)
-    reply = fleet.ask("sizes", clients, Sets(sets, distance))
+    tree = Cells(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), distance)
+    reply = fleet.ask("sizes", clients, tree)
     if reply.total is None or reply.total["sizes"].weight < fewest:
-        return none
-    enough = [size >= fewest for size in reply.total["sizes"].value]
-    left = [one[mask] if mask.any() else one[:1] for one, mask in zip(sets, enough, strict=True)]
-    may = [True] * len(left)
-    if before or len(left) > 1:
-        reply = fleet.ask("overlaps", clients, Sets(left, distance, before=before))
+        return None
+    reply = fleet.ask("sums", clients, tree)
+    if reply.total is None or reply.total["cells"][0] is None:
+        return None
+    whole = cells = divide_sums(reply.total["cells"], tree.points)
+    distance = scaled_by_sums(distance, whole)
+    tree, undivided = replace(tree, distance=distance), torch.zeros(0, dtype=torch.int64)
+    while len(tree.leaves) < most:
+        may, points = split(cells, fewest)
+        may &= (tree.parts == 0) & ~torch.isin(torch.arange(len(may)), undivided)
+        if not may.any():
+            break
+        tried = may.nonzero()[:, 0]
+        reply = fleet.ask("sizes", clients, tree.divided(tried, points[tried]))
         if reply.total is None:
-            return none
-        may = _distinct(reply.total["overlaps"].value, before, left, fewest)
-    asked = [one for one, allowed in zip(left, may, strict=True) if allowed]
-    if not asked:
-        return none
-    reply = fleet.ask("sums", clients, Sets(asked, distance, squared=squared))
-    if reply.total is None:
-        return none
-    before += asked
-    groups = (_divided(one, sums, squared=squared) for one, sums in zip(asked, reply.total["groups"], strict=True))
-    return [next(groups) if allowed else None for allowed in may]
+            break
+        sizes = reply.total["sizes"].value[len(tree.parts) :].view(-1, 2)
+        enough = (sizes >= fewest).all(1) & (sizes.sum(1) == cells.sizes[tried])  # else somebody vanished
+        undivided = torch.cat([undivided, tried[~enough]])
+        if not enough.any():
+            continue
+        divided = tree.divided(tried[enough], points[tried[enough]])
+        reply = fleet.ask("sums", clients, divided)
+        new = None if reply.total is None else divide_sums(reply.total["cells"][divided.new :], divided.points)
+        if new is None or not (new.sizes >= fewest).all():
+            break
+        tree = divided
+        cells = Groups(*(torch.cat([old, more]) for old, more in zip(_columns(cells), _columns(new), strict=True)))
+    leaves = tree.leaves
+    return whole, Groups(*(column[leaves] for column in _columns(cells))), distance
 
 
-def _distinct(tables: Sequence[Tensor], before: Sequence[Tensor], sets: Sequence[Tensor], fewest: int) -> list[bool]:
-    """Tell which sets have clusters that are equal to others, or differ from them by `fewest` clients or more."""
-    overlaps, whole = iter(tables), [*before, *sets]
-    summed_sets = [True] * len(before)
-    for j, one in enumerate(sets, start=len(before)):
-        differ = list[Tensor]()
-        for i in range(j):
-            both = next(overlaps).view(len(whole[i]), len(one))
-            if summed_sets[i]:
-                differ.append((both.sum(1, keepdim=True) + both.sum(0) - 2 * both).flatten())
-        clients = torch.cat(differ) if differ else torch.zeros(0)
-        summed_sets.append(bool(((clients == 0) | (clients >= fewest)).all()))
-    return summed_sets[len(before) :]
-
-
-def sums_of(sums: Sequence[Sum | None], like: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the numbers of clients (K,) and the sums of each of their values (K, d); zeros in slots without a sum.
-
-    Args:
-        sums: of `summed`, by slot.
-        like: (K, ...) centers, in whose place all sums are zero if there is none.
-    """
-    sizes = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
-    some = next((one.value for one in sums if one is not None), [torch.zeros_like(like[0])])
-    values = ([torch.zeros_like(part) if one is None else one.value[k] for one in sums] for k, part in enumerate(some))
-    return sizes, [torch.stack(rows) for rows in values]
-
-
-def _divided(before: Tensor, sums: Sequence[Sum | None], *, squared: bool) -> Groups:
-    """Divide sums by sizes; a cluster whose members have all vanished, or are too few now, keeps its center."""
-    size, values = sums_of(sums, before)
-    count = size.clamp(min=1)[:, None]
-    centers = torch.where(size[:, None] > 0, values[0] / count, before)
-    variance = values[-1] / count - centers.square() if squared else torch.zeros_like(centers)
-    return Groups(centers, size, variance.clamp(min=0))
+def _columns(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    return groups.centers, groups.sizes, groups.variance
 
 
 def cluster_by_sums(
@@ -292,21 +297,12 @@ def cluster_by_sums(
         rng: the key of all draws.
         now: the clusters so far, whose spread is compared.
     """
-    before: list[Tensor] = []
-    (whole,) = group(fleet, clients, [torch.zeros(1, 1)], distance, fewest, before, squared=True)
-    if whole is None:
+    most = CELLS * clustering.k_max if clustering.k_max > 1 else 1
+    summed_cells = sum_cells(fleet, clients, distance, fewest, most)
+    if summed_cells is None:
         return None
-    distance, cells = scaled_by_sums(distance, whole), whole
-    while (
-        clustering.k_max > 1
-        and len(cells.centers) < 2 * clustering.k_max
-        and (parts := split(cells, fewest)) is not None
-    ):
-        (new,) = group(fleet, clients, [parts], distance, fewest, before, squared=True)
-        if new is None or len(new.centers) <= len(cells.centers):
-            break
-        cells = new
-    sets = [whole, *_lloyd(fleet, clients, _begin(cells, clustering, distance, rng), distance, fewest, before)]
+    whole, cells, distance = summed_cells
+    sets = [whole, *_cluster_cells(cells, clustering, distance, rng)]
     sets = [now or whole, *sets]
     asked = Sets([one.centers for one in sets], distance, [one.sizes for one in sets])
     reply = fleet.ask("judge", clients, asked)
@@ -324,26 +320,24 @@ def cluster_by_sums(
     return FoundBySums(sets[best], distance, spreads[best], spreads[0], silhouette)
 
 
-def split(cells: Groups, fewest: int) -> Tensor | None:
-    """Return the centers of cells, those of 2 m members or more in two; None if none can be split.
+def split(cells: Groups, fewest: int) -> tuple[Tensor, Tensor]:
+    """Return the mask (K,) of cells that may be divided, those of 2 m members or more, and their points (K, 2, d).
 
     >>> cells = Groups(torch.tensor([[1.0, 5.0]]), torch.tensor([6.0]), torch.tensor([[4.0, 1.0]]))
-    >>> split(cells, 3).tolist(), split(cells, 4)
-    ([[-1.0, 5.0], [3.0, 5.0]], None)
+    >>> may, points = split(cells, 3)
+    >>> may.tolist(), points.tolist()
+    ([True], [[[-1.0, 5.0], [3.0, 5.0]]])
     """
     widest = cells.variance.max(1).values
-    may = (cells.sizes >= 2 * fewest) & (widest > TINY)
-    if not may.any():
-        return None
     # The first of those that vary equally but for rounding, as shares of two classes do.
     along = (cells.variance >= (1 - TIE) * widest[:, None]).int().argmax(1)
-    step = F.one_hot(along, cells.centers.shape[1]) * widest.sqrt()[:, None]
-    ways = zip(cells.centers, step, may, strict=True)
-    return torch.cat([torch.stack([c - way, c + way]) if two else c[None] for c, way, two in ways])
+    way = F.one_hot(along, cells.centers.shape[1]) * widest.sqrt()[:, None]
+    may = (cells.sizes >= 2 * fewest) & (widest > TINY)
+    return may, torch.stack([cells.centers - way, cells.centers + way], 1)
 
 
-def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> list[Groups]:
-    """Return the first clusters for each K: those of k-means of the cells, each mean by the number of its members."""
+def _cluster_cells(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> list[Groups]:
+    """Return the clusters for each K: those of k-means of the cells, each mean by the number of its members."""
     most = min(clustering.k_max, len(cells.centers))
     if most < 2:
         return []
@@ -359,22 +353,6 @@ def _joined(cells: Groups, label: Tensor) -> Groups:
     share = F.one_hot(torch.tensor([numbers[k] for k in label.tolist()])).to(cells.centers.dtype) * cells.sizes[:, None]
     centers = share.T @ cells.centers / share.sum(0)[:, None]
     return Groups(centers, share.sum(0), torch.zeros_like(centers))
-
-
-def _lloyd(
-    fleet: Fleet, clients: Tensor, begin: list[Groups], distance: Distance, fewest: int, before: list[Tensor]
-) -> list[Groups]:
-    """Run Lloyd steps of several sets of clusters at once, each until it does not move, or cannot be summed."""
-    groups, moving = list(begin), list(range(len(begin)))
-    for _ in range(STEPS):
-        if not moving:
-            break
-        new = group(fleet, clients, [groups[i].centers for i in moving], distance, fewest, before)
-        pairs = [(i, groups[i], one) for i, one in zip(moving, new, strict=True) if one is not None]
-        moving = [i for i, old, one in pairs if not torch.equal(old.centers, one.centers)]
-        for i, _, one in pairs:
-            groups[i] = one
-    return groups
 
 
 def scaled_by_sums(distance: Distance, whole: Groups) -> Distance:
