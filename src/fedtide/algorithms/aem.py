@@ -61,7 +61,7 @@ from fedtide.clusters.rounds import (
     step_models,
 )
 from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Slotted, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
 from fedtide.learn import SGD, LocalTrainer, Losses, Server, Steps, Stepwise, Task, Train, Weighting, mean_losses
@@ -239,9 +239,9 @@ def aem(
         if not fitted.steps:
             return None
         chosen = F.one_hot(torch.tensor(j), clusters).double()
-        more = {"chosen": Weighted(chosen * (not explored), 1.0)}
+        more: dict[str, Weighted | Slotted] = {"chosen": Weighted(chosen * (not explored), 1.0)}
         if judged is not None:
-            more["val"] = Weighted(chosen[:, None] * judged, 1.0)
+            more["val"] = Slotted({j: Weighted(judged)}, clusters)
         return answer_model(j, fitted.delta, fitted.loss, shard, clusters, weighting, **more)
 
     def as_served(payload: Any, memory: Any, answer: Answer) -> tuple[Served, None] | None:
@@ -265,7 +265,10 @@ def aem(
         last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
         # Nobody can choose a frozen model, which is not sent: it stays in use if it was when it froze.
         last = torch.where(~state.active & in_use(state), last.max(), last)
-        losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
+        losses = state.losses
+        if "val" in reply.total:
+            judged = [torch.zeros(2) if val is None else val.value for val in reply.total["val"]]
+            losses = losses + torch.stack(judged)
         after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if freeze and (fleet.moment.round + 1) % freeze.check_every == 0:

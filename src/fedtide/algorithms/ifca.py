@@ -45,6 +45,7 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.clusters.rounds import (
     NOT_POOLED,
+    Divisor,
     Served,
     Starts,
     answer_model,
@@ -122,8 +123,9 @@ def ifca(
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # theta_j
-        state = step_models(state, server, reply.total["delta"], "participants" if gradient else "members")
-        members = reply.total["members"].value
+        members, everyone = reply.total["members"].value, reply.total["loss" if weighting == "samples" else "members"]
+        divisor: Divisor = "participants" if gradient else "members"
+        state = step_models(state, server, reply.total["delta"], divisor, everyone.weight)
         return replace(state, members=state.members + members), {"loss": mean(reply.total)["loss"], "members": members}
 
     def as_served(payload: Any, memory: Any, answer: Answer) -> tuple[Served, None]:

@@ -439,7 +439,7 @@ def reveal_update(training: Training, show: Callable[[Weighted], dict[str, Tenso
 
 
 def answer_model(
-    j: int, delta: Weights, loss: float, shard: Shard, models: int, weighting: Weighting, **more: Weighted
+    j: int, delta: Weights, loss: float, shard: Shard, models: int, weighting: Weighting, **more: Weighted | Slotted
 ) -> Answer:
     """Build the answer of a client that has trained one of several models: its update, its loss and its choice."""
     chosen = F.one_hot(torch.tensor(j), models).double()

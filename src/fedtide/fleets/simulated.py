@@ -270,7 +270,7 @@ class SimulatedFleet:
         race = replace(race, counts=self.vectors.keep_enough(ask, race.counts))
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload), len(blocks))
-        staged, done = done.keepers, self.vectors.open(ask, payload, done)
+        staged, done = done.keepers, self.vectors.open(ask, payload, done, self._closed(ask))
         self.memory.discard(client for client in staged if client in done.unopened)
         reply, seconds = self._reply(ask, race, done)
         self._close(ask, race, reply, seconds, done, payload)
@@ -304,6 +304,10 @@ class SimulatedFleet:
             counts &= torch.zeros_like(counts).index_fill_(0, fastest, True) | (rows == 0)
         wanted = len(clients) if first is None else min(first, len(clients))
         return Race(counts, sent, ahead, rows, size, down, wanted, deadline)
+
+    def _closed(self, ask: Ask) -> Mapping[int, list[int]]:
+        """Return by slot the units that owners keep closed: a simulation has no owners."""
+        return {}
 
     def _silent_still(self, ask: Ask) -> Tensor:
         """Return the mask (clients,) of those who said nothing the last time, and whose samples have not changed."""

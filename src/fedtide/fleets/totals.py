@@ -207,13 +207,16 @@ class Vectors:
         members = (slot[:, None] == slot[counts]).sum(1)
         return counts & (members >= self.wire.fewest)
 
-    def open(self, ask: Ask, payload: Payload, done: BlockResult) -> BlockResult:
+    def open(
+        self, ask: Ask, payload: Payload, done: BlockResult, closed: Mapping[int, Iterable[int]] | None = None
+    ) -> BlockResult:
         """Open the sums in which there are enough clients; the others' clients have not answered.
 
         Args:
             ask: the question, formed.
             payload: what was sent.
             done: the answers of all blocks, added up in fixed point.
+            closed: by slot, or 0, the units that stay closed although the wire would open them.
         """
         if ask.forms is None:
             return done
@@ -228,6 +231,8 @@ class Vectors:
             if len(members) < self.wire.fewest and self.wire.divisor is None:
                 few += members
                 continue
+            for unit in (closed or {}).get(slot, ()):
+                vector[ask.forms[slot].end + unit] = 0
             named = None if ask.slot is None else slot
             opening = Opening(ask.question, ask.version, named, tuple(members), ask.forms[slot])
             sums[slot] = self.wire.receive(vector, opening, *_like(schemas[slot]))

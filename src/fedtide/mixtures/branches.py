@@ -364,7 +364,9 @@ def step_branches(
     got = mean({name: reply.total[name] for name in ("delta", "loss", "branches")})
     shares = got["branches"]
     divisor = torch.where(shares > 0, shares, 1.0) if normalize_by == "members" else None
-    active = (shares > 0) | (lam > 0)
+    # The update of a branch that few clients trained may stay masked (`fedtide.wire.pipeline`), and is zero then.
+    changed = {branch_of(name) for name, change in got["delta"].params.items() if change.any()}
+    active = (shares > 0) & torch.tensor([k in changed for k in range(len(shares))]) | (lam > 0)
     weights, memo = step_trained(server, state.weights, state.server, got["delta"], active, divisor)
     return replace(state, weights=weights, server=memo), {"loss": got["loss"], "branches": shares}
 

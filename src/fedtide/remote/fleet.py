@@ -347,7 +347,8 @@ class RemoteFleet:
         done = join((_add_block(ask.of(block), answers) for block in blocks), len(blocks))
         if ask.forms is not None:
             self.released.note(ask.version, self.attendance, counted, answers)
-        done = self.vectors.open(ask, payload, replace(done, vectors=opened.sums if is_masked else done.vectors))
+        done = replace(done, vectors=opened.sums if is_masked else done.vectors)
+        done = self.vectors.open(ask, payload, done, opened.closed)
         why = dict.fromkeys(enough - counted, UNOPENED) if is_masked else {
             client: f"{REFUSED}its owner wants {answers[client].fewest} clients in a sum, and fewer answered"
             for client in enough - counted if post == "ask"
@@ -376,7 +377,10 @@ class RemoteFleet:
             torch.tensor(refused_ids, dtype=torch.int64),
             torch.tensor([client for client, word in words.items() if word.startswith(silent)], dtype=torch.int64),
         )
-        return self._close(ask, sent, reply, answers, words)
+        reply = self._close(ask, sent, reply, answers, words)
+        if any(opened.closed.values()):
+            self.record.asks[-1]["closed"] = {str(slot): units for slot, units in opened.closed.items()}
+        return reply
 
     def _replay_released(self, ask: Ask, payload: Payload, lines: Sequence[Line]) -> Reply:
         """End an ask whose sums were released before: they are taken as they were, and no client works again.

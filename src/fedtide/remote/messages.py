@@ -110,7 +110,7 @@ HEADER = 2**20
 
 LONGEST = 2**31 - 1
 
-LARGEST_FORM = 1_000_000
+LARGEST_FORM = 4096
 """Slots and groups of all leaves of a sum."""
 
 ClientId = Annotated[int, Field(ge=0, le=LONGEST)]

@@ -38,9 +38,9 @@ from fedtide.remote.messages import (
 )
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.policy import Policy
-from fedtide.wire.masks import ALONE, Context, Masker, Question, hidden
+from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
-from fedtide.wire.vector import TooLarge, form_of
+from fedtide.wire.vector import TooLarge, check_units, form_of
 
 PROTOCOL = 3
 """Version of headers and payloads; a node refuses questions of another."""
@@ -227,6 +227,9 @@ class Node:
                 raise FedtideError(f"'{ask.question}' has a sum, and is asked as if it had none")
             return {"total": {}, "rows": rows}
         slot = 0 if ask.slot is None else int(ask.slot[ask.clients == client])
+        if ask.forms[slot].counted and answer.total:
+            grouped = self.algorithm.traits.models == "branches" and self.wire.clip is None
+            check_units(ask.forms[slot], form_of(answer.total, 1, counted=True, grouped=grouped))
         return {"total": self.wire.within(self.policy().clip).send(ask.forms[slot], answer.total), "rows": rows}
 
     @cached_property
@@ -257,6 +260,8 @@ class Node:
             first = -1 - self.algorithm.traits.before
             if self.rounds is not None and not first <= number < self.rounds:
                 return f"its study has rounds 0 to {self.rounds - 1}, and this is round {number}"
+            if self.rounds is not None and asked.moment.rounds != self.rounds:
+                return f"its study has {self.rounds} rounds, and the question says {asked.moment.rounds}"
             if asked.version[0] != number:
                 return f"its sum is of round {asked.version[0]}, and its question of round {number}"
             return objection(self.masker, asked, self._fewest)
@@ -437,9 +442,12 @@ def show(masker: Masker, asked: UnmaskHeader, fewest: int, *, counted: bool) -> 
     for client in asked.clients:
         slot = _slot(asked, client)
         parts, counts = asked.parts.get(slot, []), asked.counts.get(slot, [])
-        if counted and any(parts) and (len(counts) != len(parts) or min(counts) < fewest):
-            raise refused("clients in parts of a sum", counts, f"{fewest} or more in each of {len(parts)}")
-        secrets = masker.show(_context(asked, client), client, asked.alive.get(slot, []), fewest, parts)
+        alive = asked.alive.get(slot, [])
+        holders = {peer: asked.mask.peers.get(slot, {}).get(str(peer)) for peer in alive}
+        least = fewest_in_unit(holders, fewest) if alive else fewest
+        if counted and any(parts) and (len(counts) != len(parts) or min(counts) < least):
+            raise refused("clients in parts of a sum", counts, f"{least} or more in each of {len(parts)}")
+        secrets = masker.show(_context(asked, client), client, alive, fewest, parts)
         shown[client] = secrets_tree(secrets)
     return shown
 

@@ -224,6 +224,11 @@ class RecordedFleet(SimulatedFleet):
             raise refused(where, f"those of {', '.join(drawn) or 'no draw'}", f"a draw of {m} clients")
         return torch.tensor(drawn[str(m)], dtype=torch.int64)
 
+    def _closed(self, ask: Ask) -> Mapping[int, list[int]]:
+        """Return by slot the units that were not opened, also because of who the owners are and what they want."""
+        closed = _asked(self.lines, ask.moment, ask.number).get("closed", {})
+        return {int(slot): units for slot, units in closed.items()}
+
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
         """Count the clients whose work came in time, and let the server wait for no other."""
         words = _words(_asked(self.lines, ask.moment, ask.number))

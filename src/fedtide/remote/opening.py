@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
 from fedtide.remote.node_answers import Post, Received, keep_wanted
-from fedtide.wire.masks import SEED, STALE, Bundle, hidden, unmasked
+from fedtide.wire.masks import ONE_LIST, SEED, STALE, Bundle, fewest_in_unit, hidden, unmasked
 from fedtide.wire.pipeline import Opening
 from fedtide.wire.vector import BITS
 
@@ -38,6 +38,7 @@ class Opened:
         why: the word of the record for others whose sum there is not.
         unmet: what was said in place of a key, of clients that were not asked for that.
         shut: clients that keep a sum shut.
+        closed: by slot, or 0, the units that some clients have something in, and too few to be opened.
     """
 
     sums: dict[int, Tensor]
@@ -45,6 +46,7 @@ class Opened:
     why: Mapping[int, str]
     unmet: Mapping[int, str]
     shut: frozenset[int] = frozenset()
+    closed: Mapping[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -108,6 +110,7 @@ class MaskedSums:
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _tries: int = field(default=0, init=False)
+    _lists: dict[tuple[int, str, int], list[int]] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
         """Put a question until all who answered it open their sums, too; return these without their masks.
@@ -138,12 +141,23 @@ class MaskedSums:
                 continue
             if not clients:
                 break
+            if not self._names_the_same(alive):
+                break
             asked, named_before = alive, clients
             self.offer(ask.version[0], clients)
-            sums, why = self._open_parts(Try(here, alive, answers, mask, end))
+            sums, why, closed = self._open_parts(Try(here, alive, answers, mask, end))
             if not self._forget_keys(why):
-                return self._checked(ask, alive, sums)
-        return Opened({}, frozenset(), why, self._unmet, frozenset(why) | self._unsigned)
+                return replace(self._checked(ask, alive, sums), closed=closed)
+        silent = {client for client, word in why.items() if ONE_LIST not in word}
+        return Opened({}, frozenset(), why, self._unmet, frozenset(silent) | self._unsigned)
+
+    def _names_the_same(self, ask: Ask) -> bool:
+        """Tell whether clients were asked to open a question of its round for no other list: they would not."""
+        number = ask.version[0]
+        lists = {(number, ask.question, client): members for members in by_slot(ask).values() for client in members}
+        before = {key: members for key, members in self._lists.items() if key[0] == number}
+        self._lists = lists | before
+        return all(self._lists[key] == members for key, members in lists.items())
 
     def _mask(self, ask: Ask) -> dict[str, Any]:
         """Return how answers to a question are masked in a new try, in plain JSON."""
@@ -154,16 +168,17 @@ class MaskedSums:
         keys = {name: asdict(self._keys[name]) for name in names}
         return {"attempt": f"{self.mail.life}.{self._tries}", "keys": keys, "peers": peers}
 
-    def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str]]:
+    def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str], dict[int, list[int]]]:
         """Open the first part of each sum, and then the units that enough clients have something in.
 
         Returns:
-            By slot, or 0, the sum without masks, zero in units that are not opened; and why clients opened none.
+            By slot, or 0, the sum without masks, zero in units that are not opened; why clients opened none; and the
+            units that stay closed though some clients have something in them.
         """
         sums = dict[int, Tensor]()
         why = self._open_more(this, sums, {slot: [0] for slot in by_slot(this.alive)}, {})
-        parts, counts = ({}, {}) if why else self._find_units(this, sums)
-        return sums, self._open_more(this, sums, parts, counts) if parts else why
+        parts, counts, closed = ({}, {}, {}) if why else self._find_units(this, sums)
+        return sums, self._open_more(this, sums, parts, counts) if parts else why, closed
 
     def _open_more(
         self, this: Try, sums: dict[int, Tensor], parts: Mapping[int, list[int]], counts: Mapping[int, list[int]]
@@ -193,28 +208,34 @@ class MaskedSums:
                 total[place] = numbers
         return {}
 
-    def _find_units(self, this: Try, sums: Mapping[int, Tensor]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Return by slot the parts behind the first that may be opened, and how many clients are in each.
+    def _find_units(
+        self, this: Try, sums: Mapping[int, Tensor]
+    ) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, list[int]]]:
+        """Return by slot the parts behind the first that may be opened, the clients in each, and the closed units.
 
         Nothing exact is said of a private sum. The weights of its slots are those that it was chosen by.
         """
         alive, members = this.alive, by_slot(this.alive)
         assert alive.forms is not None
-        wire, parts, counts = self.mail.vectors.wire, dict[int, list[int]](), dict[int, list[int]]()
+        wire, mail = self.mail.vectors.wire, self.mail
+        parts, counts, closed = dict[int, list[int]](), dict[int, list[int]](), dict[int, list[int]]()
         for slot, total in sums.items():
             form, named = alive.forms[slot], None if alive.slot is None else slot
-            if not form.units:
+            if not form.units or wire.fault(total, form, len(members[slot]), mail.heaviest):
                 continue
             opening = Opening(alive.question, alive.version, named, tuple(members[slot]), form)
-            units = wire.find_units(total, opening, max(this.answers[client].fewest for client in members[slot]))
+            fewest = fewest_in_unit({client: mail.node_of[client] for client in members[slot]}, wire.fewest)
+            fewest = max(fewest, *(this.answers[client].fewest for client in members[slot]))
+            units = wire.find_units(total, opening, fewest)
             if units:
                 parts[slot] = [unit + 1 for unit in units]
             if wire.clip is None:
                 counts[slot] = [int(total[form.end + unit]) >> BITS for unit in units]
+                closed[slot] = [k for k, count in enumerate(total[form.end :].tolist()) if count and k not in units]
                 continue
             for place, unit in enumerate(form.units, start=form.end):
                 total[unit.stop - 1] = total[place]
-        return parts, counts
+        return parts, counts, closed
 
     def _checked(self, ask: Ask, alive: Ask, opened: Mapping[int, Tensor]) -> Opened:
         """Return the sums that can be; the clients of another one lose it, because one of their nodes lied."""

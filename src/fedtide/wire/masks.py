@@ -249,7 +249,7 @@ class Masker:
                 for j, key in peers.items()
                 if j != client
             }
-            entry = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about)
+            entry = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about, len(parts))
             self._used.add((context, client))
             self._open[context, client] = entry
             while len({(context_of_sum.version, context_of_sum.attempt) for context_of_sum, _ in self._open}) > KEPT:
@@ -275,6 +275,8 @@ class Masker:
             raise FedtideError(STALE)
         if client not in named or not named <= entry.peers.keys() or len(named) != len(alive):
             raise refused("sum to open", sorted(named), f"clients that were asked, {client} among them")
+        if not parts or sorted(set(parts)) != list(parts) or parts[-1] >= entry.parts:
+            raise refused("parts to open", list(parts)[:20], f"each once, in their order, 0 to {entry.parts - 1}")
         if len(named) < fewest:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
         if not hidden({peer: entry.peers[peer] for peer in named}, fewest):
@@ -302,7 +304,7 @@ class Masker:
         if question not in self._shown and about.round < self._latest.get(client, about.round):
             raise FedtideError(f"sums of round {self._latest[client]} were opened, and none of an earlier one are now")
         if self._shown.get(question, digest) != digest:
-            raise FedtideError("a question is opened for one list of clients")
+            raise FedtideError(ONE_LIST)
         if self._lists is not None and question not in self._shown:
             append(self._lists, f"{question} {digest}")
         self._remember(question, digest)
@@ -338,8 +340,28 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
     return len(counts) == 1 or all(len(holders) - count >= fewest - 1 for count in counts.values())
 
 
+def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
+    """Return how many clients a unit of a sum must have for it to hide each of them, also from its holder.
+
+    Nobody but a client knows its units. So all clients of one holder may be in the same one.
+
+    Args:
+        holders: of each client in the sum.
+        fewest: clients below which no sum is opened.
+
+    >>> [fewest_in_unit(dict(enumerate(holders)), 3) for holders in ("abcd", "aabb", "aaab", "aaa")]
+    [3, 4, 5, 3]
+    """
+    counts = Counter(holders.values())
+    return fewest if len(counts) == 1 else fewest - 1 + max(counts.values())
+
+
 ALONE = "too few clients of its sum are at other nodes than one, which could tell the server of these"
 """Reason of a node that does not mask an answer, or open a sum, of which another node knows too much."""
+
+
+ONE_LIST = "a question is opened for one list of clients"
+"""Reason of a node that has opened the question of a round for another list."""
 
 
 STALE = "its key for masks is another than the server knows"
@@ -355,6 +377,7 @@ class _Sum:
     links: dict[int, bytes]
     peers: dict[int, str]
     about: Question
+    parts: int
 
 
 def unmasked(

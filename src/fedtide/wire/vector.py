@@ -146,6 +146,17 @@ def form_of(
     return Form(tuple(leaves_by_name.values()), people, counted)
 
 
+def check_units(asked: Form, own: Form) -> None:
+    """Raise if the form of a sum has other units than the answer of a client, which would be opened without a count."""
+    leaves_by_name = {leaf.name: leaf for leaf in asked.leaves}
+    for leaf in own.leaves:
+        found = leaves_by_name.get(leaf.name)
+        if found is None or (found.slots, found.groups) != (leaf.slots, leaf.groups):
+            raise FedtideError(
+                f"{leaf.name or 'the total'}: the form of the sum has other slots or groups than its values"
+            )
+
+
 def as_vector(form: Form, total: Tree) -> Tensor:
     """Return a client's total as a vector (size,) of float64; what it leaves out is zero.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ import torch
 from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.remote.node import show
-from fedtide.remote.offline import NearCarrier, near_fleet
+from fedtide.remote.offline import NearCarrier, near_fleet, replayed
 from fedtide.remote.policy import Policy
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
@@ -165,11 +168,49 @@ def test_parts_are_opened_one_by_one_and_the_others_stay_noise():
     assert not torch.equal(unmasked(sent, mixed, [form.parts[0]])[0], whole[form.parts[0]]), "two told other parts"
 
 
-@pytest.mark.parametrize("counts", [[], [2], [3, 3]])
-def test_a_node_opens_no_slot_that_the_server_does_not_call_large_enough(counts):
-    asked = type("Asked", (), {"clients": [0], "slot": None, "parts": {"0": [1]}, "counts": {"0": counts}})
-    with pytest.raises(FedtideError, match="allowed: 3 or more"):
+@pytest.mark.parametrize(
+    ("nodes", "counts", "least"), [("abcd", [], 3), ("abcd", [2], 3), ("abcd", [3, 3], 3), ("aabb", [3], 4)]
+)
+def test_a_node_opens_no_slot_that_the_server_does_not_call_large_enough(nodes, counts, least):
+    """A slot of two clients of a node and one of another would tell that node of the one."""
+    peers, clients = {str(k): node for k, node in enumerate(nodes)}, list(range(len(nodes)))
+    asked = SimpleNamespace(
+        clients=[0], slot=None, parts={"0": [1]}, counts={"0": counts}, alive={"0": clients},
+        mask=SimpleNamespace(peers={"0": peers}),
+    )  # fmt: skip
+    with pytest.raises(FedtideError, match=f"allowed: {least} or more"):
         show(Masker("run", "a"), asked, 3, counted=True)
+
+
+def test_a_slot_of_clients_of_one_node_and_one_other_is_not_opened(tmp_path):
+    """In a simulation it is; what the record says of it plays the same again."""
+    study, host = odd_study("ifca", {"fewest": 3}, clusters=2)
+    fleet = near_fleet(host, 4, tmp_path)  # of two clients each
+    watched = Watched(fleet)
+    ours = played(study, host=host, fleet=lambda _: watched, rounds=8).state
+    opened = [
+        (count, delta is not None) for total in watched.sums
+        for count, delta in zip(total["members"].value.tolist(), total["delta"], strict=True)
+    ]  # fmt: skip
+    assert all(shown == (count >= 4) for count, shown in opened)
+    lines = json.loads(json.dumps(fleet.record_lines()))
+    assert any(ask.get("closed") for line in lines for ask in line["asks"])
+    again = Watched(replayed(host, lines))
+    assert same(ours, played(study, host=host, fleet=lambda _: again, rounds=8).state)
+
+
+def test_who_misses_a_question_ends_it_in_this_round_and_nobody_is_blamed(tmp_path):
+    """Others would refuse to open it for another list, if it is asked again."""
+    _, host = odd_study("ifca", {"fewest": 3}, clusters=2)
+    fleet = near_fleet(host, 8, tmp_path, Keeping)
+    fleet.begin(replace(fleet.moment, round=0, rounds=ROUNDS))
+    payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(0)), fleet.clients)[0]
+    assert len(fleet.ask("train", fleet.clients, payload).clients) == 8
+    asked = len(fleet.carrier.asked)
+    assert fleet.ask("train", fleet.clients[:5], payload).total is None
+    assert not any(question.header["kind"] == "unmask" for question in fleet.carrier.asked[asked:])
+    fleet.begin(replace(fleet.moment, round=1))
+    assert len(fleet.reachable) == len(fleet.clients)
 
 
 def test_a_question_of_a_round_is_opened_for_one_list_however_often_it_is_asked():
