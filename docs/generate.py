@@ -183,8 +183,8 @@ def bounded_in_toy(name: str, values: Mapping[str, Any]) -> str:
         forms = sums_of(experiment.method[0], host_of(experiment, experiment.method[0], 0, MemoryStore(None)))
         return {leaf.name or WHOLE for form in forms for leaf in form.leaves}
 
-    kept = host_in_toy(name, values).algorithm.traits.kept_as_sent
-    norms = {f"max_{leaf}_norm": 1.0 for leaf, longest in kept.items() if math.isinf(longest)}
+    traits = host_in_toy(name, values).algorithm.traits
+    norms = {f"max_{leaf}_norm": 1.0 for leaf, longest in traits.kept_as_sent.items() if math.isinf(longest)}
     try:
         if leaves := sums({WHOLE: 1.0}):
             sums(dict.fromkeys(leaves, 1.0))

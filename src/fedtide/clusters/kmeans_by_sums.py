@@ -151,8 +151,8 @@ class Sets:
 def group_questions(k_max: int) -> dict[str, Work]:
     """Build the questions "sizes" and "sums" about cells, and "judge" about sets of centers.
 
-    The client's memory has "reported"; a client without a report abstains. It does not answer about more cells than a
-    clustering needs, because with enough of them each client would be the only one in its cell.
+    The client's memory has "reported"; a client without a report abstains. It refuses more cells than a clustering
+    needs, because each client could be the only one in its cell.
     """
     most = 4 * CELLS * k_max  # a level may double their number, and a tree has as many nodes above its leaves
 
@@ -215,8 +215,8 @@ def divide_sums(sums: Sequence[Sum | None], before: Tensor) -> Groups:
     """
     sums = [one if one is not None and one.weight else None for one in sums]
     sizes = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
-    some = next((one.value[0] for one in sums if one is not None), before[0])
-    before = before if before.shape[1:] == some.shape else torch.zeros(len(sums), len(some), dtype=some.dtype)
+    like = next((one.value[0] for one in sums if one is not None), before[0])
+    before = before if before.shape[1:] == like.shape else torch.zeros(len(sums), len(like), dtype=like.dtype)
     means = [before[k] if one is None else one.value[0] / one.weight for k, one in enumerate(sums)]
     squares = [means[k].square() if one is None else one.value[-1] / one.weight for k, one in enumerate(sums)]
     centers = torch.stack(means)

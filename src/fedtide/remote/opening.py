@@ -172,8 +172,8 @@ class MaskedSums:
         """Open the first part of each sum, and then the units that enough clients have something in.
 
         Returns:
-            By slot, or 0, the sum without masks, zero in units that are not opened; why clients opened none; and the
-            units that stay closed though some clients have something in them.
+            By slot, or 0, the sums without masks, zero in units that are not opened; the reasons of clients that opened
+            none; the units that stay closed.
         """
         sums = dict[int, Tensor]()
         why = self._open_more(this, sums, {slot: [0] for slot in by_slot(this.alive)}, {})

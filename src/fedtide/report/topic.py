@@ -73,7 +73,7 @@ def words_of(record: ExperimentRecord) -> dict[str, str]:
 
 
 def describe_budget(record: ExperimentRecord) -> str:
-    """Say what the budget of a private study covers, and what all of its runs have spent; "" for another study."""
+    """Describe the scope of a private study's budget, and the spending of all its runs; "" for another study."""
     if (privacy := record.privacy) is None:
         return ""
     text = f"Models and noised sums of one run say at most so much of a client (delta {privacy.delta:g}). "

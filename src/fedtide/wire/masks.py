@@ -17,8 +17,8 @@ every other client sends for its own list, and its own parts. Nothing opens if t
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
 shares. If a client vanishes between the messages nothing opens, and the same clients try again, with new masks and
 without training. They never try without the vanished client. Its message may only be late, and the server would have
-two sums that differ by one client. So a node opens a question of a round for one list, whatever the try, however often
-it is asked, and opens no earlier round after a later one.
+two sums that differ by one client. So a node opens a question of a round for one list, however often it is asked. It
+opens no earlier round after a later one.
 
 Secrets are only in the memory of their node. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
 (RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
@@ -343,7 +343,7 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
 def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
     """Return how many clients a unit of a sum must have for it to hide each of them, also from its holder.
 
-    Nobody but a client knows its units. So all clients of one holder may be in the same one.
+    The units of a client are secret. So all clients of one holder may be in the same unit.
 
     Args:
         holders: of each client in the sum.

@@ -3,9 +3,9 @@
     client: as_vector -> clip -> counts -> quantized -> masks
     server: sum of masked -> units to open -> opened -> release -> as_total
 
-If sums are masked, a slot or another unit (`fedtide.wire.vector`) is not opened if fewer than `fewest` clients have
-something in it, because its sum would be nearly one client's answer. A private server opens the slots whose noised
-weight can be read, because the budget does not cover a rule that looks at exact counts.
+Under masks a slot, or another unit (`fedtide.wire.vector`), is opened if `fewest` clients have something in it. The sum
+of fewer would be nearly one client's answer. A private server opens the slots whose noised weight can be read, because
+the budget does not cover a rule that looks at exact counts.
 
 Simulation and deployment take the same steps. All are pure functions of vectors of one form but the release, which
 `Wire.receive` alone calls: it writes the ledger.

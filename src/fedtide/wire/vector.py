@@ -146,15 +146,13 @@ def form_of(
     return Form(tuple(leaves_by_name.values()), people, counted)
 
 
-def check_units(asked: Form, own: Form) -> None:
-    """Raise if the form of a sum has other units than the answer of a client, which would be opened without a count."""
+def check_units(asked: Form, answered: Form) -> None:
+    """Raise if the form of a sum has other units than a client's answer, which would be opened without a count."""
     leaves_by_name = {leaf.name: leaf for leaf in asked.leaves}
-    for leaf in own.leaves:
-        found = leaves_by_name.get(leaf.name)
-        if found is None or (found.slots, found.groups) != (leaf.slots, leaf.groups):
-            raise FedtideError(
-                f"{leaf.name or 'the total'}: the form of the sum has other slots or groups than its values"
-            )
+    for leaf in answered.leaves:
+        same = leaves_by_name.get(leaf.name)
+        if same is None or (same.slots, same.groups) != (leaf.slots, leaf.groups):
+            raise FedtideError(f"{leaf.name or 'the total'}: the sum that is asked for has other slots or groups")
 
 
 def as_vector(form: Form, total: Tree) -> Tensor:
