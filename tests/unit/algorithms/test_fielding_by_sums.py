@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections import Counter
 
 import pytest
 import torch
 
-from fedtide.clusters.kmeans_by_sums import Groups, nearest, split
+from fedtide.clusters.kmeans_by_sums import Groups, split
 from fedtide.core.errors import FedtideError
 from fedtide.laws.case import Case
 from helpers.toys import played, toy
@@ -44,8 +44,8 @@ def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
         assert ask.slot is None  # who is asked is asked the same, whatever its cluster
 
 
-def test_clusters_that_are_summed_are_equal_or_differ_by_fewest_clients():
-    """Else two sums of a clustering tell the representations of the clients between them."""
+def test_no_arithmetic_with_the_sums_of_a_clustering_tells_of_fewer_clients_than_fewest():
+    """Clients that are together in all sums, or in none, cannot be told apart: there are as many of each kind."""
     data = {"source": {"kind": "gaussians", "samples": 480, "dims": 4, "classes": 5}, "held_out_clients": {},
             "partition": {"kind": "dirichlet", "clients": 24, "alpha": 0.5}, "groups": {"by": "none"}}  # fmt: skip
     clustering = {"kind": "k-means", "k_max": 6, "n_init": 3}
@@ -53,13 +53,14 @@ def test_clusters_that_are_summed_are_equal_or_differ_by_fewest_clients():
     case = Case(lambda: toy("fielding-by-sums", {"fewest": 3, "clustering": clustering}, **changes), lambda: None)
     run, fleet = case.watched()
     vectors = [run.host.memory.read(client, (99, 0))["reported"] for client in run.host.population.clients.tolist()]
-    clusters = list[set[int]]()
-    for sets in (ask.payload for ask in fleet.asks if ask.question == "sums"):
-        for centers in sets.centers:
-            places = [nearest(vector, centers, sets.distance) for vector in vectors]
-            clusters += [{client for client, k in enumerate(places) if k == at} for at in range(len(centers))]
-    assert len(clusters) > 5
-    assert {len(one ^ other) for one, other in combinations(clusters, 2)}.isdisjoint({1, 2})
+    trees = [ask.payload for ask in fleet.asks if ask.question == "sums"]
+    assert len(trees) > 2
+    leaves = [[tree.leaf_of(vector) for tree in trees] for vector in vectors]
+    sums_of_client = [
+        tuple(leaf if leaf >= tree.new else None for leaf, tree in zip(path, trees, strict=True)) for path in leaves
+    ]
+    assert min(Counter(sums_of_client).values()) >= 3
+    assert len(set(sums_of_client)) > 3
 
 
 def test_participants_that_report_are_counted_with_the_others():
