@@ -172,8 +172,8 @@ class MaskedSums:
         """Open the first part of each sum, and then the units that enough clients have something in.
 
         Returns:
-            By slot, or 0, the sums without masks, zero in closed units. Reasons of clients that opened none. By slot the
-            units that stay closed.
+            By slot, or 0, the sums without masks, zero in closed units. Reasons of clients that opened none. The units
+            that stay closed, by slot.
         """
         sums = dict[int, Tensor]()
         why = self._open_more(this, sums, {slot: [0] for slot in by_slot(this.alive)}, {})
