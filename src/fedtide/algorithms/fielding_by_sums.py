@@ -27,8 +27,8 @@ Choices:
     - ours: with `fewest_updates` clusters with fewer participants share a sum.
     - ours: all reachable clients answer in every round with K + 3 numbers; the server stays idle unless some drifted.
     - ours: a cluster with fewer than `fewest` members is closed. A cluster without any can be found again.
-    - ours: centers are of the clients that can be reached at the moment. Only noise hides what sums of two rounds tell
-      that differ by one client.
+    - ours: centers are of the clients that can be reached at the moment. Sums of two rounds may
+      differ by one client: nothing hides that here, and noise is refused because clients are asked before round 0.
     - ours: the first centers come of no client: the mean of all is split again and again, along what varies most.
     - ours: all that moved are taken at once. All clients count for the silhouette.
 
@@ -149,7 +149,7 @@ def fielding_by_sums(
     """Clustered federated learning that follows drift, by sums alone.
 
     Sends all models and centers down, and counts, reports and updates up in sums of a cluster. Sums of two rounds may
-    differ by one client, whose representation is then their difference: only noise hides that.
+    differ by one client, whose representation is then their difference: nothing hides that here.
 
     Args:
         task: model and loss; `example` set, for label distributions.
@@ -316,7 +316,7 @@ def fielding_by_sums(
     check = has_val(trigger)
     algorithm = Algorithm("fielding-by-sums", init, works, round, serve, predict, adapt, as_served, check)
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
-    traits: Any = {"sends": (Sent, New, Cells, Sets), "models": "clusters", "remembers": True}
+    traits: Any = {"sends": (Sent, New, Cells, Sets), "models": "clusters", "remembers": True, "fewest": fewest}
     return with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
 
 

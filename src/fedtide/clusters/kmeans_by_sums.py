@@ -23,8 +23,8 @@ and is about a quarter larger. A client leaves itself out of its cluster's mean,
 clusters would look tight. Cells have `m` clients or more: where clients are few, so are clusters.
 
 Cells are parts of cells, so all sums of a clustering are sums of whole cells: no arithmetic with them tells of fewer
-than `m` clients. Lloyd's steps would: a cluster before and after a step may differ by one client. Only noise hides what
-sums of two clusterings tell together, and of a client that vanishes between two questions.
+than `m` clients. Lloyd's steps would: a cluster before and after a step may differ by one client. Nothing here hides
+the difference of sums of two clusterings, or a client that vanishes between two questions.
 """
 
 from collections.abc import Sequence

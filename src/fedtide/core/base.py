@@ -515,6 +515,7 @@ class Traits:
             whatever it is sent. A simulation, which knows both, then does not run them.
         unmaskable: reason why its sums tell what a single client sends, beside `reveals`: masks would hide nothing.
             "" if they do not tell it.
+        fewest: number of clients in the smallest differences of its sums; None if it asks for no parts of a sum.
         unprivate: reason why sums with noise would still tell of single clients, or would not be what the method wants;
             "" where there is none.
         kept_as_sent: values that clients both send and keep, with their largest norm (infinity if they have none).
@@ -534,6 +535,7 @@ class Traits:
     deadline: float | None = None
     unless_changed: tuple[str, ...] = ()
     unmaskable: str = ""
+    fewest: int | None = None
     unprivate: str = ""
     kept_as_sent: Mapping[str, float] = field(default_factory=dict)
 

@@ -395,7 +395,7 @@ def unmasked(
     sums = []
     for number, part in enumerate(parts):
         seed = slice(SEED * number, SEED * (number + 1))
-        total = next(iter(masked.values())).numpy().view(np.uint64)[part] * np.uint64(0)
+        total = np.zeros_like(next(iter(masked.values())).numpy().view(np.uint64)[part])
         for vector in masked.values():
             total += vector.numpy().view(np.uint64)[part]
         for i in masked:

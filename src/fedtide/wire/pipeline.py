@@ -85,8 +85,8 @@ class Wire:
         clip: bounds what clients send; None bounds nothing.
         server: noises the opened sums of clipped vectors; clients have None.
         fixed_point: whether sums are added in fixed point; False adds them in floating point, see `FLOATING`.
-        divisor: expected number of clients in a sum, in place of the number that came, which nobody reads; None reads
-            that. Then every sum is opened, also one of nobody.
+        divisor: expected number of clients in a sum, in place of the number that came, which nobody reads: every sum is
+            opened then, also one of nobody. None reads the number that came.
     """
 
     secure: bool = True
@@ -222,3 +222,7 @@ def check_wire(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> Non
     if algorithm.works and cohort < wire.fewest:
         allowed = f"at most {cohort}, the clients that {where} asks in a round"
         raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")
+    fewest = algorithm.traits.fewest
+    if wire.secure and fewest is not None and fewest < wire.fewest:
+        why = "a sum less its parts that are opened would be of fewer clients"
+        raise refused(f"{where}.fewest", fewest, f"{wire.fewest} or more, as `wire.fewest`", why)
