@@ -179,7 +179,9 @@ def _propose(columns: Mapping[str, Column], groups: Sequence[str]) -> Iterator[s
 def _spelling(cells: Cells, time: Sequence[str], clock: Clock) -> tuple[tuple[str, str], ...]:
     """Return the settings of a source by which rows of another file are read in the same way."""
     times = cells.columns[time[0]].read_times(cells.spelling.time_format) if len(time) in (1, 2) else None
-    settings = [("decimal", str(cells.spelling.decimal))] if cells.said else []
+    marks = {cells.spelling.decimal, *(column.decimal for column in cells.columns.values())}
+    guessed = "," in marks or cells.spelling.separator == ";"
+    settings = [("decimal", str(cells.spelling.decimal))] if guessed else []
     if times is not None and times.form not in ("year-month-day", "month names"):
         settings.append(("time_format", times.form))
     if times is not None and clock == "written" and not np.isnan(times.zone).all():

@@ -223,10 +223,44 @@ def test_numbers_since_a_day_are_times_in_a_form_that_a_person_says(form, since,
 
 @pytest.mark.parametrize("written", [
     ["2018Q1", "2018Q2"] * 20, [21185 + row for row in range(40)], ["2018-01-01 EST"] * 39 + ["2018-01-02 EST"],
-    [*WHEN[:39], "Total"],
+    [*WHEN[:38], "Total", WHEN[39]],
 ])  # fmt: skip
 def test_a_column_called_date_that_is_none_is_left_out_with_a_reason(written):
     assert "date (named like a time, but row " in said(date=written)
+
+
+def test_a_cell_in_another_form_than_a_person_says_is_named():
+    """One among dates in the form, and dates that are none in it at all."""
+    days = [f"{at:%d/%m/%Y}" for at in AT]
+    for form, written, row in (
+        ("day-month-year", [*days[:30], "2018-02-01", *days[31:]], 30), ("day-month-year", WHEN, 0),
+        ("year-month-day", [*WHEN[:30], "01/02/2018", *WHEN[31:]], 30), ("month names", WHEN, 0), ("weeks", days, 0),
+        ("excel", [43101.5, *days[1:]], 1),
+    ):  # fmt: skip
+        with pytest.raises(ft.FedtideError, match=rf"row {row}: when: time: found .*, allowed: a time as '{form}'"):
+            read(frame(when=written), Roles(label="label", time="when", time_format=form))
+    found = read(frame(date=[*days[:30], "2018-02-01", *days[31:]]), Roles(label="label", time_format="day-month-year"))
+    assert "date (named like a time, but row 30 is '2018-02-01': not 'day-month-year')" in "".join(found.said)
+
+
+@pytest.mark.parametrize("name", ["period", "date"])
+@pytest.mark.parametrize("end", ["", "Z"])
+def test_texts_of_eight_digits_are_times_by_any_name(tmp_path, name, end):
+    written = [f"{at:%Y%m%d}{end}" for at in AT]
+    frame(**{name: written}).to_csv(tmp_path / "t.csv", index=False)
+    for data in (tmp_path / "t.csv", frame(**{name: written})):
+        table = read(data, Roles(label="label"))
+        assert (table.columns.time, table.time.tolist()) == ((name,), DAYS.tolist())
+        assert ft.data.table(data, label="label", quiet=True).time.tolist() == DAYS.tolist()
+    frame(**{name: written[:4] * 10}).to_csv(tmp_path / "few.csv", index=False)
+    assert read(tmp_path / "few.csv", Roles(label="label")).columns.time == (("date",) if name == "date" else ())
+
+
+def test_measures_with_a_point_are_no_clocks(tmp_path):
+    measure = [f"{row % 24}.{row % 60:02d}" for row in range(40)]
+    frame(day=WHEN, measure=measure).to_csv(tmp_path / "t.csv", index=False)
+    table = read(tmp_path / "t.csv", Roles(label="label"))
+    assert (table.columns.time, table.columns.features) == (("day",), ("x", "measure"))
 
 
 @pytest.mark.parametrize("clock", ["%H:%M", "%I:%M %p", "%H.%M.%S", "%Hh%M"])
@@ -283,6 +317,10 @@ PLAIN = "when,shop,x,y,label\n" + "".join(
     ("# by hand\n# again\n" + PLAIN, "read: 2 lines above the header left out"),
     ("#" + PLAIN, ""),
     (PLAIN + PLAIN[: PLAIN.index("\n") + 1] * 2, "read: 2 repeated headers left out"),
+    (PLAIN + "Total,,120,80,\n", "read: the total in row 42 left out"),
+    (PLAIN + ",Gesamt:,120 kg,80,\n\n", "read: the total in row 42 left out"),
+    (PLAIN.replace("\n2018", "\n" + PLAIN[: PLAIN.index("\n") + 1] + "2018", 1) + "Sum,-,120,80,NA\n",
+     "read: 1 repeated header left out, the total in row 43 left out"),
     (PLAIN.replace("\n", ",,\n"), "left out: Unnamed: 5 (100 % missing) and Unnamed: 6 (100 % missing)"),
     ("\n".join(f'"{row or ""}",{line}' for row, line in enumerate(PLAIN.splitlines())), "Unnamed: 0 (numbers the"),
     (PLAIN.replace(",s1,", ',"s1\n""old"", 2",'), ""),
@@ -302,8 +340,8 @@ def test_files_of_spreadsheets_and_other_tools_are_read(tmp_path, text, words):
     (PLAIN.encode() + b"Source: an office\n", "t.csv: row 42: number of cells: found 1, allowed: 5"),
     (b"PK\x03\x04\x14\x00", "t.csv: found 'a ZIP archive or an Excel workbook', allowed: CSV, ARFF or Parquet"),
     (PLAIN.split("\n", 1)[1].replace(",s", " 10:00,1.5,2.5,s").encode(), "first row: found .*, allowed: a header"),
-    (PLAIN.replace(",x,y,", ",x,x,").encode(), "t.csv: two columns are called 'x'"),
-    (PLAIN.replace("s1", "город").encode("cp1251"), r"in UTF-8 \(line 3, byte 12, 0xe3: .*; save it as UTF-8"),
+    (PLAIN.replace(",x,y,", ",x, x,").encode(), "t.csv: two columns are called 'x'"),
+    (PLAIN.replace("s1", "город").encode("cp1251"), r"\(line 3, byte 12, 0xe3: .*; save it as UTF-8, .*e.encoding"),
     (PLAIN.replace("s1", "Zürich").encode().replace("ü".encode(), b"\xfc", 1), r"in UTF-8 \(line 3, byte 13, 0xfc"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_one_line(tmp_path, content, words):
@@ -317,6 +355,55 @@ def test_a_name_that_only_looks_like_a_date_is_none():
     columns |= {"pressed": ["1012.1", "1013.5"] * 20}
     table = read(frame(**columns), Roles(label="label"))
     assert (table.columns.time, table.columns.features) == ((), ("x", "pressure", "pressed"))
+
+
+def test_a_last_row_of_totals_is_none_of_the_study(tmp_path):
+    """However few columns are read; a word that is no total stays."""
+    (tmp_path / "t.csv").write_text(PLAIN + "Total,,120,80,\n")
+    ft.inspect(tmp_path / "t.csv").write(tmp_path / "out")
+    source = ft.config.read(tmp_path / "out" / "study.toml").data.source
+    assert len(source.load(None, 0)) == len(CSV(str(tmp_path / "t.csv"), features=("y",)).load(None, 0)) == 40
+    names = ["north", "south", "east"]
+    shops = {"shop": names * 13 + ["Total"], "x": np.arange(40) % 7, "label": np.arange(40) % 2}
+    assert ft.data.table(shops, quiet=True).client_names == tuple(sorted(names))
+    assert len(read({"x": shops["x"], "kind": shops["shop"]}).label) == 40  # a label of words
+    assert len(read({**shops, "note": ["good", "bad"] * 20}).label) == 40  # with other texts
+    assert len(read({**shops, "shop": names * 13 + ["total"], "y": ["b"] * 40}).label) == 40
+    assert (
+        len(read({**shops, "shop": [f"word{'abcdefgh'[row % 8] * (row + 1)}" for row in range(39)] + ["sum"]}).label)
+        == 40
+    )
+
+
+@pytest.mark.parametrize("names", [("x", "x"), ("x", " x")])
+def test_two_columns_of_one_name_are_refused_in_parquet_and_frames(tmp_path, names):
+    table = arrow.table([[1.0, 2.0], [3.0, 5.0], [0, 1]], names=[*names, "label"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    for data in (tmp_path / "t.parquet", *([table, table.to_pandas()] if names[0] == names[1] else [])):
+        with pytest.raises(ft.FedtideError, match=r"two columns are called 'x'"):
+            ft.data.table(data, quiet=True)
+
+
+def test_a_column_without_a_name_is_called_by_its_place(tmp_path):
+    for kind, write_file in (("csv", lambda data, path: data.to_csv(path, index=False)),
+                             ("parquet", lambda data, path: data.to_parquet(path))):  # fmt: skip
+        write_file(pd.DataFrame({"": np.arange(40.0) % 7, "label": np.arange(40) % 2}), tmp_path / f"t.{kind}")
+        assert read(tmp_path / f"t.{kind}").columns.features == ("Unnamed: 0",)
+
+
+@pytest.mark.parametrize(("text", "mark"), [
+    ('x,y,label\n' + '"1,5","1,234",0\n"2,5","2,345",1\n' * 20, ","),
+    ("x;y;label\n" + "1.5;1,234;0\n2.5;2,345;1\n" * 20, "."),
+    ("x,y,label\n" + "1.5,1234,0\n2.5,2345,1\n" * 20, None),
+])  # fmt: skip
+def test_a_study_has_the_decimal_mark_that_other_columns_proved(tmp_path, text, mark):
+    (tmp_path / "t.csv").write_text(text)
+    table = read(tmp_path / "t.csv")
+    ft.inspect(tmp_path / "t.csv").write(tmp_path / "out")
+    source = ft.config.read(tmp_path / "out" / "study.toml").data.source
+    assert source.decimal == mark
+    few = CSV(str(tmp_path / "t.csv"), features=("y",), decimal=source.decimal).load(None, 0)
+    assert few.x[:, 0].tolist() == pytest.approx(table.features[:, 1].tolist())
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as arrow
@@ -19,7 +20,14 @@ from pyarrow import compute
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.sources import dates
 from fedtide.data.sources.dates import Times, Unclear, find_sentinels, read_clocks, read_dates, read_numbers_as_dates
-from fedtide.data.sources.table_files import Spelling, read_names, read_table
+from fedtide.data.sources.table_files import (
+    Spelling,
+    describe_total,
+    ends_in_total,
+    is_text,
+    read_names,
+    read_table,
+)
 from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
 from fedtide.draw.prose import counted, listed
 
@@ -140,10 +148,14 @@ class Cells:
             values, wrong = column.parsed
             if times is None and self.spelling.time_format is None and not wrong.any():
                 return values, "seconds"
-            bad = (column.first_wrong_time() or 0) if times is None else int(times.wrong.argmax())
-            allowed = (
-                f"a time as '{times.form}'" if times is not None else "seconds, or a date such as 2024-01-31 13:00"
-            )
+            form = self.spelling.time_format if times is None else times.form
+            if times is not None:
+                bad = int(times.wrong.argmax())
+            elif form is None:
+                bad = column.first_wrong_time() or 0
+            else:  # no cell is in that form
+                bad = int((wrong if wrong.any() else ~column.missing).argmax())
+            allowed = "seconds, or a date such as 2024-01-31 13:00" if form is None else f"a time as '{form}'"
             raise refused(f"{self.where(bad)}: {where}", column.cell(bad), allowed)
         zoned, dated = ~np.isnan(times.zone), ~np.isnat(times.at)
         if zoned.any() and (dated & ~zoned).any():
@@ -199,6 +211,7 @@ def read_cells(
     raw = {name: _joined([part.columns[name] for part in parts]) for name in names}
     lines = tuple(dict.fromkeys(part.said for part in parts if part.said))
     default: Decimal = "," if parts[0].separator == ";" else "."
+    spelling = replace(spelling, separator=cast(Any, parts[0].separator))
     return _cells_of(raw, lambda row: f"{files[file_of[row]]}: row {number[row]}", places, lines, spelling, default)
 
 
@@ -209,10 +222,13 @@ def cells_of(frame: Any, where: str, spelling: Spelling = Spelling()) -> Cells:
         FedtideError: it is none, or its columns differ in length; `where` begins the message.
     """
     columns = _columns_of(frame, where)
-    if not len(next(iter(columns.values()))):
+    if not (rows := len(next(iter(columns.values())))):
         raise FedtideError(f"{where}: no rows")
-    places = np.arange(len(next(iter(columns.values()))))
-    return _cells_of(columns, lambda row: f"{where}: row {row}", places, (), spelling, ".")
+    lines: tuple[str, ...] = ()
+    if ends_in_total([*columns.values()], np.arange(rows)):
+        rows -= 1
+        columns, lines = {name: column[:rows] for name, column in columns.items()}, (describe_total(rows),)
+    return _cells_of(columns, lambda row: f"{where}: row {row}", np.arange(rows), lines, spelling, ".")
 
 
 def _cells_of(
@@ -223,7 +239,7 @@ def _cells_of(
     spelling: Spelling,
     default: Decimal,
 ) -> Cells:
-    """Return cells with the decimal mark that a person says, or that the columns prove."""
+    """Return cells with the decimal mark that a column proves, else the one that a person says or others prove."""
     columns = {name: Column(name, _decoded(array), form=spelling.time_format) for name, array in raw.items()}
     decimal = spelling.decimal or find_decimal(
         (column.words for column in columns.values() if column.words is not None), default
@@ -281,7 +297,7 @@ def _describe_marks(columns: Mapping[str, "Column"]) -> Iterator[str]:
 def _decoded(column: Any) -> Any:
     """Return categories that are no texts as numbers or dates, and bytes as texts if they are UTF-8."""
     kind = column.type
-    if arrow.types.is_dictionary(kind) and not _is_text(kind.value_type):
+    if arrow.types.is_dictionary(kind) and not is_text(kind.value_type):
         return column.cast(kind.value_type)
     if arrow.types.is_decimal(kind) and kind.scale == 0:  # ids of databases
         with suppress(arrow.ArrowInvalid):
@@ -315,6 +331,8 @@ def _columns_of(frame: Any, where: str) -> dict[str, Any]:
         empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
         but = "it has no columns" if empty else ""
         raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns", but)
+    if repeated := [name for name, count in Counter(map(str, names)).items() if count > 1]:
+        raise FedtideError(f"{where}: two columns are called '{repeated[0]}'")
     values = _of_index(frame, list(map(str, names))) | {str(name): frame[name] for name in names}
     columns = {}
     for name, column in values.items():
@@ -393,7 +411,7 @@ class Column:
         if arrow.types.is_null(raw.type):
             return arrow.array([], arrow.string()), np.full(len(raw), -1)
         coded = arrow.types.is_dictionary(raw.type)
-        if not (coded or _is_text(raw.type)):
+        if not (coded or is_text(raw.type)):
             return None
         encoded = raw if coded else raw.dictionary_encode()
         if isinstance(encoded, arrow.ChunkedArray):
@@ -695,11 +713,9 @@ class Column:
         times = self._guessed_times
         if times is None or self.named_as_time:
             return times is not None
-        return (
-            self.distinct >= 20
-            if times.form == "digits"
-            else times.form not in ("excel", *dates.EPOCHS, "seconds or less")
-        )
+        if times.form == "digits":
+            return len(np.unique(times.at[~np.isnat(times.at)])) >= 20
+        return times.form not in ("excel", *dates.EPOCHS, "seconds or less")
 
     @property
     def days(self) -> bool:
@@ -709,7 +725,10 @@ class Column:
         return at is not None and bool((at == at.astype("datetime64[D]")).all())
 
     def first_wrong_time(self) -> int | None:
-        """Return the first row whose cell is no time in any form; None if each is one by itself."""
+        """Return the first row whose cell is no time in the form that a person says, or in any; None without one."""
+        times = self._read_times(self.form) if self.form is not None else None
+        if times is not None and times.wrong.any():
+            return int(times.wrong.argmax())
         words, codes = self._encoded or (arrow.array([]), np.empty(0))
         for place, word in enumerate(words[:WORDS].to_pylist()):
             with suppress(Unclear):
@@ -721,10 +740,6 @@ class Column:
 
 def _is_code(digits: str) -> bool:
     return len(digits) > 19 or digits[0] == "0" != digits
-
-
-def _is_text(kind: Any) -> bool:
-    return arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)
 
 
 # -- single cells -----------------------------------------------------------------------------------------------------

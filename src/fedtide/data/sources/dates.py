@@ -196,13 +196,14 @@ def _full_year(year: np.ndarray, digits: np.ndarray) -> np.ndarray:
 def _numeric(parts: _Parts, rows: np.ndarray, form: str | None) -> Times | None:
     """Read dates of three numbers, or of a year and a month; `rows` are the places of dates in the order of rows."""
     a, b, c = (parts.numbers(name, 1) for name in "abc")
-    first, last = parts.digits("a")[parts.matched], parts.digits("c")[parts.matched]
-    decimals = (last == 0) & parts.read("mark", lambda mark: mark in (".", " "))[parts.matched]  # 1013.5 is no month
-    if form in (None, "year-month-day") and (first == 4).all() and not decimals.any():
-        return parts.times(a, b, c, "year-month-day")
-    if (last < 2).any() or (first == 4).any():
+    first, last = parts.digits("a"), parts.digits("c")
+    decimals = (last == 0) & parts.read("mark", lambda mark: mark in (".", " "))  # 1013.5 is no month
+    leads, ends = (first == 4) & ~decimals, (last > 1) & (first < 4)  # places of the year
+    if form == "year-month-day" or (form is None and leads[parts.matched].all()):
+        return parts.times(np.where(leads, a, 0), b, c, "year-month-day")
+    if form is None and not ends[parts.matched].all():
         return None
-    year = _full_year(c, parts.digits("c"))
+    year = np.where(ends, _full_year(c, last), 0)
     forms = {"day-month-year": parts.times(year, b, a, "day-month-year"),
              "month-day-year": parts.times(year, a, b, "month-day-year")}  # fmt: skip
     if form is not None:

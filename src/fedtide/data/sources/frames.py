@@ -197,7 +197,7 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
         first = (named or dated)[0]
         exact = [name for name in match_names(columns, HOURS) if name.strip().lower() in HOURS.split()]
         hours = [name for name in exact if columns[name].whole] or [
-            name for name in columns if columns[name].clock is not None
+            name for name in columns if columns[name].clock is not None and columns[name].numbers is None
         ]
         return (first, *hours[:1]) if columns[first].days else (first,)
     at = {name.strip().lower(): name for name in columns}
@@ -290,10 +290,10 @@ def find_copies(columns: Mapping[str, Column]) -> dict[str, str]:
 
 def counts_rows(name: str, column: Column) -> bool:
     """Tell whether a column numbers the rows: it would tell the time, or the file, and nothing else."""
-    if not column.whole or column.numbers is None or not set(words_of(name) or ["unnamed"]) & set(ORDERS.split()):
+    if not column.whole or not set(words_of(name) or ["unnamed"]) & set(ORDERS.split()):
         return False
     # One by one, or in equal steps, as rows were left out; and anew in every file.
-    steps = np.diff(column.numbers)
+    steps = np.diff(column.parsed[0])
     return len(steps) > 0 and bool(steps[0] > 0) and bool((steps == steps[0]).mean() > 0.95)
 
 
@@ -341,7 +341,8 @@ def _explain_text(name: str, cells: Cells) -> str:
             row = column.first_wrong_time()
             row = int((~column.missing).argmax()) if row is None else row
             cell, place = shown(str(column.cell(row))), cells.where(row).rpartition(": ")[2]
-            return f"named like a time, but {place} is {cell}: correct it, or say the form with --time-format"
+            but = "correct it, or say the form with --time-format" if column.form is None else f"not '{column.form}'"
+            return f"named like a time, but {place} is {cell}: {but}"
         return column.other or "text"
     numbers, row = column.stray
     cell, count, place = shown(str(column.cell(row))), len(column.cells), cells.where(row).rpartition(": ")[2]

@@ -20,6 +20,7 @@ from pydantic import AfterValidator
 
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.sources.files import check_unpacked, opened, reading
+from fedtide.data.sources.written import MARKS, Decimal
 from fedtide.draw.prose import counted
 
 HEAD, BLOCK = 2**18, 2**24
@@ -54,6 +55,11 @@ WIDE = re.compile(rb"[\x80-\xff]+")
 """Letters beyond ASCII in a row."""
 GAP = re.compile(r"(^|,)\s*\?\s*(?=,|$)")
 """A missing cell of an ARFF file."""
+TOTALS = frozenset((
+    "total", "totals", "grand total", "sum", "summe", "gesamt", "gesamtsumme", "insgesamt", "somme", "suma", "somma",
+    "totale", "totaal",
+))  # fmt: skip
+"""Words in the last row of a table that is the total of the others, in lower case."""
 INDEX = re.compile(r"__index_level_[0-9]+__")
 """Name of a hidden column: the index of a frame of pandas."""
 
@@ -70,13 +76,13 @@ Separator = Literal[",", ";", "\t", "|", " "]
 class Spelling:
     """How a table is written; None is found in its cells.
 
-    encoding: of a text file. separator: the mark between cells. decimal: the mark before decimals; the other one
-    divides thousands. time_format: how times are written.
+    encoding: of a text file. separator: the mark between cells. decimal: the mark before decimals if cells do not tell;
+    the other one divides thousands. time_format: how times are written.
     """
 
     encoding: Encoding | None = None
     separator: Separator | None = None
-    decimal: Literal[".", ","] | None = None
+    decimal: Decimal | None = None
     time_format: str | None = None
 
 
@@ -111,6 +117,11 @@ class _Header:
     data: bytes | None = None
 
 
+def is_text(kind: Any) -> bool:
+    """Tell whether cells of an arrow type are texts."""
+    return arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)
+
+
 def is_parquet(path: Path) -> bool:
     """Tell whether a file begins as Parquet files do."""
     if not path.is_file():
@@ -136,12 +147,15 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 def read_names(path: Path, spelling: Spelling = Spelling()) -> list[str]:
-    """Return the names of the columns, without the space around them."""
+    """Return the names of the columns, without the space around them; raise if two are the same."""
     if is_parquet(path):
         with _parquet_file(path) as file:
-            schema = file.schema_arrow
-        return [name.strip() for name in schema.names if not _is_hidden(name, schema)]
+            return _check_names(path, _visible_names(file.schema_arrow))
     return _read_header(path, spelling).names
+
+
+def _visible_names(schema: Any) -> list[str]:
+    return [name for name in schema.names if not _is_hidden(name, schema)]
 
 
 def _is_hidden(name: str, schema: Any) -> bool:
@@ -161,7 +175,7 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
         names = header_names if names is None else names
         find_places(path, header_names, names)
         with _parquet_file(path) as file:
-            stored = {name.strip(): name for name in file.schema_arrow.names}
+            stored = dict(zip(header_names, _visible_names(file.schema_arrow), strict=True))
             table = file.read(columns=[stored[name] for name in dict.fromkeys(names)])
             hidden = [name for name in file.schema_arrow.names if _is_hidden(name, file.schema_arrow)]
         _check_rows(path, len(table))
@@ -173,8 +187,8 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
     keys = [str(place) for place in range(len(header.names))]
     blank: list[int] = []
 
-    def check_width(row: Any) -> str:
-        """Leave out a blank row; raise for one with more or fewer cells than the header."""
+    def note_row(row: Any) -> str:
+        """Leave out a row with more or fewer cells than the header, and note it: as blank, or as wrong."""
         number = row.number - skipped + header.rows
         if row.text.strip():
             wrong.append((number, row.actual_columns))
@@ -190,7 +204,7 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
             ReadOptions(use_threads=False, block_size=BLOCK, column_names=keys, skip_rows=skipped,
                         encoding=header.encoding.removesuffix("-sig")),
             ParseOptions(delimiter=header.separator, newlines_in_values=True, ignore_empty_lines=False,
-                         invalid_row_handler=check_width),
+                         invalid_row_handler=note_row),
             ConvertOptions(column_types=dict.fromkeys(keys, arrow.string()), strings_can_be_null=False),
         )  # fmt: skip
     if wrong:
@@ -200,9 +214,57 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
     empty, again = (_equal_rows(table, cells) for cells in ([""] * len(keys), header.names))
     filled = np.flatnonzero(~(empty | again))
     _check_rows(path, len(filled))
+    said = [*_describe(header, int(again.sum()))]
+    if ends_in_total(table.columns, filled):
+        said.append(describe_total(int(numbers[filled[-1]])))
+        filled = filled[:-1]
     columns = {name: table[str(place)] for name, place in places.items()}
     columns = columns if len(filled) == len(table) else {name: cells.take(filled) for name, cells in columns.items()}
-    return RawTable(columns, numbers[filled], header.separator, ", ".join(_describe(header, int(again.sum()))))
+    return RawTable(columns, numbers[filled], header.separator, ", ".join(said))
+
+
+def ends_in_total(columns: Sequence[Any], rows: np.ndarray) -> bool:
+    """Tell whether the last row is the total of the others: its only texts are such words.
+
+    Above one are dates and ids; or names that come again, if it begins the row.
+
+    Args:
+        columns: arrow columns of all cells, in order.
+        rows: positions of the rows.
+
+    >>> days = arrow.array(["2024-01-30", "2024-01-31", "Total"])
+    >>> ends_in_total([days, arrow.array([1.5, 2.0, 3.5])], np.arange(3))
+    True
+    """
+    texts = [_text_of(column[int(rows[-1])]).strip().rstrip(":").lower() for column in columns]
+    filled = [place for place, text in enumerate(texts) if text not in MARKS]
+    words = [place for place in filled if texts[place] in TOTALS]
+    others = {texts[place] for place in filled if not _has_digit(texts[place])} - TOTALS
+    if any(map(str.isalpha, "".join(others))):
+        return False
+    for place in words:
+        above = columns[place].take(arrow.array(rows[:-1])).cast(arrow.string()).unique().drop_null().to_pylist()
+        names = {text.strip().lower() for text in above} - MARKS
+        again = place == filled[0] and 2 * len(names) < len(rows) and not names & TOTALS
+        if names and (again or all(map(_has_digit, names))):
+            return True
+    return False
+
+
+def _text_of(cell: Any) -> str:
+    """Return a cell as text: "" if it is missing, and a digit for one of another type."""
+    coded = arrow.types.is_dictionary(cell.type)
+    kind = cell.type.value_type if coded else cell.type
+    return str(cell.as_py()) if cell.is_valid and is_text(kind) else "0" * cell.is_valid
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
+
+
+def describe_total(row: int) -> str:
+    """Say that the last row was left out."""
+    return f"the total in row {row} left out"
 
 
 def _equal_rows(table: Any, cells: Sequence[str]) -> np.ndarray:
@@ -323,7 +385,8 @@ def _find_encoding(path: Path, head: bytes) -> str:
                 runs, long = runs + len(lengths), long + sum(length > 2 for length in lengths)
     # Western words have one such letter, or two, beside letters of ASCII.
     if wrong <= right or 10 * long > runs or not _decodes(path, "cp1252"):
-        raise FedtideError(f"{path}: damaged or not a CSV file in UTF-8 ({place}; save it as UTF-8)")
+        hint = "save it as UTF-8, or name its encoding in data.source.encoding"
+        raise FedtideError(f"{path}: damaged or not a CSV file in UTF-8 ({place}; {hint})")
     return "cp1252"
 
 

@@ -18,6 +18,7 @@ from fedtide.data.sources.cells import Cells, Clock, describe_span, describe_spe
 from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.table_files import Encoding, Separator, Spelling, read_names
+from fedtide.data.sources.written import Decimal
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
 MOST_CATEGORIES = 100
@@ -166,7 +167,7 @@ class CSV(Loading):
     scaled: Flag = False
     encoding: Encoding | None = None
     separator: Separator | None = None
-    decimal: Literal[".", ","] | None = None
+    decimal: Decimal | None = None
     time_format: Form | None = None
     clock: Clock = "utc"
     kind: Literal["csv"] = "csv"
