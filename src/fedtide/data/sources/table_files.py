@@ -214,13 +214,13 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
     empty, again = (_equal_rows(table, cells) for cells in ([""] * len(keys), header.names))
     filled = np.flatnonzero(~(empty | again))
     _check_rows(path, len(filled))
-    said = [*_describe(header, int(again.sum()))]
+    lines = [*_describe(header, int(again.sum()))]
     if ends_in_total(table.columns, filled):
-        said.append(describe_total(int(numbers[filled[-1]])))
+        lines.append(describe_total(int(numbers[filled[-1]])))
         filled = filled[:-1]
     columns = {name: table[str(place)] for name, place in places.items()}
     columns = columns if len(filled) == len(table) else {name: cells.take(filled) for name, cells in columns.items()}
-    return RawTable(columns, numbers[filled], header.separator, ", ".join(said))
+    return RawTable(columns, numbers[filled], header.separator, ", ".join(lines))
 
 
 def ends_in_total(columns: Sequence[Any], rows: np.ndarray) -> bool:
