@@ -135,7 +135,7 @@ def tables_in(kind: Any) -> list[Any]:
 
     >>> from fedtide.cohorts import Cohort
     >>> [tags(table)[0] for table in tables_in(Cohort)][:3], tables_in(int)
-    (['arrivals', 'uniform', 'everyone'], [])
+    (['arrivals', 'uniform', 'poisson'], [])
     """
     inside = within_list(bare(kind))
     return [bare(member) for member in get_args(inside)] if is_choice(inside) else [inside] if is_table(inside) else []

@@ -260,8 +260,6 @@ class Node:
             first = -1 - self.algorithm.traits.before
             if self.rounds is not None and not first <= number < self.rounds:
                 return f"its study has rounds 0 to {self.rounds - 1}, and this is round {number}"
-            if self.rounds is not None and asked.moment.rounds != self.rounds:
-                return f"its study has {self.rounds} rounds, and the question says {asked.moment.rounds}"
             if asked.version[0] != number:
                 return f"its sum is of round {asked.version[0]}, and its question of round {number}"
             return objection(self.masker, asked, self._fewest)

@@ -451,7 +451,7 @@ def test_a_recipe_is_read_back_as_it_was_written_whole_and_in_short(recipe):
 
 
 ODD_VALUES = [
-    {"title": '"quotes" \\ and\nlines ✓', "description": "Zürich\t"},
+    {"title": '"quotes" \\ and ✓', "description": "Zürich\t\nlines"},
     {"method": [{"name": "moves", "algorithm": "fielding", "trigger": {"kind": "fraction", "tau": float("inf")}}]},
     {"data": {"source": {"kind": "csv", "path": "a.csv", "features": ["", "é"]}, "directory": " "}},
     {"data": {"source": {"kind": "python", "function": "m:f", "options": {"a b": [1, "x", True]}}}},
