@@ -203,8 +203,7 @@ class Budget:
         number, ask, slot = place
         counted = header.get("counted", {}).get(str(client))
         bounds = _bounds(header, "0" if slot is None else str(slot))
-        rounds = header["moment"].get("rounds")  # some work differs by it
-        same = json.dumps([model, *(header.get(key) for key in SAME), rounds, counted, *([bounds] if bounds else [])])
+        same = json.dumps([model, *(header.get(key) for key in SAME), counted, *([bounds] if bounds else [])])
         return Line(
             round=number,
             ask=ask,
