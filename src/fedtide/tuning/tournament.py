@@ -206,7 +206,8 @@ def write_study(root: Path, record: Tournament) -> None:
     order, first = played_entries(record), record.candidates[0].method
     plain = next((candidate.entry for candidate in order if candidate.method == first), order[0].entry)
     values, names = resolved(record.study), {*record.survivors, plain}
-    values |= {"method": [method for method in values["method"] if method["name"] in names], "claim": []}
+    pairs = zip(record.study.method, values["method"], strict=True)  # a table has no form such as "(safe)" in its name
+    values |= {"method": [table for method, table in pairs if method.name in names], "claim": []}
     if values.get("baseline") not in names:
         values["baseline"] = plain
     text, seeds = brief(from_dict(values, where=str(root / STUDY))), played_by(record.study).seeds

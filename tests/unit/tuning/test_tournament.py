@@ -54,6 +54,14 @@ def told(root: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in line.items() if key not in ("spent", "costs")} for line in lines]
 
 
+def test_the_study_of_a_tournament_has_its_safe_methods_too(tmp_path, plan, monkeypatch):
+    """A method is called with its form, "B (safe)", and stands in a configuration as "B"."""
+    root = begun(tmp_path / "t", A, {**SCAFFOLD, "name": "B", "algorithm": "ifca", "safe": True})
+    monkeypatch.setattr(tournament.Tournament, "survivors", ("B (safe)",))
+    assert execute(root, workers=1)
+    assert [method.name for method in read(root / "study.toml").method] == ["A", "B (safe)"]
+
+
 def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads(tmp_path, plan):
     root = begun(tmp_path / "t", A, MOMENTUM, PROX, SCAFFOLD)
     assert execute(root, workers=1)
