@@ -35,7 +35,7 @@ def test_what_a_lying_node_sends_does_not_count(tmp_path):
         tmp_path,
         "berlin,lyon,oslo",
         "SCAFFOLD",
-        {"deadline": "10m", "fewest": 2, "every": "3s"},
+        {"deadline": "10m", "fewest": 2, "every": "5s"},  # in which a liar comes back
         rounds=rounds,
         eval_every=rounds,
     )

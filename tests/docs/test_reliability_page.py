@@ -28,22 +28,22 @@ fewest = 1
 """
 OWN = """
 rounds = 1
-metrics = ["evil:error"]
+metrics = ["strangers_code:error"]
 [data]
-source = "python:evil:load"
-partition = "python:evil:dealt"
+source = "python:strangers_code:load"
+partition = "python:strangers_code:dealt"
 [shift]
-who = "python:evil:awake"
-what = "python:evil:held"
-how = "python:evil:read"
+who = "python:strangers_code:awake"
+what = "python:strangers_code:held"
+how = "python:strangers_code:read"
 [model]
 kind = "python"
-function = "evil:net"
+function = "strangers_code:net"
 [[method]]
 name = "A"
-algorithm = "evil:fitting"
-cohort = "python:evil:picked"
-loss = "evil:loss"
+algorithm = "strangers_code:fitting"
+cohort = "python:strangers_code:picked"
+loss = "strangers_code:loss"
 [deploy]
 fewest = 1
 """
@@ -89,7 +89,7 @@ def error(scores):
 def refused(unknown): ...
 """
 WORDS = {
-    "run": ["study.toml"], "tune": ["study.toml"], "check": ["evil:fitting"], "show": ["study.toml"],
+    "run": ["study.toml"], "tune": ["study.toml"], "check": ["strangers_code:fitting"], "show": ["study.toml"],
     "inspect": ["study.toml"], "recommend": ["study.toml"], "deploy": ["study.toml", "--method", "A", "--nodes", "a"],
     "resume": ["folder"], "export": ["folder", "--format", "safetensors"], "predict": ["folder", "x.csv"],
     "replay": ["folder"], "report": ["folder"], "verify": ["folder"], "track": ["folder", "tensorboard"],
@@ -119,9 +119,9 @@ def made(tmp_path_factory) -> Path:
         assert done("deploy", "plain.toml", "--method", "A", "--nodes", "a") == 0
         make_node_key(Path("a.key"), Path("a.pub"), "a")
         ticket = Ticket.read(Path("site/tickets/a.ticket"))
-        ticket.study["method"][0]["algorithm"] = "evil:fitting"
+        ticket.study["method"][0]["algorithm"] = "strangers_code:fitting"
         Path("site/tickets/a.ticket").write_text(ticket.to_toml())
-        Path("evil.py").write_text(EVIL)
+        Path("strangers_code.py").write_text(EVIL)
         Path("study.toml").write_text(OWN)
         assert done("run", "study.toml", "--out", "folder", "--workers", 1) == 0
         Path("site/study.toml").write_text(Path("folder/config.toml").read_text())
@@ -133,7 +133,7 @@ def executed(made, tmp_path, monkeypatch) -> Path:
     """A file that is there once code was run, in a copy of that folder."""
     shutil.copytree(made, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    monkeypatch.delitem(sys.modules, "strangers_code", raising=False)
     options_model.cache_clear()
     Path("executed").unlink()
     return tmp_path / "here" / "executed"
@@ -147,7 +147,7 @@ def test_every_command_is_played():
 def test_commands_that_say_so_run_code(executed, name):
     for path in ("study.toml", "folder/config.toml", "site/study.toml"):  # refused once the code says what it takes
         if name != "replay":  # it compares digests first
-            Path(path).write_text(Path(path).read_text().replace("evil:fitting", "evil:refused"))
+            Path(path).write_text(Path(path).read_text().replace("strangers_code:fitting", "strangers_code:refused"))
     assert done(name, *(word.replace("fitting", "refused") for word in WORDS[name])) == 2
     assert executed.exists()
 
@@ -156,4 +156,4 @@ def test_commands_that_say_so_run_code(executed, name):
 def test_other_commands_run_none(executed, words):
     done(*words)
     assert not executed.exists()
-    assert "evil" not in sys.modules
+    assert "strangers_code" not in sys.modules
