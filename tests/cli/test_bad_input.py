@@ -426,6 +426,15 @@ def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
     assert made == (at not in ("pathlib.Path.mkdir", "pathlib.Path.write_text"))
 
 
+def test_an_error_of_the_system_without_a_name_adds_nothing_to_the_output(capsys, here, monkeypatch):
+    def broken(*given, **named):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("fedtide.cli.commands.job.recipe", broken)
+    assert done("recipes", "demo") == 2
+    assert capsys.readouterr() == ("", "fedtide: input/output: Input/output error\n")
+
+
 def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
     """A fault in the program keeps its traceback: it cannot be mended by whoever runs it."""
     written(here / "study.toml", A)

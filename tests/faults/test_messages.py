@@ -18,9 +18,10 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.trees import all_finite, leaves, same
 from fedtide.evaluate.metrics import METRICS
+from fedtide.fleets.ask import ABSTAINED, NOT_FINITE
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import Block, join
-from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
+from fedtide.remote.asks import ANSWERED, REFUSED
 from fedtide.remote.messages import Response
 from fedtide.remote.node_answers import Received, SentQuestion, read
 from fedtide.remote.offline import near_fleet

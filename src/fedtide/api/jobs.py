@@ -306,9 +306,8 @@ class Recommendation:
 
     def __repr__(self) -> str:
         first, *others = self.survivors
-        stands = "has the highest score" if self.made.doubt else "leads"
         rest = f"; not told apart from it: {listed(others)}" if others else ""
-        return f"Recommendation({str(self.folder)!r}, {first} {stands}{rest})"
+        return f"Recommendation({str(self.folder)!r}, {first} {self.made.stands}{rest})"
 
     def _repr_html_(self) -> str:
         return notebook.render_table(repr(self), pages.standings_table(self.made), self.report)

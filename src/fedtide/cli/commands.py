@@ -657,7 +657,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _of_system(error: OSError, place: object) -> str:
     """Describe an error of the system: of its file, of the output if that cannot be written, or of `place`."""
     if error.filename is None:
-        return flush(sys.stdout, "\n") or f"{place}: {error.strerror or error}"
+        return flush(sys.stdout) or f"{place}: {error.strerror or error}"
     no_folder = isinstance(error, FileExistsError | NotADirectoryError) and not Path(error.filename).is_dir()
     return f"{error.filename}: {'no folder, allowed: a folder' if no_folder else error.strerror or error}"
 

@@ -36,7 +36,8 @@ def check_free(out: Path, mark: bytes = b"", marked: Path | None = None) -> None
     if out.is_dir():
         raise FedtideError(f"{out}: is a folder, allowed: a new file")
     if os.path.lexists(out) and not (mark and file.is_file() and mark in _beginning(file)):
-        raise FedtideError(f"{out}: is there already, allowed: a new file")
+        ours = ", or an earlier page or picture of ours" if mark else ""
+        raise FedtideError(f"{out}: is there already, allowed: a new file{ours}")
     if not out.parent.is_dir():
         raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
 

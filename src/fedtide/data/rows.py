@@ -146,6 +146,11 @@ class Rows:
         return len(self.x)
 
     @cached_property
+    def in_floats(self) -> "Rows":
+        """The same rows with features in float32."""
+        return replace(self, x=self.x.float())
+
+    @cached_property
     def extremes(self) -> Tensor:
         """Positions of a row with the smallest label, and of rows with the smallest and the largest token."""
         ends = [self.y.argmin() // self.y[0].numel()]

@@ -92,7 +92,7 @@ class References:
         return {name: score_of(target, answer, rows.y) for name, answer in answers.items() if answer is not None}
 
     def _last(self, past: Tensor, holder: Tensor, y: Tensor, judged: Tensor, owner: Tensor) -> Tensor | None:
-        """Return the last label of the same client before each judged row; the usual one if there is none."""
+        """Return the last label of the same client before each judged row; the best constant answer without one."""
         if self.population.rows.time is None:
             return None
         time = self.population.rows.time[torch.cat([past, judged]).long()]
@@ -101,8 +101,9 @@ class References:
         before = torch.searchsorted(keys, owner * len(time) + place[len(past) :]) - 1
         at = order[before.clamp(min=0)]
         present = (before >= 0) & (holder[at] == owner)
-        usual = usual_answer(self.population.target, y).expand(len(judged), *y.shape[1:])
-        return torch.where(present.reshape(-1, *[1] * (y.dim() - 1)), y[at], usual.to(y.dtype))
+        target = self.population.target
+        last = y[at][:, None] if isinstance(target, Measured) else y[at]
+        return torch.where(present.reshape(-1, *[1] * (last.dim() - 1)), last, usual_answer(target, y))
 
     def _trees(self, moment: Moment) -> "Trees | None":
         """Return trees of the rows that are known, which are fitted anew only if rows have changed.
@@ -132,10 +133,13 @@ class References:
 
 
 def usual_answer(target: Target, y: Tensor) -> Tensor:
-    """Return the best constant answer by some labels: the commonest class, the mean, or the usual value of each."""
-    if isinstance(target, LabelsTarget):
-        return (y.double().mean(0) > 0.5).double()
-    return y.double().mean() if isinstance(target, Measured) else torch.bincount(y).argmax()
+    """Return the best constant answer: by some labels the commonest class, or value of each; of numbers theirs.
+
+    That of numbers is the constant by which their skill is measured: a mean, a median, or each quantile.
+    """
+    if isinstance(target, Measured):
+        return torch.tensor(target.constant, dtype=y.dtype)
+    return (y.double().mean(0) > 0.5).to(y.dtype) if isinstance(target, LabelsTarget) else torch.bincount(y).argmax()
 
 
 def score_of(target: Target, answers: Tensor, y: Tensor) -> float:

@@ -13,6 +13,9 @@ from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
 from fedtide.wire.vector import Form
 
+ABSTAINED, NOT_FINITE = "abstained", "not finite"
+"""Words for what became of a client that had nothing to say, or whose numbers cannot be counted."""
+
 
 @dataclass(frozen=True)
 class Ask:

@@ -26,6 +26,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import children, is_node, same
 from fedtide.data.population import Population
 from fedtide.fleets.ask import (
+    ABSTAINED,
+    NOT_FINITE,
     Ask,
     BlockResult,
     Query,
@@ -359,8 +361,8 @@ class SimulatedFleet:
         if not len(reply.clients) and not done.unopened:
             able = ask.clients[race.counts & (race.rows > 0)].tolist()
             failed = {
-                "not finite": done.refused,
-                "abstained": [client for client in able if client not in done.refused],
+                NOT_FINITE: done.refused,
+                ABSTAINED: [client for client in able if client not in done.refused],
             }
         query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, sent, failed)
         self.queries.append(query)

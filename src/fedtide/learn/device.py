@@ -177,9 +177,9 @@ class Scratch:
         others = {**dict(self.module.named_buffers()), **frozen}
         finite = {name for name, b in others.items() if b.is_meta or bool(b.isfinite().all())}
         buffers = {name: b for name, b in others.items() if b.is_floating_point() and name in finite}
-        counters = {name: b.detach() for name, b in others.items() if name not in buffers}
-        self.counters = {name: b.clone() for name, b in counters.items()}
-        self._counters = [(b, self.counters[name]) for name, b in counters.items()]
+        constants = {name: b.detach() for name, b in others.items() if name not in buffers}
+        self.constants = {name: b.clone() for name, b in constants.items()}
+        self._constants = [(b, self.constants[name]) for name, b in constants.items()]
         self.names = list(trained)
         self.params = list(trained.values())
         self._views = Weights(
@@ -237,8 +237,8 @@ class Scratch:
             torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
             for name, buffer in self._views.buffers.items():
                 buffer.copy_(weights.buffers[name])
-        for counter, start in self._counters:
-            counter.copy_(start)
+        for constant, start in self._constants:
+            constant.copy_(start)
         self.set_mode(train)
         return self.module
 
@@ -252,7 +252,7 @@ class Scratch:
         Traceback (most recent call last):
         fedtide.core.errors.FedtideError: model: buffer 'least' begins infinite and changes, allowed: finite numbers
         """
-        for (now, start), name in zip(self._counters, self.counters, strict=True):
+        for (now, start), name in zip(self._constants, self.constants, strict=True):
             if start.is_floating_point() and not same(now, start):
                 raise FedtideError(f"model: buffer '{name}' begins infinite and changes, allowed: finite numbers")
 

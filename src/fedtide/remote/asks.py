@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from fedtide.core.base import Moment, Reply
-from fedtide.fleets.ask import Ask
+from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
 
-ANSWERED, ABSTAINED, NOT_FINITE, REFUSED = "answered", "abstained", "not finite", "refused: "
-"""Words of a node for what became of a client; the last one goes on with the reason."""
+ANSWERED, REFUSED = "answered", "refused: "
+"""More words of a node for what became of a client; the last one goes on with the reason."""
 
 LATE, AT_WORK, LOST = "late", "at work", "lost: "
 """Words of the server for a client whose answer is not in time, that is asked after again, or of which nothing came,
@@ -23,7 +23,7 @@ UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished me
 UNSIGNED = f"{REFUSED}its key for masks is not signed by its registered key"
 """Word for a client whose node is not asked for masked answers, because all others would refuse to answer."""
 
-WORDS = ("answered", "abstained", "at work", "late", "refused")
+WORDS = (ANSWERED, ABSTAINED, AT_WORK, LATE, "refused")
 """What becomes of an answer, the best first."""
 
 
@@ -129,7 +129,7 @@ class NodeRecord:
         states = [state_of(word) for word in line["clients"].values()]
         self.words.update(states)
         for word in line["clients"].values():
-            if ": " in word or word == "not finite":
+            if ": " in word or word == NOT_FINITE:
                 is_known = word in self.reasons or len(self.reasons) < REASONS
                 self.reasons[word if is_known else OTHER] += 1
         if "answered" in states:
@@ -150,7 +150,7 @@ def state_of(word: str) -> str:
     ('refused', 'late', 'refused')
     """
     begin = word.partition(":")[0]
-    other = {"not finite": "refused", "lost": "late"}
+    other = {NOT_FINITE: "refused", "lost": "late"}
     return other.get(begin, begin if begin in WORDS else "refused")
 
 

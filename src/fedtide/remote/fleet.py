@@ -14,16 +14,24 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import same
 from fedtide.fields.vocabulary import SHOWN
-from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check_ask, make_ask, make_scoring
+from fedtide.fleets.ask import (
+    ABSTAINED,
+    NOT_FINITE,
+    Ask,
+    BlockResult,
+    Query,
+    ScoreOptions,
+    check_ask,
+    make_ask,
+    make_scoring,
+)
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import ALL, PLAIN, Block, Vectors, bytes_down, join, split_blocks
 from fedtide.remote.asks import (
-    ABSTAINED,
     ANSWERED,
     AT_WORK,
     LATE,
     LOST,
-    NOT_FINITE,
     REFUSED,
     UNOPENED,
     AskRecord,

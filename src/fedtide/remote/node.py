@@ -21,10 +21,10 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree, detached
 from fedtide.fields.shapes import bare
-from fedtide.fleets.ask import Ask, Scoring
+from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask, Scoring
 from fedtide.fleets.engines import threads
 from fedtide.fleets.scoring import ClientRows, Clients, is_finite, score
-from fedtide.remote.asks import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
+from fedtide.remote.asks import ANSWERED, REFUSED
 from fedtide.remote.messages import (
     AnyHeader,
     KeysHeader,
@@ -191,7 +191,8 @@ class Node:
                 elif not is_finite(answer):
                     words[str(client)] = NOT_FINITE
                 else:
-                    tree = self._leave_behind(asked, ask, client, answer, memory, keeping)
+                    tree, kept = self._keep_and_send(asked, ask, client, answer, memory)
+                    keeping += [client] * kept
                     sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
                     words[str(client)] = ANSWERED
             except Exception as error:
@@ -199,23 +200,24 @@ class Node:
                 words[str(client)] = REFUSED + self._described(error)
                 if self.wire.hides and not isinstance(error, TooLarge | MemoryLost):  # it may tell of the rows
                     with suppress(MemoryLost):
-                        sent[client] = self._leave_behind(asked, ask, client, Answer({}), memory, keeping)
+                        sent[client], kept = self._keep_and_send(asked, ask, client, Answer({}), memory)
+                        keeping += [client] * kept
                         words[str(client)] = ANSWERED
         return {"clients": words, "kept": keeping, "fewest": self.policy().fewest}, sent
 
-    def _leave_behind(
-        self, asked: WorkHeader, ask: Ask, client: int, answer: Answer, memory: NodeMemory, keeping: list[int]
-    ) -> Tree:
-        """Return the content of an answer that leaves the node, once the client has kept what it keeps.
+    def _keep_and_send(
+        self, asked: WorkHeader, ask: Ask, client: int, answer: Answer, memory: NodeMemory
+    ) -> tuple[Tree, bool]:
+        """Keep what a client keeps; return the content that leaves the node, and whether the client has kept something.
 
         In a private study a client without news keeps its memory once more, because that would tell of its rows.
         """
         tree, traits = self._to_send(ask, client, answer, asked.reveal), self.algorithm.traits
-        if answer.memory is not None or (self.wire.hides and (traits.keeps or traits.remembers)):
+        keeps = answer.memory is not None or (self.wire.hides and bool(traits.keeps or traits.remembers))
+        if keeps:
             row = memory.read(client, ask.version) if answer.memory is None else answer.memory
             memory.write(client, ask.version, row, _counted(asked.settled[str(client)]))
-            keeping.append(client)
-        return tree
+        return tree, keeps
 
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
         """Return the content that leaves the node; its sum is not masked yet."""
@@ -305,8 +307,8 @@ class Node:
         shown = self.shown(scores)
         if self.masker is not None:  # its sums hide which model a client trained
             named = self.policy().reveals or ()
-            hidden: dict[str, Any] = {name: None for name in ("choice", "weights") if name not in named}
-            shown = replace(shown, **hidden)
+            withheld: dict[str, Any] = {name: None for name in ("choice", "weights") if name not in named}
+            shown = replace(shown, **withheld)
         return {"clients": words}, {name: getattr(shown, name) for name in COLUMNS} | {"others": dict(shown.others)}
 
     def _keep_received(self, asked: ScoreHeader, header: Mapping[str, Any], payload: bytes, memory: NodeMemory) -> None:

@@ -12,10 +12,10 @@ from fedtide.core import codec
 from fedtide.core.base import Scores, Slotted
 from fedtide.core.errors import FedtideError, printable, refused
 from fedtide.core.trees import Tree
-from fedtide.fleets.ask import Ask
+from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
 from fedtide.fleets.totals import ALL
 from fedtide.remote import messages
-from fedtide.remote.asks import ABSTAINED, ANSWERED, LOST, NOT_FINITE, REFUSED
+from fedtide.remote.asks import ANSWERED, LOST, REFUSED
 from fedtide.remote.messages import Response
 from fedtide.remote.node import COLUMNS
 from fedtide.wire.answer_schema import LARGEST, Schema, misfit

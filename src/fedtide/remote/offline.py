@@ -23,13 +23,13 @@ from fedtide.core.trees import Tree
 from fedtide.data.partition import IID, Split
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.fleets.ask import Ask, BlockResult
+from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask, BlockResult
 from fedtide.fleets.devices import SteadyClock
 from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Vectors
 from fedtide.learn.target import CLASSES
-from fedtide.remote.asks import ABSTAINED, ANSWERED, AT_WORK, NOT_FINITE
+from fedtide.remote.asks import ANSWERED, AT_WORK
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.messages import Carrier, Question, Response
 from fedtide.remote.node import Node

@@ -44,7 +44,7 @@ def clients_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [mean, SPREAD, *others])
 
 
-@plan_picture("labels", "Who holds which labels", "labels that differ between clients, and no privacy", single=True)
+@plan_picture("labels", "Who holds which labels", "labels that differ between clients", single=True)
 def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the share of each class in each client's training rows.
 
@@ -55,7 +55,7 @@ def label_shares(record: ExperimentRecord) -> figures.Drawn | None:
     return draw_label_shares(counts, labels["of"], labels["names"]) if labels and heterogeneous(counts) else None
 
 
-@plan_picture("clients", "Clients", "evaluations of clients, and no privacy", single=True)
+@plan_picture("clients", "Clients", "evaluations of clients", single=True)
 def client_distribution(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the share of clients with at most a given accuracy.
 
@@ -121,11 +121,6 @@ def _lines(record: ExperimentRecord) -> list[dict[str, Any]]:
     """Return the lines of all rounds, and of questions before round 0, if any."""
     lines = [line for run in record.runs for line in read_rounds(run.folder, ASKS)]
     return [line for line in lines if line["round"] >= 0 or line["asks"]]
-
-
-def are_real(record: ExperimentRecord) -> bool:
-    """Tell whether clients were real, and not simulated."""
-    return bool(_lines(record))
 
 
 @plan_table("Nodes")

@@ -517,7 +517,7 @@ DRAWN, WIDE = 200, 3
 """Maximum number of clients drawn, and of methods side by side."""
 
 
-@plan_picture("clusters", "Clusters over time", "clusters of clients, and no privacy", single=True)
+@plan_picture("clusters", "Clusters over time", "clusters of clients", single=True)
 def clusters_over_time(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw which model or branch answers for each client over time.
 

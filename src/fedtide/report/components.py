@@ -330,7 +330,7 @@ def split_purity(record: ExperimentRecord) -> figures.Drawn | None:
     return figures.svg(figure, "how pure the split is")
 
 
-@plan_picture("client_losses", "Training loss over clients", "a blend of domains, and no privacy", single=True)
+@plan_picture("client_losses", "Training loss over clients", "a blend of domains", single=True)
 def client_losses(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the training loss over the participants of each round.
 

@@ -378,7 +378,7 @@ class Map:
     parts: Callable[[Line], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-@plan_picture("forgetting", "Local client forgetting", "[forgetting], and no privacy", single=True)
+@plan_picture("forgetting", "Local client forgetting", "[forgetting]", single=True)
 def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the cost of each participant's training on the rows of others, in each probed round.
 
@@ -395,7 +395,7 @@ def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     return _draw_maps(probes, rounds, Map(title, unit, figures.CHANGE, "mean", forgotten), Normalize(-largest, largest))
 
 
-@plan_picture("local_models", "After local training", "[forgetting], and no privacy", single=True)
+@plan_picture("local_models", "After local training", "[forgetting]", single=True)
 def after_local_training(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the accuracy of each participant's own model on the rows of all clients, in the last probed round.
 

@@ -7,9 +7,8 @@ from operator import itemgetter
 from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.metrics import Measure
-from fedtide.report.clients import are_real
 from fedtide.report.formats import percent, points
-from fedtide.report.lead import LEVEL, find_doubt
+from fedtide.report.lead import find_doubt, find_level
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.summary import NO_SCORES, MethodSummary, Summary
 
@@ -205,8 +204,9 @@ def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
     scores = {method.name: method.by_seed(method.score) for method in rivals}
     references = {} if first.untrained else summary.references_of(first)
     complete = not any(method.unfinished for method in summary.methods)
-    doubt = find_doubt(first.by_seed(first.score), scores, references, complete=complete)
-    if not rivals and not doubt.startswith(LEVEL):
+    ours = first.by_seed(first.score)
+    doubt = find_doubt(ours, scores, references, complete=complete)
+    if not rivals and not find_level(ours, references):
         return f"{names} {verb} {summary.target.a_score} of {accuracy}."
     if doubt:
         return f"{doubt}: {names} {verb} the highest mean, {accuracy}."
@@ -221,9 +221,9 @@ def setting(record: ExperimentRecord) -> str:
     """Describe the experiment."""
     experiment, shift = record.experiment, record.experiment.shift
     clients = getattr(experiment.data.partition, "clients", None)
-    text = "Real clients" if are_real(record) else f"{clients or 'The'} clients of a simulation"
+    text = "Real clients" if record.real else f"{clients or 'The'} clients of a simulation"
     text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
-    if not are_real(record):
+    if not record.real:
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()

@@ -176,7 +176,7 @@ def _folded(record: ExperimentRecord, run: RunRecord, period: float, group: str 
     return np.append(places, places[0] + period), np.append(means, means[0])
 
 
-@plan_picture("participants", "What the server sees", "a model that clients take as it is, and no privacy", single=True)
+@plan_picture("participants", "What the server sees", "a model that clients take as it is", single=True)
 def participants(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the accuracy of the model as it was sent out, on the participants' own training rows.
 

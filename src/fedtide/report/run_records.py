@@ -313,12 +313,8 @@ class ExperimentRecord:
     @cached_property
     def private_runs(self) -> list[Spent]:
         """Releases of each run, whose models may have several uses."""
-        ends = [(run.lines[-1], len(run.lines)) for run in self.runs if not run.other and "epsilon" in run.lines[-1]]
-        draws = [(end, dict(end.get("sampled", {})), times) for end, times in ends]
-        return [
-            Spent(end["epsilon"], drawn.pop("z", 1.0), Sampling(**drawn) if drawn else None, times)
-            for end, drawn, times in draws
-        ]
+        runs = [run for run in self.runs if not run.other and "epsilon" in run.lines[-1]]
+        return [_spent(run.lines[-1], len(run.lines)) for run in runs]
 
     @cached_property
     def spent(self) -> float | None:
@@ -420,6 +416,13 @@ class ExperimentRecord:
     def numbered(self) -> list[tuple[int, MethodRecord]]:
         """Methods that have runs, with their numbers, which determine their colors."""
         return [(number, method) for number, method in enumerate(self.methods) if method.runs]
+
+
+def _spent(last: dict[str, Any], times: int) -> Spent:
+    """Return the releases of a run by its last line; its draws say the noise of a round, and how clients are drawn."""
+    draws = dict(last.get("sampled", {}))
+    z = draws.pop("z", 1.0)
+    return Spent(last["epsilon"], z, Sampling(**draws) if draws else None, times)
 
 
 def span_of(window: int, rounds: int, *, stops: bool = False) -> str:

@@ -17,7 +17,6 @@ from fedtide.evaluate.metrics import Measure
 from fedtide.evaluate.references import REFERENCES, reference_words
 from fedtide.evaluate.rounds import Row, rows_of_rounds, rows_of_scores
 from fedtide.report.claims import chosen_points, judge, judge_sweep
-from fedtide.report.clients import are_real
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, is_nano, read_experiment
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
 from fedtide.report.topics import MODULES, NUMBERS
@@ -115,7 +114,7 @@ def _references(record: ExperimentRecord, methods: Sequence[MethodSummary]) -> l
     for name in REFERENCES:
         holder = max((m for m in methods if name in m.measures), key=lambda m: len(m.seeds), default=None)
         seeds, measures = ([], {}) if holder is None else (holder.seeds, {target.score: holder.measures[name]})
-        if seeds or (name in record.experiment.references and record.runs and not are_real(record)):
+        if seeds or (name in record.experiment.references and record.runs and not record.real):
             out.append(MethodSummary(reference_words(name, target), name, seeds, 0, measures))
     return out
 

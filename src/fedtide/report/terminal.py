@@ -24,17 +24,13 @@ class Screen(Console):
         flush(self.file)
 
 
-def flush(stream: IO[str], text: str = "") -> str:
+def flush(stream: IO[str]) -> str:
     """Write what a stream still holds; return why that is impossible, and "" if it is possible or nobody reads it.
 
     A stream that cannot be written is led to nowhere, because the interpreter would try again at its end.
-
-    Args:
-        stream: the stream.
-        text: is written, too: a stream forgets what it could not write, and its next error tells that it is at fault.
     """
     try:
-        stream.write(text)
+        stream.write("")  # a stream that keeps nothing back is asked to write
         stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

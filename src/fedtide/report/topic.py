@@ -49,7 +49,7 @@ class Plan:
 
 def plan_picture(name: str, title: str, needs: str = "", *, single: bool = False) -> Callable[[Make], Plan]:
     """Return a decorator that makes a picture of a function that draws it."""
-    return lambda draw: Plan(title, styled(draw), name, needs, single)
+    return lambda draw: Plan(title, styled(draw), name, needs + ", and no privacy" * single, single)
 
 
 def plan_table(title: str, *, single: bool = False) -> Callable[[Make], Plan]:

@@ -5,7 +5,7 @@ Everything is built from JSON values alone, so any process can build the same.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from fedtide.fleets.devices import Clock
 from fedtide.fleets.engines import Host
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.module_check import Embeddings
+from fedtide.learn.module_check import Embeddings, check_module
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.networks import initialize
@@ -120,7 +120,10 @@ def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
 
 
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
-    """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
+    """Load the samples, once per process for all seeds and points unless the source itself is drawn.
+
+    Each call has the model look at two rows if they are integers.
+    """
     data = experiment.data.model_dump(mode="json", include={"source", "directory", "target"})
     data_seed = experiment.data.seed if experiment.data.seed is not None else seed
     rows = load_rows(json.dumps(data, sort_keys=True), data_seed if experiment.data.source.drawn else 0)
@@ -133,22 +136,31 @@ def rows_for(rows: Rows | GeneratedRows, build: Callable[[], nn.Module]) -> Rows
     Args:
         rows: features of any type.
         build: returns a fresh module.
+
+    Raises:
+        FedtideError: it returns no module, or one that cannot be trained.
     """
     if not isinstance(rows, Rows) or rows.x.dtype != torch.int64 or rows.steps is not None:
         return rows
-    few, floats = rows.x[:2], rows.x.float()
+    few = rows.x[:2]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = build().eval()
-        try:
-            module(few.float())
-        except Exception:  # whatever a layer raises for another type
-            with suppress(RuntimeError, TypeError, ValueError):  # a number beyond an Embedding is an IndexError
-                with suppress(IndexError):
-                    module(few)
+        module = build()
+        check_module(module)
+        module.eval()
+        if not _takes(module, few.float()):
+            embeds = any(isinstance(layer, Embeddings) for layer in module.modules())
+            if embeds or _takes(module, torch.zeros_like(few)):  # 0 is an id of every vocabulary
                 return rows
-            if any(isinstance(layer, Embeddings) for layer in module.modules()):  # of a bag it is a RuntimeError
-                return rows
-    return replace(rows, x=floats)
+    return rows.in_floats
+
+
+def _takes(module: nn.Module, x: Tensor) -> bool:
+    """Tell whether a module has an answer to rows."""
+    try:
+        module(x)
+    except Exception:  # whatever a layer raises for another type
+        return False
+    return True
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     }
     poisson = isinstance(cohort, Poisson)
     if poisson:
-        fewest = 1 if experiment.wire is None else experiment.wire.fewest
+        fewest = host.wire.fewest
         in_the_way |= {f"no sum of fewer than {fewest} clients is opened, which tells how many came": fewest > 1}
         if why := next((why for why, is_so in in_the_way.items() if is_so), ""):
             needs = "uniform, or clients that are always there, plain noise, secure = false and fewest = 1"
@@ -91,7 +90,7 @@ def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
     """
     like, classes = host.population.few()
     forms: dict[Form, None] = {}
-    with within(f"method '{method.name}'") if host.wire.divisor is not None else nullcontext():
+    with within(f"method '{method.name}'"):
         for fleet, _ in trial(host.algorithm, like, classes, wire=host.wire):
             for query in fleet.queries:
                 if query.ask.forms and query.ask.version[0] < 0:

@@ -2,10 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,12 +23,12 @@ from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
-from fedtide.fleets.ask import Query
+from fedtide.fleets.ask import ABSTAINED
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine, why_alone
-from fedtide.remote.asks import ABSTAINED
+from fedtide.remote.asks import find_failed
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of
@@ -49,6 +49,14 @@ class NothingTrained(FedtideError):
     """No client has answered for some rounds."""
 
 
+class Outcome(NamedTuple):
+    """What became of a question: how many answers count, or if none does, by reason the clients that failed."""
+
+    question: str
+    answered: int
+    failed: Mapping[str, Sequence[int]]
+
+
 @dataclass(frozen=True)
 class Failures:
     """The last rounds without an answer that counts: their number, answers by reason, and the clients.
@@ -61,15 +69,26 @@ class Failures:
     reasons: Counter[str] = field(default_factory=Counter)
     clients: frozenset[int] = frozenset()
 
-    def add(self, queries: Sequence[Query]) -> "Failures":
-        """Return the failures after a round; one in which nobody could answer changes nothing."""
-        asked = [query for query in queries if query.ask.question == "train"] or queries
-        if any(len(query.answered) for query in asked):
+    def add(self, asks: Sequence[Outcome]) -> "Failures":
+        """Return the failures after the questions of a round; one in which nobody could answer changes nothing."""
+        asked = [ask for ask in asks if ask.question == "train"] or asks
+        if any(ask.answered for ask in asked):
             return Failures(answered=True)
-        failed = [(reason, client) for query in asked for reason, ids in query.failed.items() for client in ids
+        failed = [(reason, client) for ask in asked for reason, ids in ask.failed.items() for client in ids
                   if not (self.answered and reason == ABSTAINED)]  # fmt: skip
         reasons, clients = self.reasons + Counter(reason for reason, _ in failed), {client for _, client in failed}
         return Failures(self.answered, self.rounds + bool(failed), reasons, self.clients | clients)
+
+    @classmethod
+    def before(cls, folder: Path) -> "Failures":
+        """Return the failures up to a checkpoint, by the record; of simulated clients it has no reasons."""
+        failures = cls(any(line["trained"][1] or (not line["trained"][0] and line["answered"])
+                           for line in read_rounds(folder)))  # fmt: skip
+        for line in read_rounds(folder, ASKS):
+            asks = [Outcome(ask["question"], len(ask["answered"]), {} if ask["answered"] else find_failed(ask["nodes"]))
+                    for ask in line["asks"]]  # fmt: skip
+            failures = failures.add(asks)
+        return failures
 
     def check(self, clients: int, number: int) -> None:
         """Raise if so many rounds and clients, or all of `clients`, have failed up to a round."""
@@ -189,11 +208,14 @@ class Run:
         experiment = self.experiment
         rounds, every, target = experiment.rounds, experiment.checkpoint_every, experiment.stop_at
         earlier = accuracies(read_rounds(self.folder)) if target is not None else []
+        before = Failures() if start is None else Failures.before(self.folder)
+        if start is not None and start.round >= rounds:
+            before.check(0, rounds - 1)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
         played = run_rounds(
             judge, rounds=rounds, seed=self.seed, every=experiment.eval_every, start=start, probe=probe,
-            stop_at=target, earlier=earlier,
+            stop_at=target, earlier=earlier, answered=before.answered,
         )  # fmt: skip
         for count, result in enumerate(played, start=1):
             done = result.step.moment.round + 1
@@ -318,6 +340,7 @@ def run_rounds(
     probe: Probe | None = None,
     stop_at: StopAt | None = None,
     earlier: Sequence[float | None] = (),
+    answered: bool = False,
 ) -> Iterator[RoundRecord]:
     """Play rounds as `evaluated` does, and yield the record of each.
 
@@ -332,6 +355,7 @@ def run_rounds(
         probe: measures forgetting in the rounds that the fleet keeps for it.
         stop_at: when to end before all rounds are played; None never does.
         earlier: accuracies of the evaluations before `start`, which count for that.
+        answered: whether an answer has counted before `start`.
 
     Raises:
         NothingTrained: no client has answered for some rounds.
@@ -339,7 +363,7 @@ def run_rounds(
     accuracies_so_far = list(earlier)
     if reached(stop_at, accuracies_so_far):
         return
-    fleet, spent, failures = judge.fleet, Cost(), Failures(answered=start is not None and start.round > 0)
+    fleet, spent, failures = judge.fleet, Cost(), Failures(answered)
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
         cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
@@ -371,7 +395,7 @@ def run_rounds(
         yield RoundRecord(step, line, clients, accuracy, judged_in, forgetting, aside)
         if stopped:
             return
-        failures = failures.add(fleet.queries)
+        failures = failures.add([Outcome(ask.ask.question, len(ask.answered), ask.failed) for ask in fleet.queries])
         failures.check(len(fleet.attendance.present if isinstance(fleet, RemoteFleet) else fleet.clients), number)
 
 

@@ -22,7 +22,7 @@ from fedtide.evaluate.references import MISSING, reference_words
 from fedtide.report.formats import percent, signed_points
 from fedtide.report.lead import gap
 from fedtide.report.run_records import environment_line, span_of
-from fedtide.tuning.ladder import Standing, standings
+from fedtide.tuning.ladder import standings
 from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_entries, read_tournament
 from fedtide.tuning.tune import READY, Parameter, Trial, Tuned, at_edge, read_tuning
 
@@ -268,19 +268,13 @@ def standings_headline(record: Tournament) -> str:
     """Say which entry leads, or has the highest score, and which cannot be told apart from it."""
     rung, (first, *others), score = record.reached[-1], record.survivors, percent(record.standings[0].score)
     rounds = f"after {rung.rounds} of {record.study.rounds} rounds"
-    leads = f"{rounds.capitalize()} with {counted(len(rung.seeds), 'seed')} {first} leads with {score}"
-    result = f"{record.doubt}: {rounds} {first} has the highest score, {score}" if record.doubt else leads
+    start = f"{rounds.capitalize()} with {counted(len(rung.seeds), 'seed')}"
+    result = f"{f'{record.doubt}: {rounds}' if record.doubt else start} {first} {record.stands}, {score}"
     result += f", and cannot be told apart from {listed(others)}." if others else "."
     entered = {candidate.method for candidate in record.candidates if candidate.entry in record.played}
     absent = dict.fromkeys(candidate.method for candidate in record.candidates if candidate.method not in entered)
     left = f" Not entered, because the budget was too short: {listed(list(absent))}." if absent else ""
     return f"{result}{left} Next is a run of the study, on fresh seeds and test rows."
-
-
-def _standing(record: Tournament, stand: Standing) -> str:
-    if stand.verdict != "highest":
-        return stand.verdict
-    return "highest score" if record.doubt else "leads"
 
 
 def standings_table(record: Tournament) -> Table:
@@ -293,7 +287,9 @@ def standings_table(record: Tournament) -> Table:
         rows.append(
             [
                 candidate.entry,
-                _standing(record, stand) if in_last else f"dropped after {counted(rung.rounds, 'round')}",
+                (record.stands if stand.verdict == "highest" else stand.verdict)
+                if in_last
+                else f"dropped after {counted(rung.rounds, 'round')}",
                 f"{rung.rounds} of {record.study.rounds}",
                 str(len(rung.values[candidate.entry])),
                 percent(stand.score),

@@ -150,6 +150,11 @@ class Tournament:
         complete = rung.rounds == self.study.rounds
         return find_doubt(rung.values[first], others, rung.references, complete=complete)
 
+    @property
+    def stands(self) -> str:
+        """What is said of the entry with the highest score: that it leads, or no more than that."""
+        return "has the highest score" if self.doubt else "leads"
+
     def last_rung(self, entry: str) -> Rung:
         """Return the highest rung that an entry reached."""
         return next(rung for rung in reversed(self.reached) if entry in rung.values)
@@ -692,7 +697,6 @@ def climb_further(play: Play, record: Tournament) -> Tournament:
     rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": going_on, "references": references}
     record = play.write(rung=rung, failed=failed, ended=OVER if over else "")
     first, *others = record.survivors
-    stands = "has the highest score" if record.doubt else "leads"
     rest = f"; not told apart from it: {len(others)}" if others else ""
-    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {first} {stands}{rest}")
+    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {first} {record.stands}{rest}")
     return record

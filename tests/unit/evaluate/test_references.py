@@ -20,7 +20,7 @@ from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.shift import Calendar
 from fedtide.data.targets import Counts, Labels, Number, Quantiles
-from fedtide.evaluate.references import MISSING, References, fit_trees, predict
+from fedtide.evaluate.references import MISSING, References, fit_trees, predict, usual_answer
 from fedtide.report.accuracy import brief_table
 from fedtide.report.study import measures, read_study
 from helpers.studies import A, finished, lines_of, study
@@ -103,7 +103,7 @@ def test_references_of_numbers_by_hand(calendar):
 
     model = HistGradientBoostingRegressor(early_stopping=False, random_state=0).fit(x[here], value[here])
     scores = found(people, "last_label", "tree")
-    assert scores["last_label"] == pytest.approx(skill(last_by_hand(people, value, value[here].mean())))
+    assert scores["last_label"] == pytest.approx(skill(last_by_hand(people, value, mean)))
     assert scores["tree"] == pytest.approx(skill(model.predict(x[there])), abs=1e-6)
     assert people.commonest(people.clients, NOW, "test") == skill(mean) == 0.0
 
@@ -115,6 +115,18 @@ def test_a_tree_has_the_loss_of_the_target(target):
     floor = people.commonest(people.clients, NOW, "test")
     assert floor < scores["tree"] < 1
     assert scores["last_label"] <= 1
+
+
+@pytest.mark.parametrize("target", [Number(), Number(loss="huber"), Quantiles(at=(0.2, 0.8)), Counts()])
+def test_the_usual_number_has_no_skill(target):
+    people = table(target)
+    value = people.rows.value
+    usual = usual_answer(people.target, value).expand(len(value), -1)
+    assert people.target.skill_of(usual, value) == pytest.approx(0, abs=1e-6)
+    at = people.target.constant
+    latest, nobody = torch.tensor([len(value) - 1]), torch.zeros(4).long()  # a row of another client, and later
+    last = References(people, ("last_label",))._last(latest, nobody[:1] + 1, value[-1:], torch.arange(4), nobody)
+    assert last.tolist() == [pytest.approx(list(at))] * 4
 
 
 def test_a_tree_is_fitted_again_only_if_rows_change():

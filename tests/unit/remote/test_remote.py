@@ -277,10 +277,12 @@ def test_a_run_on_nodes_is_recorded_stopped_and_resumed_as_one_in_simulation(tmp
 def test_a_run_whose_answers_are_all_refused_ends_after_three_rounds_and_is_saved(tmp_path):
     all_of_them = {**A, "cohort": 8}
     run = run_of(study(all_of_them, rounds=9, checkpoint_every=1, data={"held_out_clients": {"clients": 0}}), tmp_path)
-    for rounds_done in (3, 6):  # the same command goes on, and ends again
+    for rounds_done in (3, 6, 9):  # the same command goes on, and ends again
         with pytest.raises(FedtideError, match=r"no answer has counted for 3 rounds: refused: .*weight.* \(24\)"):
             list(run.play(judge_of=lambda run: remote(run, tmp_path / "nodes", heaviest=1e-9)))
         assert len(lines_of(run.folder)) == rounds_done
+    with pytest.raises(FedtideError, match="no answer has counted for 9 rounds: refused"):  # no round is left
+        list(run.play(judge_of=lambda run: remote(run, tmp_path / "nodes", heaviest=1e-9)))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -10,7 +10,8 @@ import pytest
 
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.remote.asks import nodes_of, state_of
-from fedtide.report.clients import are_real, nodes_over_rounds, nodes_table
+from fedtide.report.clients import nodes_over_rounds, nodes_table
+from fedtide.report.run_records import ExperimentRecord
 
 
 def ask(reveal: tuple[str, ...] = (), **clients: str) -> dict:
@@ -61,8 +62,8 @@ def test_the_report_has_a_table_and_a_picture_of_nodes(tmp_path):
 def test_simulated_clients_have_none(tmp_path):
     assert nodes_table(record(tmp_path), None) is None
     assert nodes_over_rounds(record(tmp_path)) is None
-    assert not are_real(record(tmp_path))
-    assert are_real(record(folder(tmp_path)))
+    assert not ExperimentRecord.real.func(record(tmp_path))
+    assert ExperimentRecord.real.func(record(folder(tmp_path)))
 
 
 @pytest.mark.parametrize("word", ["", "Answered", "nonsense", "refused", "not finite"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from fedtide.config import from_dict, points, resolved
 from fedtide.core.base import Moment
@@ -11,9 +12,20 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
+from fedtide.data.rows import Rows
 from fedtide.learn.local import check_fit
 from fedtide.runs import build
-from fedtide.runs.build import built, cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_of
+from fedtide.runs.build import (
+    built,
+    cohort_size,
+    host_from,
+    host_of,
+    population_of,
+    rows_for,
+    rows_of,
+    spec_of,
+    task_of,
+)
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from helpers.studies import MOMENTUM, STEADY, A, raw, study
@@ -63,6 +75,34 @@ def test_rows_are_read_once_for_all_methods_and_drawn_anew_for_every_seed():
     fixed = study(data={"seed": 7})
     assert rows_of(fixed, 0) is rows_of(fixed, 1)
     assert population_of(experiment, experiment.shift, 0).rows is rows_of(experiment, 0)
+
+
+@pytest.mark.parametrize(("model", "dtype"), [
+    (lambda: nn.Linear(3, 2), torch.float32), (lambda: nn.Embedding(4, 2), torch.int64),
+    (lambda: nn.EmbeddingBag(4, 2), torch.int64), (lambda: IndexesByItself(), torch.int64),
+])  # fmt: skip
+def test_integers_are_floats_once_unless_a_model_takes_integers_alone(model, dtype):
+    """Some ids are beyond each vocabulary, which is told later, and of integers."""
+    rows = Rows("ids", torch.arange(12).reshape(4, 3) + 2, torch.tensor([0, 1, 0, 1]), 2)
+    first, second = rows_for(rows, model), rows_for(rows, model)
+    assert first is second
+    assert first.x.dtype == dtype
+    assert (first is rows) == (dtype == torch.int64)
+
+
+class IndexesByItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 2))
+
+    def forward(self, x):
+        return self.table[x[:, 0]]
+
+
+def test_integers_for_no_module():
+    rows = Rows("ids", torch.arange(6).reshape(2, 3), torch.tensor([0, 1]), 2)
+    with pytest.raises(FedtideError, match=r"model: found 'dict', allowed: a torch.nn.Module"):
+        rows_for(rows, dict)
 
 
 def test_with_a_seed_of_the_data_every_run_meets_the_same_rows_and_other_arrivals():

@@ -18,6 +18,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.evaluate.rounds import losses
 from fedtide.fleets.ask import Ask, Query
+from fedtide.fleets.scoring import Clients
 from fedtide.runs import runner
 from fedtide.runs.digest import digest_of
 from fedtide.runs.folder import plan
@@ -96,6 +97,18 @@ def test_a_run_in_which_no_client_answers_ends_and_says_why(tmp_path):
     assert {line["answered"] for line in lines} == {0}
 
 
+def test_a_run_in_which_no_client_ever_had_anything_to_say_ends_again_when_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Clients, "answer", lambda *given: None)
+    run = run_of(study(rounds=30, checkpoint_every=1, shift={"who": "always"}), tmp_path)
+    played = []
+    for _ in range(2):
+        with pytest.raises(FedtideError, match=r"no answer has counted for \d+ rounds: abstained"):
+            list(run.play())
+        played.append(len(lines_of(run.folder)))
+    assert played == sorted(played)
+    assert played[-1] < 30
+
+
 def test_other_runs_go_on(tmp_path):
     experiment = study(DIVERGES, A, rounds=30)
     with pytest.raises(FedtideError, match=r"'diverges', seed 0: .*not finite"):
@@ -104,8 +117,7 @@ def test_other_runs_go_on(tmp_path):
 
 
 def asked(answered=(), **failed):
-    ask = Ask("train", "train", Moment(0, 1), torch.arange(9))
-    return Query(ask, None, torch.tensor(answered), torch.empty(0), Cost(), 0.0, failed=failed)
+    return runner.Outcome("train", len(answered), failed)
 
 
 def test_rounds_in_which_nobody_could_answer_are_no_failures():

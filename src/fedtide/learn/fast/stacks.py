@@ -217,7 +217,7 @@ class FuncStack:
         return stack_trees(received, self._read)
 
     def _read(self, weights: Weights) -> list[Tensor]:
-        values = {**self.scratch.counters, **weights.buffers, **weights.params}
+        values = {**self.scratch.constants, **weights.buffers, **weights.params}
         names = [*self.names, *self.held]
         lost = next((name for name in names if values.get(name) is None), None)
         if lost is not None:  # a buffer that is not part of the model's weights
