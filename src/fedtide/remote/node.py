@@ -191,8 +191,8 @@ class Node:
                 elif not is_finite(answer):
                     words[str(client)] = NOT_FINITE
                 else:
-                    tree, kept = self._keep_and_send(asked, ask, client, answer, memory)
-                    keeping += [client] * kept
+                    tree, keeps = self._keep_and_send(asked, ask, client, answer, memory)
+                    keeping += [client] * keeps
                     sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
                     words[str(client)] = ANSWERED
             except Exception as error:
@@ -200,8 +200,8 @@ class Node:
                 words[str(client)] = REFUSED + self._described(error)
                 if self.wire.hides and not isinstance(error, TooLarge | MemoryLost):  # it may tell of the rows
                     with suppress(MemoryLost):
-                        sent[client], kept = self._keep_and_send(asked, ask, client, Answer({}), memory)
-                        keeping += [client] * kept
+                        sent[client], keeps = self._keep_and_send(asked, ask, client, Answer({}), memory)
+                        keeping += [client] * keeps
                         words[str(client)] = ANSWERED
         return {"clients": words, "kept": keeping, "fewest": self.policy().fewest}, sent
 

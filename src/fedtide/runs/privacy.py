@@ -94,7 +94,7 @@ def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
         for fleet, _ in trial(host.algorithm, like, classes, wire=host.wire):
             for query in fleet.queries:
                 if query.ask.forms and query.ask.version[0] < 0:
-                    why = f"method '{method.name}' asks '{query.ask.question}' before round 0, which no budget plans"
+                    why = f"it asks '{query.ask.question}' before round 0, which no budget plans"
                     raise refused("wire.privacy", "a table", "a method that sums from round 0 on alone", why)
                 forms |= dict.fromkeys((query.ask.forms or {}).values())
     registered = host.population.registered

@@ -50,7 +50,7 @@ class NothingTrained(FedtideError):
 
 
 class Outcome(NamedTuple):
-    """What became of a question: how many answers count, or if none does, by reason the clients that failed."""
+    """The outcome of a question: how many answers count, or if none does, by reason the clients that failed."""
 
     question: str
     answered: int

@@ -152,7 +152,7 @@ class Tournament:
 
     @property
     def stands(self) -> str:
-        """What is said of the entry with the highest score: that it leads, or no more than that."""
+        """The verb of the entry with the highest score: it leads, or it has that score and no more."""
         return "has the highest score" if self.doubt else "leads"
 
     def last_rung(self, entry: str) -> Rung:
