@@ -341,7 +341,9 @@ def test_a_budget_that_promises_little(tmp_path, capsys, delta, epsilon, words):
 
 
 def test_what_is_summed_before_round_0_is_refused_before_anything_is_written():
-    with pytest.raises(FedtideError, match=r"^method 'toy': wire.privacy: .* it asks 'fit' before round 0, which no budget plans"):
+    with pytest.raises(
+        FedtideError, match=r"^method 'toy': wire.privacy: .* it asks 'fit' before round 0, which no budget plans"
+    ):
         preflight(private("ifca", options={"n_init": 2}))
     with pytest.raises(FedtideError, match=r"^method 'toy': wire.privacy: .* it asks 'weigh' before round 0"):
         preflight(private("fedem", options={"normalize_by": "everyone"}))
