@@ -394,7 +394,7 @@ def objection(masker: Masker, asked: WorkHeader | UnmaskHeader, fewest: int) -> 
     if mask is None:
         return "its study masks sums, and this one would not be"
     if isinstance(asked, WorkHeader) and not all(form.counted for form in (asked.forms or {}).values()):
-        return "its study counts the clients of a slot before it opens their sum, and here it would not"
+        return "its study counts clients before it opens a slot, and this question does not"
     for client in asked.clients:
         peers = mask.peers.get(_slot(asked, client), {})
         if peers.get(str(client)) != masker.node or not set(peers.values()) <= mask.keys.keys():
@@ -446,7 +446,7 @@ def show(masker: Masker, asked: UnmaskHeader, fewest: int, *, counted: bool) -> 
         holders = {peer: asked.mask.peers.get(slot, {}).get(str(peer)) for peer in alive}
         least = fewest_in_unit(holders, fewest) if alive else fewest
         if counted and any(parts) and (len(counts) != len(parts) or min(counts) < least):
-            raise refused("clients in parts of a sum", counts, f"{least} or more in each of {len(parts)}")
+            raise refused("clients in slots", counts, f"{least} or more in each")
         secrets = masker.show(_context(asked, client), client, alive, fewest, parts)
         shown[client] = secrets_tree(secrets)
     return shown

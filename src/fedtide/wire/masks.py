@@ -302,7 +302,9 @@ class Masker:
         """Note the list that a question of a client is opened for; raise if it is another than before."""
         question = _plain(self.run, client, about.round, about.asked).decode()
         if question not in self._shown and about.round < self._latest.get(client, about.round):
-            raise FedtideError(f"sums of round {self._latest[client]} were opened, and none of an earlier one are now")
+            raise FedtideError(
+                f"a sum of round {self._latest[client]} was opened before, so none of an earlier round is"
+            )
         if self._shown.get(question, digest) != digest:
             raise FedtideError(ONE_LIST)
         if self._lists is not None and question not in self._shown:

@@ -224,5 +224,5 @@ def check_wire(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> Non
         raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")
     fewest = algorithm.traits.fewest
     if wire.secure and fewest is not None and fewest < wire.fewest:
-        why = "a sum less its parts that are opened would be of fewer clients"
+        why = "opened parts, subtracted from their sum, would tell of fewer clients"
         raise refused(f"{where}.fewest", fewest, f"{wire.fewest} or more, as `wire.fewest`", why)

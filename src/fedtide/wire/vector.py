@@ -152,7 +152,7 @@ def check_units(asked: Form, answered: Form) -> None:
     for leaf in answered.leaves:
         same = leaves_by_name.get(leaf.name)
         if same is None or (same.slots, same.groups) != (leaf.slots, leaf.groups):
-            raise FedtideError(f"{leaf.name or 'the total'}: the sum that is asked for has other slots or groups")
+            raise FedtideError(f"{leaf.name or 'the total'}: the question has other slots or groups than the answer")
 
 
 def as_vector(form: Form, total: Tree) -> Tensor:

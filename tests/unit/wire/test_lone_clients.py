@@ -232,7 +232,7 @@ def test_a_question_of_a_round_is_opened_for_one_list_however_often_it_is_asked(
     opened(4, 3, [1, 2], "loss")
     opened(5, 0, [1, 2])
     opened(4, 4, [1, 2, 3])  # a server that was killed plays a round again
-    with pytest.raises(FedtideError, match="none of an earlier one"):
+    with pytest.raises(FedtideError, match="none of an earlier round"):
         opened(3, 0, [1, 2, 3])
 
 
