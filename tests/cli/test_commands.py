@@ -286,11 +286,11 @@ def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):
     (["run", "study.toml", "--seeds", "a"], "--seeds: found 'a', allowed: whole numbers of 0 or more"),
     (["run", "study.toml", "more.toml"], "more.toml"),
     (["run", "nowhere.toml"], "nowhere.toml: no such file"),
-    (["run", "recipe:dmo"], "recipe: found 'dmo', allowed: .*did you mean 'demo'"),
+    (["run", "recipe:dmo"], "recipe: found 'dmo', did you mean 'demo'"),
     (["run", "recipe:demo", "--scale", "paper"], "scale: found 'paper', allowed: "),
     (["resume", "nowhere"], r"nowhere: not a run folder \(there is none\)"),
     (["report"], "report|RUN-FOLDERS|required"),
-    (["algorithms", "feilding"], "algorithms: found 'feilding', allowed: fedavg, .*; did you mean 'fielding'?"),
+    (["algorithms", "feilding"], "algorithms: found 'feilding', did you mean 'fielding'. Allowed: fedavg, "),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_is_one_clear_line(capsys, here, arguments, said):
     written(here / "study.toml", A)

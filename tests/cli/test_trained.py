@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedtide as ft
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, quote
 from fedtide.runs.export import Predicting, seen_rows
-from fedtide.runs.trained import Trained
+from fedtide.runs.trained import Models, Trained
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A
 
@@ -128,7 +130,7 @@ def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_r
     ft.run(study, here / "run", workers=1, quiet=True)
     (here / "new.csv").write_text("fare;delay\n1.234;2\n")  # a point divides thousands, as in the run
     (here / "plain.csv").write_text("fare,delay\n1234,2\n")
-    for client in ("UA", "carrier=UA", "2"):
+    for client in ("UA", "carrier=UA"):
         for name in ("new", "plain"):
             words = here / "run", here / f"{name}.csv", "--client", client, "--out", f"{name}-out.csv"
             assert done("predict", *words) == 0
@@ -138,6 +140,28 @@ def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_r
         Path("plain-out.csv").unlink()
     said = refused(capsys, here, "predict", here / "run", here / "new.csv", "--client", "AA")
     assert "--client: found 'AA', allowed: 9E, B6, UA" in said
+    assert "--client: found '2', allowed: 9E, B6, UA" in refused(
+        capsys, here, "predict", here / "run", here / "new.csv", "--client", "2"
+    )
+
+
+@pytest.mark.parametrize(("names", "asked", "found"), [
+    (("00001", "00008"), "00008", 1),
+    (("00001", "00008"), "8", "did you mean '00008'"),
+    (("00001", "00008"), "1", "did you mean '00001'"),
+    (("00001", "00008"), "0", "found '0', allowed: 00001, 00008"),
+    (("3", "1"), "1", 1),
+    (("3", "1"), "0", "found '0', allowed: 3, 1"),
+    ((), "3", 3),
+    ((), "ann", "allowed: the number of a client, from 0"),
+])  # fmt: skip
+def test_a_number_is_a_client_only_if_clients_have_no_names(names, asked, found):
+    models = SimpleNamespace(host=SimpleNamespace(population=SimpleNamespace(names=names)))
+    if isinstance(found, int):
+        assert Models.find_client(models, asked) == found
+        return
+    with pytest.raises(FedtideError, match=re.escape(found)):
+        Models.find_client(models, asked)
 
 
 def test_predict_writes_classes_and_probabilities(run, here, capsys):
@@ -290,7 +314,7 @@ def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["export", "RUN", "--format", "safetensors"], f"--method: found none, allowed: {', '.join(NAMES)}"),
+        (["export", "RUN", "--format", "safetensors"], f"--method: found none, allowed: {quote(NAMES)}"),
         (["export", "RUN", "--format", "safetensors", "--method", "A", "--seed", 7], "--seed: found 7, allowed: 0"),
         (["export", "RUN", "--format", "safetensors", "--method", "IFCA", "--cluster", 2],
          "--cluster: found 2, allowed: 0 to 1"),

@@ -94,8 +94,8 @@ class ModelChoice:
     Args:
         method: name of the method, if there are several.
         seed: by default the first.
-        client: name of a client in the data, or its number: its model, with its memory and rows to adapt on. By
-            default the model of a new client.
+        client: name of a client in the data: its model, with its memory and rows to adapt on. Clients without names
+            have numbers, which count from 0. By default the model of a new client.
         cluster: number of a network of the server instead: of a cluster, component or branch.
     """
 

@@ -285,9 +285,10 @@ def sections(path: str = "") -> list[Section]:
         owners = [table for table in tables if step in _below(table)]
         if not kinds and not owners:
             choices = sorted({key for table in tables for key in (*_below(table), *tags(table))})
-            other = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
+            other = next((f"did you mean '{place}'? A" for place in places(steps[-1])), "a")
             hint = nearest(step, choices) if tables else f"allowed: '{above}', which has no keys of its own"
-            raise FedtideError(f"keys: found '{path}', {hint}{'' if 'did you mean' in hint else other}")
+            hint = hint if "did you mean" in hint else f"{other}{hint[1:]}"
+            raise FedtideError(f"keys: found '{path}', {hint}")
         inside = kinds or [inner for table in owners for inner in tables_in(_below(table)[step])]
         if not inside and number == len(steps) - 1:
             return [_section(above, table, step) for table in owners]

@@ -118,7 +118,8 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
     if not rest:
         raise FedtideError(f"{where}: that is a whole table; name one of its keys, '{where}.<key>'")
     if above == "method" and number is None and len(rest) > 1 and not _is_key(rest[0], items):
-        raise FedtideError(f"{where}: no method is called '{rest[0]}'; {nearest(rest[0], list(map(str, names)))}")
+        hint = nearest(rest[0], list(map(str, names)), quoted=True)
+        raise FedtideError(f"{where}: no method is called '{rest[0]}'; {hint}")
     for item in items if number is None else [items[number]]:
         assign(item, rest, copy.deepcopy(value), above)  # a later key may change it for one of them
 

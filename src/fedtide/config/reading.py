@@ -335,11 +335,11 @@ def _check(experiment: Experiment, where: str) -> None:
     if doubled := [name for name in names if names.count(name) > 1]:
         raise refused(f"{where}: method '{doubled[0]}'", "two of that name", "one, other uses of models included")
     if experiment.baseline is not None and experiment.baseline not in names:
-        raise unknown(f"{where}: baseline", experiment.baseline, names)
+        raise unknown(f"{where}: baseline", experiment.baseline, names, quoted=True)
     for claim in experiment.claim:
         for name in (claim.method, *claim.rivals):
             if name not in names:
-                raise unknown(f"{where}: claim '{claim.text}': method", name, names)
+                raise unknown(f"{where}: claim '{claim.text}': method", name, names, quoted=True)
     for number, metric in enumerate(experiment.metrics):
         of_classes = metric.kind if metric.kind in SHIPPED else getattr(metric, "needs", None)
         if of_classes and experiment.data.target != CLASSES:

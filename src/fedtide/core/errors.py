@@ -19,7 +19,8 @@ class FedtideError(Exception):
     def __init__(self, line: str) -> None:
         words = (word if len(word) <= 400 else f"{word[:100]}..." for word in line.split())
         shown = printable(" ".join(words))
-        super().__init__(shown if len(shown) <= 900 else f"{shown[:500]} ... {shown[-390:]}")
+        begin, end = shown[:500].rpartition(" ")[0], shown[-390:].partition(" ")[2]  # no word is cut
+        super().__init__(shown if len(shown) <= 900 else f"{begin} ... {end}")
 
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -57,15 +58,15 @@ def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:
     return FedtideError(f"{key}: found {shown(value)}{reason} allowed: {allowed}")
 
 
-def unknown(key: str, name: str, choices: Sequence[str]) -> FedtideError:
-    """The error of a name that is none of some choices, with the nearest of them.
+def unknown(key: str, name: str, choices: Sequence[str], *, quoted: bool = False) -> FedtideError:
+    """The error of a name that is none of some choices, with the nearest of them; see `nearest`.
 
     >>> raise unknown("kind", "perod", ["period", "phase"])
     Traceback (most recent call last):
         ...
-    fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
+    fedtide.core.errors.FedtideError: kind: found 'perod', did you mean 'period'? Allowed: period, phase
     """
-    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices)}")
+    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices, quoted=quoted)}")
 
 
 @contextmanager
@@ -94,28 +95,51 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nearest(word: str, allowed: Sequence[str], meant: Sequence[str] = ()) -> str:
-    """The tail of an error line: the allowed spellings, and the nearest one if there is one.
+def nearest(word: str, allowed: Sequence[str], meant: Sequence[str] = (), *, quoted: bool = False) -> str:
+    """The tail of an error line: the nearest of the allowed spellings, if there is one, and all of them.
 
     Args:
         word: the word that was found.
         allowed: the allowed spellings.
         meant: allowed spellings that mean the same as the word (`fedtide.fields.vocabulary.synonyms`).
+        quoted: whether the spellings are quoted even if none has a comma.
 
     >>> nearest("perod", ["period", "phase"])
-    "allowed: period, phase; did you mean 'period'?"
+    "did you mean 'period'? Allowed: period, phase"
     >>> nearest("x", ["period", "phase"])
     'allowed: period, phase'
     >>> nearest("IFCA", ["fedavg", "ifca"])
-    "allowed: fedavg, ifca; did you mean 'ifca'?"
+    "did you mean 'ifca'? Allowed: fedavg, ifca"
+    >>> nearest("IFCA", ["FedAvg", "IFCA, K = 2"])
+    "did you mean 'IFCA, K = 2'? Allowed: 'FedAvg', 'IFCA, K = 2'"
     """
     import difflib
 
     spellings = {folded(name): name for name in allowed}
     close = [spellings[folded(word)]] if folded(word) in spellings else list(meant)
     close += [spellings[name] for name in difflib.get_close_matches(folded(word), spellings, n=1, cutoff=0.65)]
-    tail = f"; did you mean '{close[0]}'?" if close else ""
-    return f"allowed: {', '.join(allowed)}{tail}"
+    begun = [name for spelling, name in spellings.items() if len(word) > 2 and spelling.startswith(folded(word))]
+    close += begun if len(begun) == 1 else []
+    choices = quote(allowed) if quoted else spell_names(allowed)
+    return f"did you mean '{close[0]}'? Allowed: {choices}" if close else f"allowed: {choices}"
+
+
+def spell_names(names: Sequence[str]) -> str:
+    """List names, which are quoted if one has a comma.
+
+    >>> spell_names(["lr", "momentum"]), spell_names(["FedAvg", "IFCA, K = 2"])
+    ('lr, momentum', "'FedAvg', 'IFCA, K = 2'")
+    """
+    return quote(names) if any("," in name for name in names) else ", ".join(names)
+
+
+def quote(names: Sequence[str]) -> str:
+    """List names in quotes.
+
+    >>> quote(["FedAvg", "IFCA"])
+    "'FedAvg', 'IFCA'"
+    """
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def bare_word(name: str) -> str:

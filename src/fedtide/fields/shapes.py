@@ -166,7 +166,8 @@ def _describe(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     if name == "tuple_type" and bare((get_args(kind) or (Any,))[0]) is int:
         return f"found {shown(value)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
-        return f"found {shown(value)}, allowed: {NUMBERS[name].format(**context)}{_below(key, value, kind)}"
+        hint, allowed = _below(key, value, kind), NUMBERS[name].format(**context)
+        return f"found {shown(value)}, {f'{hint} Allowed' if hint else 'allowed'}: {allowed}"
     if name in ("too_short", "string_too_short"):
         return f"found {shown(value)}, allowed: {context['min_length']} or more"
     if name == "string_too_long":
@@ -185,7 +186,7 @@ def unknown_key(path: str, key: str, kind: Any, elsewhere: Elsewhere = lambda wo
     other = "" if meant(key, names) else " or ".join(inside) if len(inside) in (1, 2) else elsewhere(key)
     if other.startswith(f"'{path}'"):
         return f"unknown key with this kind; allowed: {', '.join(names)}"
-    return f"unknown key; allowed: {', '.join(names)}; did you mean {other}?" if other else f"unknown key; {line}"
+    return f"unknown key; did you mean {other}? Allowed: {', '.join(names)}" if other else f"unknown key; {line}"
 
 
 def _below(key: str, word: Any, kind: Any) -> str:
@@ -193,7 +194,7 @@ def _below(key: str, word: Any, kind: Any) -> str:
     for name, hint in fields_of(kind).items() if isinstance(word, str) else ():
         choices = tags_of(hint) if is_choice(bare(hint)) else []
         for choice in [word] if word.partition(":")[0] in choices else synonyms(word, choices):
-            return f'; did you mean {key.rpartition(".")[2]} = {{ {name} = "{choice}" }}?'
+            return f'did you mean {key.rpartition(".")[2]} = {{ {name} = "{choice}" }}?'
     return ""
 
 

@@ -43,13 +43,13 @@ def meant(word: str, names: Sequence[str]) -> list[str]:
     return [*(name for name in names if folded(name) == folded(word)), *synonyms(word, names)]
 
 
-def nearest(word: str, allowed: Sequence[str]) -> str:
+def nearest(word: str, allowed: Sequence[str], *, quoted: bool = False) -> str:
     """Return the tail of an error line, as `fedtide.core.errors.nearest`, for a key or a choice.
 
     >>> nearest("learning_rate", ["lr", "momentum"])
-    "allowed: lr, momentum; did you mean 'lr'?"
+    "did you mean 'lr'? Allowed: lr, momentum"
     """
-    return errors.nearest(word, allowed, synonyms(word, allowed))
+    return errors.nearest(word, allowed, synonyms(word, allowed), quoted=quoted)
 
 
 Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]

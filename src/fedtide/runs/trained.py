@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from fedtide.config import slug
 from fedtide.core import checkpoint, codec
 from fedtide.core.base import Grouping, Memory, Moment, Payload, Prediction, Weights
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, nearest, quote, refused, shown, spell_names, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
-from fedtide.fields.vocabulary import nearest
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.engines import Host
 from fedtide.fleets.scoring import decision_units
@@ -82,7 +81,9 @@ class Models:
         return networks_in(getattr(self.state, "weights", None), self.like)
 
     def find_client(self, name: str | None) -> int | None:
-        """Return the number of a client by its name in the data, such as "B6" or "carrier=B6", or by that number.
+        """Return the number of a client, from 0, by its name in the data, such as "B6" or "carrier=B6".
+
+        Only if clients have no names, the name is that number.
 
         Raises:
             FedtideError: no client has the name; the message has a few that there are.
@@ -92,10 +93,13 @@ class Models:
             return None if name is None else names.index(name)
         if (last := name.partition("=")[2]) in names:
             return names.index(last)
-        if not name.isdecimal():
-            few = f"{', '.join(names[:FEW])}{', ...' * (len(names) > FEW)}" if names else "the number of a client"
-            raise refused("--client", name, few)
-        return int(name)
+        if not names and name.isdecimal():
+            return int(name)
+        few = f"{spell_names(names[:FEW])}{', ...' * (len(names) > FEW)}" if names else "the number of a client, from 0"
+        same = next((other for other in names if other.isdecimal() and other.lstrip("0") == name.lstrip("0")), None)
+        close = nearest(name, names).partition(" Allowed")[0]
+        hint = f"did you mean '{same}'?" if same else close if close.startswith("did you mean") else ""
+        raise FedtideError(f"--client: found {shown(name)}, {f'{hint} Allowed' if hint else 'allowed'}: {few}")
 
     def predict(self, x: Tensor, client: int | None = None) -> Prediction:
         """Predict rows as the run's evaluation does.
@@ -286,11 +290,11 @@ def _run_of(root: Path, method: str | None, seed: int | None) -> Planned:
         raise FedtideError(f"{root}: is a sweep, allowed: the folder of one of its points, such as {points[0]}")
     names = list(dict.fromkeys(run.method.name for run in runs))
     if method is None and len(names) > 1:
-        raise FedtideError(f"--method: found none, allowed: {', '.join(names)}")
+        raise FedtideError(f"--method: found none, allowed: {quote(names)}")
     matches = [run for run in runs if method in (None, run.method.name, slug(run.method.name))]
     matches = matches or [run for run in runs if method == run.method.bare]
     if not matches or len({run.method.name for run in matches}) > 1:
-        raise FedtideError(f"--method: found '{method}', {nearest(str(method), names)}")
+        raise unknown("--method", str(method), names, quoted=True)
     seeds = [run.seed for run in matches]
     if seed is not None and seed not in seeds:
         raise refused("--seed", seed, ", ".join(map(str, seeds)))

@@ -173,12 +173,12 @@ def _searches(stage: TuneStage, tune: Tune, methods: Mapping[str, str], where: s
     among = [methods.get(name, name) for name in stage.methods or ()]
     for name in among:
         if name not in names:
-            raise unknown(f"{at}.methods", name, names)
+            raise unknown(f"{at}.methods", name, names, quoted=True)
     allowed = names if stage.methods is None else list(dict.fromkeys(among))
     about = {key: _about(key, methods, f"{at}.ranges.{key}") for key in stage.ranges}
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
-            raise unknown(f"{at}.ranges.{key}", method, allowed)
+            raise unknown(f"{at}.ranges.{key}", method, allowed, quoted=True)
     reached = [name for name in allowed if any(method in (None, name) for method, _ in about.values())]
     for name in allowed if stage.methods is not None else ():
         if name not in reached:

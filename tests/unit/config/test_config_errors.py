@@ -96,7 +96,7 @@ MISSPELT = {
     "data/partition/cleints": ("data.partition.cleints: unknown key", "clients"),
     "shift/who/perod": ("shift.who.perod: unknown key", "period"),
     "method/0/serve": ("method 'A'.serve: unknown key", "server"),
-    "method/0/server/epsilon": ("method 'A'.server.epsilon: unknown key", None),
+    "method/0/server/epsilon": ("method 'A'.server.epsilon: unknown key", "epsilon' in [[method]] or [defaults]"),
     "method/1/shift/who/dropot": ("method 'B'.shift.who.dropot: unknown key", "dropout_rate"),
     "defaults/local/epoch": ("method 'A'.local.epoch: unknown key", "epochs"),
 }
@@ -106,9 +106,8 @@ MISSPELT = {
 def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_one_is_offered(path):
     key, meant = MISSPELT[path]
     line = said(made(path, 1))
-    assert line.startswith(f"study.toml: {key}; allowed: ")
-    if meant:
-        assert f"; did you mean '{meant}'?" in line
+    assert line.startswith(f"study.toml: {key}; did you mean '{meant}")
+    assert "? Allowed: " in line
 
 
 # -- wrong kinds -------------------------------------------------------------------------------------------------------
@@ -133,9 +132,7 @@ def test_a_word_that_is_no_choice_is_one_clear_line(path):
     word, meant = KINDS[path]
     line = said(made(path, word))
     assert f"found '{word.strip()}" in line
-    assert ", allowed: " in line
-    if path != "baseline":
-        assert f"; did you mean '{meant}'?" in line
+    assert f", did you mean '{meant}'? Allowed: " in line
     assert path.split("/")[0] in line or path.startswith("defaults")
 
 
@@ -157,9 +154,9 @@ WRONG = [
     ("seeds", [0, 0], "seeds: found 0 twice, allowed: each once"),
     ("seeds", [0, -1], r"seeds\[1\]: found -1, allowed: 0 or more"),
     ("title", 3, "title: found 3, allowed: a string"),
-    ("shift", "periodic", "shift: found 'periodic', allowed: a table; did you mean shift = { who = \"periodic\" }?"),
-    ("data", "mnist", "data: found 'mnist', allowed: a table; did you mean data = { source = \"idx:mnist\" }?"),
-    ("fleet", "rya", "fleet: found 'rya', allowed: local, workers, ray, stacked, auto; did you mean 'ray'?"),
+    ("shift", "periodic", "shift: found 'periodic', did you mean shift = { who = \"periodic\" }. Allowed: a table"),
+    ("data", "mnist", "data: found 'mnist', did you mean data = { source = \"idx:mnist\" }. Allowed: a table"),
+    ("fleet", "rya", "fleet: found 'rya', did you mean 'ray'. Allowed: local, workers, ray, stacked, auto"),
     ("data/source/noise", float("inf"), "data.source.noise: found inf, allowed: a finite number"),
     ("data/split/val", 1.0, "data.split.val: found 1.0, allowed: less than 1"),
     ("shift/who/period", "day", "shift.who.period: found 'day', allowed: a number"),
@@ -240,7 +237,7 @@ def test_an_algorithm_that_is_not_there_is_one_clear_line(name):
 @pytest.mark.parametrize(("assignment", "line"), [
     ("ruonds=3", "ruonds: unknown key.*did you mean 'rounds'"),
     ("data.partition.clients.x=3", "data.partition.clients.x: 'clients' holds a value, not a table"),
-    ("method.D.local.lr=1", "method.D.local.lr: no method is called 'D'; allowed: A, B"),
+    ("method.D.local.lr=1", "method.D.local.lr: no method is called 'D'; allowed: 'A', 'B'"),
     ("seeds=[1, 2", r"seeds: found '\[1, 2', allowed: a list"),
     ("seeds.0=5", "seeds"),
     ("data.source.kind.x=5", "data.source.kind.x"),

@@ -261,7 +261,7 @@ def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
         (["0,soon,night"], "row 2: round: found 'soon'"),
         (["0,inf,night"], "row 2: round: found 'inf'"),
         (["0,nan,night"], "row 2: round: found 'nan'"),
-        (["0,1,nite"], "row 2: concept: found 'nite', allowed: day, night; did you mean 'night'?"),
+        (["0,1,nite"], "row 2: concept: found 'nite', did you mean 'night'? Allowed: day, night"),
         (["0,5,night", "1,5,night", "0,5.0,day"], "row 4: round: found '5.0', but it is there twice; allowed: once"),
         (["0,5"], "row 2: number of cells: found 2, allowed: 3, as in the header"),
         ([], "no rows below the header"),

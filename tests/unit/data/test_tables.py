@@ -166,7 +166,7 @@ WRONG = {
     "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a finite number"),
     "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a value"),
     "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a value"),
-    "misspelt": ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; allowed: a, b, labels; did you mean 'labels'\?"),
+    "misspelt": ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; did you mean 'labels'\? Allowed: a, b, labels"),
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
     "label-only": ("label\n0\n", {}, "no feature columns besides label"),
     "header-only": ("a,b,label\n", {}, "no rows below the header"),
@@ -340,7 +340,7 @@ def test_batches_are_read_in_order_whatever_they_are_written_as(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (sample("Methane", 1, "commas"), "row 2: gas: found 'Methane', allowed: ethanol, ethylene"),
+        (sample("Methane", 1, "commas"), "row 2: gas: found 'Methane', .*llowed: ethanol, ethylene"),
         (sample("7", 1, "pairs"), "row 2: gas: found '7'"),
         ("Ethanol,10.0,1,2,3\n", "row 2: number of features: found 3, allowed: 128"),
         (sample("Ethanol", 1, "commas").replace(",5,", ",five,"), "row 2: feature 5: found 'five', allowed: a finite"),

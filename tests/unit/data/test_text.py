@@ -218,7 +218,7 @@ def test_a_shard_has_the_mask_of_its_rows(tmp_path):
 
 GOOD = '{"client": "a", "text": "b", "when": 0, "part": true}\n'
 WRONG = {
-    "no-text": ('{"client": "a", "txt": "b"}\n', {}, "line 1: no column 'text'; .*did you mean 'txt'"),
+    "no-text": ('{"client": "a", "txt": "b"}\n', {}, "line 1: no column 'text'; did you mean 'txt'"),
     "no-time": (GOOD, {"time": "date"}, "line 1: no column 'date'"),
     "not-json": (GOOD + "\n" + '{"client": "a", "text": b}\n', {}, r"line 3: damaged or not JSON in UTF-8 \(Expect"),
     "too-deep": (GOOD + "[" * 100_000, {}, "line 2: damaged or not JSON"),
@@ -255,7 +255,7 @@ def test_bytes_that_are_no_utf_8_name_the_line(tmp_path):
 WRONG_POSTS = {
     "unclosed": (POSTS.replace("</posts>", ""), {}, r"Posts.xml: damaged or not XML \(no element found: line 9"),
     "bytes": (POSTS.replace("utf-8", "utf-42"), {}, "damaged or not XML"),
-    "no-column": (POSTS, {"text": "body"}, r"Posts.xml: no column 'body'; allowed: Body, .*did you mean 'Body'\?"),
+    "no-column": (POSTS, {"text": "body"}, r"Posts.xml: no column 'body'; did you mean 'Body'\? Allowed: Body, "),
     "time": (POSTS.replace("1970-01-01T00:00:01.000", "soon"), {}, "Posts.xml: line 5: time: found 'soon'"),
     "no-row": ("<posts></posts>", {}, "no column 'Body'; allowed: file"),
     "nobody": (POSTS.replace('OwnerUserId="4"', ""), {}, "no text with a word in it"),

@@ -106,8 +106,8 @@ def test_columns_that_cannot_be_read_are_refused(columns, roles, said):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"label": "scor"}, "shop.csv: --label: no column 'scor'; allowed: No, when, station_id, basket, wind, constant, "
-     "score; did you mean 'score'?"),
+    ({"label": "scor"}, "shop.csv: --label: no column 'scor'; did you mean 'score'? Allowed: No, when, station_id, "
+     "basket, wind, constant, score"),
     ({"zone": "Berlin"}, "--zone: found 'Berlin'"),
     ({"time": "wind"}, "shop.csv: row 2: wind: time: found 'NNW', allowed: seconds, or a date such as"),
     ({"label": "score", "client": "score"}, "shop.csv: --label: found 'score', but --client names it, too;"),

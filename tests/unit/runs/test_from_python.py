@@ -39,8 +39,8 @@ def simulated(build: Callable[[], nn.Module] = lambda: nn.Linear(3, 2), **option
 A = ft.algorithms
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
-    (lambda: ft.LocalTrainer(rate=0.1), r"LocalTrainer\.rate: unknown key; allowed: lr, .*; did you mean 'lr'\?"),
-    (lambda: A.fedavg(TASK, lr=0.1), r"fedavg\.lr: unknown key; .*; did you mean 'local\.lr' or 'server\.lr'\?"),
+    (lambda: ft.LocalTrainer(rate=0.1), r"LocalTrainer\.rate: unknown key; did you mean 'lr'\? Allowed: lr, "),
+    (lambda: A.fedavg(TASK, lr=0.1), r"fedavg\.lr: unknown key; did you mean 'local\.lr' or 'server\.lr'\?"),
     (lambda: A.fedavg(TASK, local=0.1), r"fedavg\.local: found 0\.1, allowed: a table"),
     (lambda: A.fedavg(TASK, server=ft.cohorts.Arrivals()), r"fedavg\.server: found 'arrivals', allowed: sgd, "),
     (lambda: A.fedavg(TASK, cohort=ft.cohorts.Arrivals), r"fedavg\.cohort: "),
@@ -50,7 +50,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: simulated(lambda: nn.Linear(4, 2)), r"model: it does not fit rows of shape \(3,\): mat1 and mat2"),
     (lambda: simulated(lambda: nn.Linear(3, 1)), r"model: it returns shape \(2, 1\) for 2 rows, .* with 2 classes"),
     (lambda: ft.population(X, Y, 3), r"population\.partition: found 3, allowed: "),
-    (lambda: people(shift="periodic"), r"population\.shift: found 'periodic', allowed: a table"),
+    (lambda: people(shift="periodic"), r"population\.shift: found 'periodic', .*llowed: a table"),
     (lambda: people(shift=ft.shift.Periodic()),
      r"population\.shift: found Periodic.*, allowed: a table"),
     (lambda: ft.simulate(A.fedavg, people(), rounds=1), r"simulate\.algorithm: found <function .*, allowed: an Alg"),

@@ -69,7 +69,7 @@ def test_questions_that_are_forbidden_are_refused_in_words(policy, asked, why):
         ("questions = [\"\"]", r"questions.*: found '', allowed: 1 or more"),
         ("fewest = 0", r"fewest: found 0, allowed: 1 or more"),
         ("fewest = true", r"fewest: found True, allowed: a whole number"),
-        ("reveal = []", r"reveal: unknown key; allowed: reveals, questions, .*; did you mean 'reveals'\?"),
+        ("reveal = []", r"reveal: unknown key; did you mean 'reveals'\? Allowed: reveals, questions, "),
         ("fewest = 3\nfewest = 4", r"not valid TOML"),
         (b"\xff", r"not valid TOML"),
         ("x = " + "[" * 5000, r"not valid TOML|nested too deeply"),
