@@ -57,7 +57,7 @@ def test_from_a_study_to_a_study_with_the_survivors(here, capsys):
     assert done("recommend", "study.toml", "--workers", 1) == 0
     out = capsys.readouterr().out
     root = here / "runs" / "study-recommend"
-    assert "cannot be told apart" in out
+    assert f"Next: fedtide run {root.relative_to(here) / 'study.toml'}" in out
     ready = read(root / "study.toml")
     assert ready.seeds == read("study.toml").seeds
     assert {method.name for method in ready.method} == {"A", "prox"}
@@ -65,7 +65,7 @@ def test_from_a_study_to_a_study_with_the_survivors(here, capsys):
     assert done("resume", root, "--quiet", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["survivors"][0] in ("A", "prox")
-    assert {each["verdict"] for each in found["standings"]} == {"highest", "cannot be told apart"}
+    assert {each["verdict"] for each in found["standings"]} <= {"highest", "cannot be told apart", "too few seeds to tell"}
     assert not found["leads"]
     (root / "report.html").unlink()
     assert done("report", root) == 0

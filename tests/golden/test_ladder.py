@@ -64,11 +64,20 @@ def test_who_goes_on():
     assert climbing(values, method, 1) == ["A2"]
 
 
+def test_a_large_difference_at_few_seeds_is_not_within_errors():
+    """B: -0.02 and +0.01, mean -0.005, s = 0.0212, error 0.015: within two errors. C: -0.16 and -0.15, error 0.005."""
+    values = {"A": {0: 0.8, 1: 0.7}, "B": {0: 0.78, 1: 0.71}, "C": {0: 0.64, 1: 0.55}}
+    verdicts = {each.entry: each.verdict for each in standings(values)}
+    assert verdicts == {"A": "highest", "B": "cannot be told apart", "C": "too few seeds to tell"}
+    one = {entry: {0: by_seed[0]} for entry, by_seed in values.items()}
+    assert {each.verdict for each in standings(one)} == {"highest", "too few seeds to tell"}
+
+
 def test_who_cannot_be_told_apart():
     """Three seeds; A's mean is 0.8.
 
     B: differences -0.1, -0.2, -0.3: mean -0.2, s = 0.1, error 0.1 / sqrt(3) = 0.0577; t of two degrees of freedom is
-    4.303: 0.248 reaches 0. C: -0.20, -0.21, -0.19: s = 0.01, error 0.00577, margin 0.0248: behind. D has two seeds,
+    4.303: 0.248 reaches 0, but the mean is 3.5 errors away. C: -0.20, -0.21, -0.19: s = 0.01, error 0.00577, margin 0.0248: behind. D has two seeds,
     with -0.4 each: nothing is known of their spread.
     """
     a = {5: 0.8, 6: 0.9, 7: 0.7}
@@ -81,7 +90,7 @@ def test_who_cannot_be_told_apart():
     found = standings(values)
     verdicts = {each.entry: each.verdict for each in found}
     assert found[0].entry == "A"
-    assert verdicts == {"A": "highest", "B": "cannot be told apart", "C": "behind", "D": "cannot be told apart"}
+    assert verdicts == {"A": "highest", "B": "too few seeds to tell", "C": "behind", "D": "too few seeds to tell"}
     b = next(each for each in found if each.entry == "B")
     assert (b.difference.mean, b.difference.error) == pytest.approx((-0.2, 0.1 / math.sqrt(3)))
     assert b.difference.margin == pytest.approx(0.2484, abs=1e-3)

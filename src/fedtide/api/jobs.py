@@ -214,7 +214,7 @@ class Finished:
         if len(self.summaries) > 1:
             raise FedtideError("model: a sweep has one for each point; allowed: ft.trained(FOLDER_OF_A_POINT).model()")
         if len(names) > 1:
-            raise FedtideError(f"model: each method has one; allowed: trained({names[0]}).model(), of {listed(names)}")
+            raise FedtideError(f"model: each method has one; allowed: trained({names[0]}).model(), of {', '.join(names)}")
         return self.trained().model()
 
     @property
@@ -328,6 +328,7 @@ class Recommendation:
         say(pages.standings_headline(self.made), screen)
         say(pages.scale_line(self.made), screen)
         say(f"study: {self.study}", screen)
+        say(pages.next_line(self.study), screen)
 
     def as_json(self) -> dict[str, Any]:
         """Return the survivors and how the entries stand."""

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ FITS = 20
 """Moments of a run at which a tree is fitted anew, if rows arrive."""
 MISSING = {
     "last_label": "not computed, because rows have no time",
-    "tree": 'not computed: it needs scikit-learn, pip install "fedtide[trees]"',
+    "tree": "not computed, because it needs scikit-learn: pip install 'fedtide[trees]'",
 }
 """Notes on references without a score."""
 
@@ -145,6 +146,18 @@ def usual_answer(target: Target, y: Tensor) -> Tensor:
 def score_of(target: Target, answers: Tensor, y: Tensor) -> float:
     """Return the headline score of answers (rows,) or (rows, k), in the units of the labels, as of a method."""
     return target.skill_of(answers, y) if isinstance(target, Measured) else float(target.score_rows(answers, y).mean())
+
+
+
+
+def notes_on_missing(references: Sequence[str]) -> list[str]:
+    """Return a line if a study asks for a tree and scikit-learn is not installed, as it is said before it is played.
+
+    >>> notes_on_missing(["last_label"])
+    []
+    """
+    lacks = "tree" in references and find_spec("sklearn") is None
+    return [f"references: a boosted tree is {MISSING['tree']}"] * lacks
 
 
 Trees = Sequence[Callable[[np.ndarray], np.ndarray]]

@@ -686,7 +686,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
     types = {name: value.dtype for name, value in fresh.named_parameters()}
-    return find_notes(task.scratch.module, outputs, types, classes=task.target == CLASSES)
+    return find_notes(task.scratch.module, outputs, types, classes if task.target == CLASSES else 0)
 
 
 def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:

@@ -106,17 +106,17 @@ def check_first_label(y: Tensor, outputs: int, classes: int) -> None:
         raise FedtideError(f"labels begin at 1: class 0 has no rows, and the model has {outputs} classes; subtract 1")
 
 
-def find_notes(module: nn.Module, outputs: Tensor, types: Mapping[str, torch.dtype], classes: bool) -> list[str]:
+def find_notes(module: nn.Module, outputs: Tensor, types: Mapping[str, torch.dtype], classes: int) -> list[str]:
     """Return a line for each thing of a module that trains otherwise than its author may think.
 
     Args:
         module: after a pass.
         outputs: (rows, ..., width) of the pass.
         types: number types of its parameters when it was made, by name.
-        classes: whether the outputs are logits of classes.
+        classes: number of classes that the outputs are logits of; 0 for another target.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1))
-    >>> find_notes(net, net(torch.zeros(4, 3)), {}, classes=True)
+    >>> find_notes(net, net(torch.zeros(4, 3)), {}, classes=2)
     ['model: outputs of a row sum to one; return logits, because the loss has a softmax of its own']
     """
     notes = []
@@ -124,6 +124,9 @@ def find_notes(module: nn.Module, outputs: Tensor, types: Mapping[str, torch.dty
     if changed := {f"{kind} to {now[name]}" for name, kind in types.items() if now[name] != kind}:
         line = f"model: parameters are converted from {' and '.join(sorted(changed))}".replace("torch.", "")
         notes.append(f"{line}; precision of the study or dtype of ft.Task decides")
+    if classes and outputs.shape[-1] > classes:
+        more = outputs.shape[-1] - classes
+        notes.append(f"model: it has {classes + more} outputs for {classes} classes; no row is of the last {more}")
     sums = outputs.detach().sum(-1)
     if classes and outputs.shape[-1] > 1 and bool((outputs >= 0).all()) and sums.allclose(torch.ones_like(sums)):
         notes.append("model: outputs of a row sum to one; return logits, because the loss has a softmax of its own")

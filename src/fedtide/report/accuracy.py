@@ -127,6 +127,12 @@ def brief_table(summary: Summary) -> Table:
     return _scores_table(summary, [WORST_POINT, SWING, BRANCH_ACCURACY, local, *metrics])
 
 
+def explain_unknown(summary: Summary) -> str:
+    """Return the meaning of the sign "?", if a difference has it."""
+    mark = UNCLEAR["too few seeds"]
+    return f"{mark} means {SIGNS[mark]}." if any(sign(p) == mark and p.difference.values for p in summary.paired) else ""
+
+
 def metric_column(summary: Summary, name: str) -> Number:
     """Return a metric of the experiment as a column."""
     title = f"{name}, lower is better" if name in LOWER_IS_BETTER else name
@@ -146,7 +152,8 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
         cells = [pairs.get(m.name, "-")] if pairs else []
         cells += [number.written(m.measure(number.name)) for number in shown]
         rows.append([m.name, NO_SCORES if m.withheld else percent(m.measure(summary.score)), *cells])
-    header = ["method", f"mean over {summary.span}", *against, *(number.title for number in shown)]
+    words = "mean over" if summary.averages else f"{summary.score} in"
+    header = ["method", f"{words} {summary.span}", *against, *(number.title for number in shown)]
     for reference in summary.references:
         takes = REFERENCES[reference.algorithm].takes if reference.seeds else MISSING[reference.algorithm]
         cells = [percent(reference.measure(summary.score)), *["-"] * (len(header) - 2)]
@@ -170,7 +177,7 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
 def groups_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the accuracy of each group of clients, a row per method; None without groups.
 
-    {Score} of each group of clients, as means over {span}.
+    {Score} of each group of clients, {averaged}.
     """
     groups = [Number(f"{summary.score}_{group}", percent, f"{group} clients") for group in summary.groups]
     return table_of(summary, [*groups, Number("branch_accuracy", percent, "branch or model of the true group")])

@@ -38,7 +38,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
 def clients_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the spread of accuracy over clients, a row per method; None without evaluations.
 
-    Every client counts the same, as means over {span}; the worst tenth is chosen anew at each evaluation.
+    Every client counts the same, {averaged}; the worst tenth is chosen anew at each evaluation.
     """
     mean, *others = [Number(m.name, FORMATS[m.unit], m.title) for m in METRICS if m.title]
     return table_of(summary, [mean, SPREAD, *others])
@@ -71,7 +71,7 @@ def client_distribution(record: ExperimentRecord) -> figures.Drawn | None:
         style, every = figures.look(number), max(len(accuracies) // 6, 1)
         axes.ecdf(100 * np.round(accuracies, 6), label=figures.label(record.names[number]), color=style.color,
                   ls=style.dashes, marker=style.marker, markevery=every, ms=4, lw=1.8)  # fmt: skip
-    axes.set_xlabel(f"{record.experiment.score} of a client, % (mean over {record.span})")
+    axes.set_xlabel(f"{record.experiment.score} of a client, % ({record.averaged.removeprefix('as ')})")
     axes.set_ylabel("clients with at most that, %")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))

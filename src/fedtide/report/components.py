@@ -475,7 +475,7 @@ def bars(record: ExperimentRecord) -> dict[tuple[str, str], np.ndarray]:
 def gate_weights(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw how much of a prediction comes from which expert.
 
-    Share of each expert in predictions for {whose}, as means over {span} in the first seed.
+    Share of each expert in predictions for {whose}, {averaged} in the first seed.
     """
     rows = bars(record)
     if not rows:

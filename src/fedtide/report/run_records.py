@@ -390,6 +390,11 @@ class ExperimentRecord:
         """Rounds of the late means in words."""
         return span_of(self.window, self.experiment.rounds, stops=self.experiment.stop_at is not None)
 
+    @property
+    def averaged(self) -> str:
+        """What late numbers are, in words."""
+        return averaged_over(self.window, self.experiment.rounds, self.span)
+
     @cached_property
     def targets(self) -> dict[int, float]:
         """Final accuracy of the baseline at each seed, the target of all methods; empty without a baseline."""
@@ -423,6 +428,15 @@ def _spent(last: dict[str, Any], times: int) -> Spent:
     draws = dict(last.get("sampled", {}))
     z = draws.pop("z", 1.0)
     return Spent(last["epsilon"], z, Sampling(**draws) if draws else None, times)
+
+
+def averaged_over(window: int, rounds: int, span: str) -> str:
+    """Describe late numbers: means over several rounds, or those of the last one alone.
+
+    >>> averaged_over(100, 384, "the last 100 rounds"), averaged_over(1, 5, "the last round")
+    ('as means over the last 100 rounds', 'in the last round')
+    """
+    return f"as means over {span}" if window > 1 or rounds == 1 else f"in {span}"
 
 
 def span_of(window: int, rounds: int, *, stops: bool = False) -> str:

@@ -167,6 +167,11 @@ class Summary:
         stops = any("rounds_to_target" in method.measures for method in self.methods)
         return span_of(self.window, self.rounds, stops=stops)
 
+    @property
+    def averages(self) -> bool:
+        """True if late numbers are means over several rounds, and not of the last one alone."""
+        return self.window > 1 or self.rounds == 1
+
     def references_of(self, method: MethodSummary) -> dict[str, dict[int, float]]:
         """Return the scores of references by their words and seed, on the rows of a method if it has them itself."""
         return {m.name: method.by_seed(m.algorithm) or m.by_seed(self.score) for m in self.references}

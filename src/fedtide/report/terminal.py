@@ -62,7 +62,7 @@ def tell(result: Any, output: Output) -> None:
 def print_results(study: "Study", screen: Console) -> None:
     """Print the tables of a run folder, its alarms, and its claims."""
     # Reports draw: a command that prints none does not wait for it.
-    from fedtide.report.accuracy import brief_table
+    from fedtide.report.accuracy import brief_table, explain_unknown
     from fedtide.report.claims import format_claim
     from fedtide.report.narrative import SAME_RUN, alarms
     from fedtide.report.run_records import NANO
@@ -74,6 +74,8 @@ def print_results(study: "Study", screen: Console) -> None:
         write(f"nano: {NANO}", "yellow")
     for summary in study.summaries:
         print_table(brief_table(summary), screen, summary.point)
+        if line := explain_unknown(summary):
+            write(line)
         for line in alarms(summary):
             write(line, "red")
         for pair in (pair for pair in summary.paired if pair.same_run):

@@ -66,6 +66,7 @@ def words_of(record: ExperimentRecord) -> dict[str, str]:
         "whose": record.whose,
         "rows": "the rows of the next window" if record.dated else "held-out rows",
         "span": record.span,
+        "averaged": record.averaged,
         "every": f"every {every} rounds" if every > 1 else "every round",
         "budget": describe_budget(record),
         "band": f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else "",

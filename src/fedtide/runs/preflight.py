@@ -20,7 +20,7 @@ from fedtide.draw.prose import listed
 from fedtide.evaluate.judge import NOT_JUDGED, views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.evaluate.probe import owners_of
-from fedtide.evaluate.references import References
+from fedtide.evaluate.references import References, notes_on_missing
 from fedtide.fleets import ray_pool
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
@@ -61,7 +61,7 @@ class Preflight:
 
     forms: of everything that its methods sum, if sums are private. alone: methods that a stacked fleet does not stack,
     and why. needs: disk space of each method at each point. epsilon: the largest one of a private run. notes: lines
-    about models and test rows.
+    about references, models and test rows.
     """
 
     forms: frozenset[Form] = frozenset()
@@ -129,7 +129,8 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 for seed in point.seeds[1:]:
                     build.population_of(point, shift, seed)
     forms = frozenset(form for forms in sums.values() for form in forms)
-    return Preflight(forms, unstacked, needs, epsilon, list(dict.fromkeys(tried.notes)))
+    notes = [*notes_on_missing(experiment.references), *dict.fromkeys(tried.notes)]
+    return Preflight(forms, unstacked, needs, epsilon, notes)
 
 
 @dataclass(frozen=True)

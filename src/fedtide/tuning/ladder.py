@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from fedtide.draw.prose import counted
 from fedtide.evaluate.metrics import Measure
 from fedtide.report.lead import ENOUGH, BySeed, gap
 
@@ -23,7 +24,7 @@ LEAST = 2
 LEAST_ROUNDS = 8
 """Rounds below which a tournament says nothing."""
 
-Verdict = Literal["highest", "cannot be told apart", "behind"]
+Verdict = Literal["highest", "cannot be told apart", "too few seeds to tell", "behind"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,23 @@ def needed(costs: Sequence[Cost], ladder: Ladder) -> float:
     return seconds + min(LEAST, alive) * max(ENOUGH - ladder.seeds, 0) * mean.of(below)
 
 
+def pays_for_all(costs: Sequence[Cost], rounds: int, step: int) -> float:
+    """Return the seconds of processes from which on `planned` enters all methods for all rounds.
+
+    >>> costs = [Cost(0.0, 1.0)] * 8
+    >>> seconds = pays_for_all(costs, 16, 1)
+    >>> planned(costs, 16, 1, seconds).entries, planned(costs, 16, 1, seconds - 1).entries
+    (8, 7)
+    """
+    return needed(costs, Ladder(_rungs(rounds, step), 1, len(costs)))
+
+
+def _rungs(rounds: int, step: int) -> tuple[int, ...]:
+    """Return the rungs of all rounds: half of them, in multiples of the step, and all."""
+    lower = step * math.ceil(rounds / 2 / step)
+    return (rounds,) if lower >= rounds else (lower, rounds)
+
+
 def planned(costs: Sequence[Cost], rounds: int, step: int, seconds: float) -> Ladder:
     """Return the best plan that some seconds pay for.
 
@@ -97,9 +115,9 @@ def planned(costs: Sequence[Cost], rounds: int, step: int, seconds: float) -> La
     """
     top = rounds
     while True:
-        lower = step * math.ceil(top / 2 / step)
+        lower = _rungs(top, step)[0]
         last = lower >= top or lower < LEAST_ROUNDS
-        rungs = (top,) if top < rounds or lower >= top else (lower, top)
+        rungs = (top,) if top < rounds else _rungs(top, step)
         fewest = LEAST if last else min(FEW, len(costs))
         plans = [Ladder(rungs, seeds, len(costs)) for seeds in (3, 2, 1)]
         plans += [Ladder(rungs, 1, entries) for entries in range(len(costs) - 1, fewest - 1, -1)]
@@ -148,13 +166,35 @@ def standings(values: Mapping[str, BySeed]) -> list[Standing]:
     """Return how entries stand, the best first.
 
     An entry is behind the one with the highest mean if the 95 % interval of the paired difference over seeds (Student's
-    t) lies below 0. Else the two cannot be told apart, as always with fewer than three seeds.
+    t) lies below 0. Else the two cannot be told apart if the difference is 0 or below two standard errors, and there
+    are too few seeds to tell if it is larger, or if a single seed has no errors.
     """
     order, out = sorted(values, key=lambda entry: -fmean(values[entry].values())), []
     for entry in order:
         by_seed = values[entry]
         difference = gap(by_seed, values[order[0]])
-        behind = len(difference.values) >= ENOUGH and difference.side() < 0
-        verdict: Verdict = "highest" if entry == order[0] else "behind" if behind else "cannot be told apart"
+        verdict: Verdict = "highest" if entry == order[0] else _verdict(difference)
         out.append(Standing(entry, Measure.of(list(by_seed.values())), difference, verdict))
     return out
+
+
+def _verdict(difference: Measure) -> Verdict:
+    """Return the verdict on an entry with a difference to the highest one."""
+    if len(difference.values) >= ENOUGH and difference.side() < 0:
+        return "behind"
+    away = abs(difference.mean or 0.0)
+    level = away < 1e-12 or (difference.error is not None and away < 2 * difference.error)
+    return "cannot be told apart" if level else "too few seeds to tell"
+
+
+def describe_others(stands: Sequence[Standing]) -> str:
+    """Say how many others may be as good as the highest one; "" if all are behind.
+
+    >>> describe_others(standings({"A": {0: 0.7}, "B": {0: 0.7}, "C": {0: 0.5}}))
+    '1 other cannot be told apart from it. For 1 other there are too few seeds to tell.'
+    """
+    verdicts = [stand.verdict for stand in stands]
+    level, few = (verdicts.count(verdict) for verdict in ("cannot be told apart", "too few seeds to tell"))
+    lines = [f"{counted(level, 'other')} cannot be told apart from it."] * (level > 0)
+    lines += [f"For {counted(few, 'other')} there are too few seeds to tell."] * (few > 0)
+    return " ".join(lines)

@@ -11,18 +11,19 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.config import Experiment, slug, to_toml
 from fedtide.core.atomic import check_free, write_text
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, quote
 from fedtide.data.targets import target_words
 from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftmost, legend_above, look, styled, svg
 from fedtide.draw.html import MARK, Part, render, swatch, to_pictures
-from fedtide.draw.prose import counted, listed
+from fedtide.draw.prose import counted
 from fedtide.draw.tables import Table, format_value
 from fedtide.evaluate.metrics import Measure
 from fedtide.evaluate.references import MISSING, reference_words
+from fedtide.fields.types import rounded_up
 from fedtide.report.formats import percent, signed_points
 from fedtide.report.lead import gap
-from fedtide.report.run_records import environment_line, span_of
-from fedtide.tuning.ladder import standings
+from fedtide.report.run_records import averaged_over, environment_line, span_of
+from fedtide.tuning.ladder import describe_others, standings
 from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_entries, read_tournament
 from fedtide.tuning.tune import READY, Parameter, Trial, Tuned, at_edge, read_tuning
 
@@ -33,6 +34,8 @@ STATES: dict[str, dict[str, Any]] = {
     "best": {"marker": "*", "color": look(1).color, "mec": "black", "mew": 0.6, "ms": 15},
 }
 """Marks of trials; no two states differ by color alone."""
+SAFE_FORM = " (safe)"
+SAFE = "(safe) marks the form of a method that keeps one model for all as a fallback."
 MOST_CURVES = 12
 """Entries whose curves are drawn: those that came farthest."""
 
@@ -72,9 +75,10 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
     methods = [tuned for stage in stages for tuned in stage]
     if not any(tuned.best for tuned in methods):
         raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {root}")
+    span = span_of(experiment.late, experiment.rounds)
     flatters = (
-        f"{experiment.score.capitalize()} on validation rows, as a mean over "
-        f"{span_of(experiment.late, experiment.rounds)}; test rows were never looked at. It is the best of several "
+        f"{experiment.score.capitalize()} on validation rows, "
+        f"{averaged_over(experiment.late, experiment.rounds, span)}; test rows were never looked at. It is the best of several "
         "trials, so it flatters: run the tuned experiment and read its test rows."
     )
     caption = (
@@ -254,7 +258,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         "Recommendation",
         record.study,
         STUDY,
-        headline=standings_headline(record),
+        headline=f"{standings_headline(record)} {next_line(root / STUDY)}",
         setting=f"{record.spent:.0f} s of a budget of {record.budget:g} s were spent; {record.ended or 'it goes on'}. "
         f"{scale_line(record)}",
         parts=[Part("How they stand", table, flatters, "how-they-stand", swatches)],
@@ -266,15 +270,22 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 
 def standings_headline(record: Tournament) -> str:
     """Say which entry leads, or has the highest score, and which cannot be told apart from it."""
-    rung, (first, *others), score = record.reached[-1], record.survivors, percent(record.standings[0].score)
+    rung, first, score = record.reached[-1], record.survivors[0], percent(record.standings[0].score)
     rounds = f"after {rung.rounds} of {record.study.rounds} rounds"
     start = f"{rounds.capitalize()} with {counted(len(rung.seeds), 'seed')}"
     result = f"{f'{record.doubt}: {rounds}' if record.doubt else start} {first} {record.stands}, {score}"
-    result += f", and cannot be told apart from {listed(others)}." if others else "."
+    others = describe_others(record.standings)
     entered = {candidate.method for candidate in record.candidates if candidate.entry in record.played}
     absent = dict.fromkeys(candidate.method for candidate in record.candidates if candidate.method not in entered)
-    left = f" Not entered, because the budget was too short: {listed(list(absent))}." if absent else ""
-    return f"{result}{left} Next is a run of the study, on fresh seeds and test rows."
+    left = f"Not entered, because the budget was too short: {quote(list(absent))}." if absent else ""
+    enough = f"A budget of about {rounded_up(record.enough)} would pay for all." if absent and record.enough else ""
+    safe = SAFE if any(SAFE_FORM in entry for entry in record.played) else ""
+    return " ".join(filter(None, [f"{result}.", others, left, enough, safe]))
+
+
+def next_line(study: Path) -> str:
+    """Say how the study that a tournament wrote is played."""
+    return f"Next: fedtide run {study}, which uses fresh seeds and test rows."
 
 
 def standings_table(record: Tournament) -> Table:

@@ -33,7 +33,7 @@ from fedtide.data.saved import usual_class
 from fedtide.data.targets import target_words
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.judge import views
-from fedtide.evaluate.references import KEYS, References, reference_words
+from fedtide.evaluate.references import KEYS, References, notes_on_missing, reference_words
 from fedtide.evaluate.rounds import score_in
 from fedtide.fields.types import changed, rounded_up
 from fedtide.fleets.pool import Processes
@@ -51,7 +51,19 @@ from fedtide.runs.folder import check_entries, environment, load, make_folder, p
 from fedtide.runs.preflight import preflight, resolve_auto
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.runner import Run
-from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, window
+from fedtide.tuning.ladder import (
+    LEAST,
+    SEEDS,
+    Cost,
+    Standing,
+    climbing,
+    describe_others,
+    half,
+    pays_for_all,
+    planned,
+    standings,
+    window,
+)
 
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
@@ -112,6 +124,7 @@ class Tournament:
     budget: seconds. candidates: in the order of nomination. said: lines of the inspection. spent: seconds so far.
     rungs, seeds: planned. entered: entries in the plan. costs: of each measured method. reached: rungs so far, beyond
     the planned ones one for each seed more. failed: reasons, by entry. ended: why it is over, "" while it is not.
+    enough: seconds of a budget that would pay for all candidates and all rounds, by the costs; 0 if nothing is known.
     """
 
     study: Experiment
@@ -126,6 +139,7 @@ class Tournament:
     reached: tuple[Rung, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
+    enough: float = 0.0
 
     @property
     def standings(self) -> list[Standing]:
@@ -317,7 +331,8 @@ def begin_with_data(root: Path, findings: Findings, budget: float, began: float)
         _check_left(name, budget, began)
         write_text(root / "config.toml", to_toml(study))
         write_text(root / "environment.json", json.dumps(environment(), indent=1) + "\n")
-        write_text(root / LADDER, first_line(budget, candidates, str(findings).splitlines(), time.time() - began))
+        lines = [*str(findings).splitlines(), *notes_on_missing(study.references)]
+        write_text(root / LADDER, first_line(budget, candidates, lines, time.time() - began))
     except FedtideError:
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -349,6 +364,7 @@ def begin_with_study(
     _check_left(where, budget, began)
     candidates = [Candidate(method.name, method.name, why) for method, why in nominated(findings, study.method)]
     lines = [answer.line for answer in findings or ()]
+    lines += notes_on_missing(study.references)
     line = first_line(budget, candidates, lines, time.time() - began)
     make_folder(root, {"config.toml": to_toml(study), LADDER: line}, scale)
 
@@ -625,10 +641,41 @@ def make_plan(play: Play, record: Tournament) -> Tournament:
     costs |= {method: replace(costs[method], setup=min(costs[method].setup, later)) for method in loaded}
     seconds = max(KEPT_BACK * play.left * play.processes, 0.0)
     ladder = planned(list(costs.values()), experiment.rounds, experiment.eval_every, seconds)
-    entered = [entry for method in list(costs)[: ladder.entries] for entry in variants[method]]
-    play.display.say(f"  {len(entered)} of {len(record.candidates)} are entered, for {play.span(*ladder.rungs)}")
+    by_entered = {method: variants[method] for method in list(costs)[: ladder.entries]}
+    entered = [entry for entries in by_entered.values() for entry in entries]
+    play.display.say(f"  {describe_plan(by_entered, ladder.rungs)}")
+    # Methods that were not timed are taken to cost as much as others.
+    mean = Cost(fmean(cost.setup for cost in costs.values()), fmean(cost.round for cost in costs.values()))
+    working = [entries[0] not in failed for entries in variants.values()]
+    every = [
+        costs.get(method, replace(mean, variants=len(entries)))
+        for (method, entries), works in zip(variants.items(), working, strict=True) if works
+    ]  # fmt: skip
+    timing = sum(cost.of(rounds) for cost in every) / play.processes
+    climb_all = pays_for_all(every, experiment.rounds, experiment.eval_every) / KEPT_BACK / play.processes
+    enough = play.budget - left_at_begin + max(timing / MEASURED, timing + climb_all)
     by_method = {method: asdict(cost) for method, cost in costs.items()}
-    return play.write(rungs=ladder.rungs, seeds=ladder.seeds, entered=entered, costs=by_method, failed=failed)
+    return play.write(
+        rungs=ladder.rungs, seeds=ladder.seeds, entered=entered, costs=by_method, failed=failed, enough=enough
+    )
+
+
+def describe_plan(entered: Mapping[str, Sequence[str]], rungs: Sequence[int]) -> str:
+    """Say what is played.
+
+    Args:
+        entered: entries of each method.
+        rungs: rounds of each rung.
+
+    >>> describe_plan({"FedAvg": ["lr 0.1", "lr 0.2"], "IFCA": ["lr 0.1", "lr 0.2"]}, (54, 100))
+    '2 methods at 2 learning rates make 4 entries. All play 54 rounds, the better half 100.'
+    """
+    rates = {len(entries) for entries in entered.values()}
+    at = f" at {max(rates)} learning rates" if len(rates) == 1 and max(rates) > 1 else ""
+    count = sum(map(len, entered.values()))
+    make = f"{counted(len(entered), 'method')}{at} make {count} entries" if count > len(entered) else f"{count} methods"
+    later = "".join(f", the better half {rung}" for rung in rungs[1:])
+    return f"{make}{'' if count > len(entered) else ' are entered'}. All play {rungs[0]} rounds{later}."
 
 
 def next_step(play: Play, record: Tournament) -> Step | str:
@@ -696,7 +743,6 @@ def climb_further(play: Play, record: Tournament) -> Tournament:
     going_on = climbing(values, method, count if last else half(count))
     rung = {"rounds": rounds, "seeds": seeds, "values": values, "kept": going_on, "references": references}
     record = play.write(rung=rung, failed=failed, ended=OVER if over else "")
-    first, *others = record.survivors
-    rest = f"; not told apart from it: {len(others)}" if others else ""
-    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {first} {record.stands}{rest}")
+    result = f"{record.survivors[0]} {record.stands}. {describe_others(record.standings)}".strip()
+    play.display.say(f"  after {play.span(rounds)} with {counted(len(seeds), 'seed')}: {result}")
     return record

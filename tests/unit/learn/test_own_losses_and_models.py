@@ -162,6 +162,7 @@ def test_a_frozen_part_may_be_shared():
 
 @pytest.mark.parametrize(("build", "said"), [
     (lambda: nn.Linear(4, 2).double(), "converted from float64 to float32"),
+    (lambda: nn.Linear(4, 7), "7 outputs for 2 classes"),
     (lambda: nn.Linear(4, 2).half(), "converted from float16 to float32"),
     (lambda: nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1)), "sum to one"),
     (lambda: Net(lambda net: setattr(net, "scale", torch.ones(2))), "tensor 'scale' is no parameter or buffer"),

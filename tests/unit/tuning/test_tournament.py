@@ -19,12 +19,12 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import append_line
 from fedtide.evaluate.judge import views
-from fedtide.evaluate.references import References
+from fedtide.evaluate.references import References, notes_on_missing
 from fedtide.runs import folder
 from fedtide.runs.build import population_of
 from fedtide.tuning import ladder, tournament
 from fedtide.tuning.ladder import Ladder
-from fedtide.tuning.pages import standings_table, write_recommendation
+from fedtide.tuning.pages import standings_headline, standings_table, write_recommendation
 from fedtide.tuning.tournament import Candidate, Step, execute, first_line, played_by, read_tournament, value_at
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 
@@ -51,7 +51,7 @@ def plan(monkeypatch):
 def told(root: Path) -> list[dict[str, object]]:
     """Lines of the ladder without seconds."""
     lines = [json.loads(line) for line in (root / tournament.LADDER).read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("spent", "costs")} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("spent", "costs", "enough")} for line in lines]
 
 
 def test_the_study_of_a_tournament_has_its_safe_methods_too(tmp_path, plan, monkeypatch):
@@ -110,6 +110,21 @@ def test_the_value_of_a_rung_is_the_mean_of_the_last_evaluations_on_validation_r
     over = ladder.window(2, 4, played_by(made.study).late, made.study.period)
     by_hand = [line["scores"]["val"]["accuracy"] for line in lines[:2]][-over:]
     assert made.reached[0].values["A"][2] == pytest.approx(sum(by_hand) / len(by_hand))
+
+
+def test_a_budget_that_leaves_methods_out_says_which_would_pay_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 1, 2))
+    root = begun(tmp_path / "t", A, {**MOMENTUM, "name": "M, K = 2"}, {**PROX, "name": "P, K = 2"})
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    absent = {"M, K = 2", "P, K = 2"} - made.played
+    assert made.enough > 0
+    line = standings_headline(made)
+    assert f"the budget was too short: '{absent.pop()}'. A budget of about " in line
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 1, len(costs)))
+    whole = begun(tmp_path / "whole", A, PROX)
+    assert execute(whole, workers=1)
+    assert "budget" not in standings_headline(read_tournament(whole))
 
 
 def test_a_tournament_that_was_stopped_anywhere_ends_as_another_one(tmp_path, plan, monkeypatch):
@@ -249,3 +264,5 @@ def test_trees_are_judged_on_the_rows_of_a_rung_and_named_without_scikit_learn(t
     (bare / "config.toml").write_text(config.read_text())
     assert execute(bare, workers=1)
     assert "fedtide[trees]" in standings_table(read_tournament(bare)).rows[-1][-1]
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert "fedtide[trees]" in notes_on_missing(("tree",))[0]
