@@ -65,7 +65,11 @@ def test_from_a_study_to_a_study_with_the_survivors(here, capsys):
     assert done("resume", root, "--quiet", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["survivors"][0] in ("A", "prox")
-    assert {each["verdict"] for each in found["standings"]} <= {"highest", "cannot be told apart", "too few seeds to tell"}
+    assert {each["verdict"] for each in found["standings"]} <= {
+        "highest",
+        "cannot be told apart",
+        "too few seeds to tell",
+    }
     assert not found["leads"]
     (root / "report.html").unlink()
     assert done("report", root) == 0

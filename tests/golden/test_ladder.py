@@ -77,7 +77,8 @@ def test_who_cannot_be_told_apart():
     """Three seeds; A's mean is 0.8.
 
     B: differences -0.1, -0.2, -0.3: mean -0.2, s = 0.1, error 0.1 / sqrt(3) = 0.0577; t of two degrees of freedom is
-    4.303: 0.248 reaches 0, but the mean is 3.5 errors away. C: -0.20, -0.21, -0.19: s = 0.01, error 0.00577, margin 0.0248: behind. D has two seeds,
+    4.303: 0.248 reaches 0, but the mean is 3.5 errors away.
+    C: -0.20, -0.21, -0.19: s = 0.01, error 0.00577, margin 0.0248: behind. D has two seeds,
     with -0.4 each: nothing is known of their spread.
     """
     a = {5: 0.8, 6: 0.9, 7: 0.7}

@@ -214,7 +214,9 @@ class Finished:
         if len(self.summaries) > 1:
             raise FedtideError("model: a sweep has one for each point; allowed: ft.trained(FOLDER_OF_A_POINT).model()")
         if len(names) > 1:
-            raise FedtideError(f"model: each method has one; allowed: trained({names[0]}).model(), of {', '.join(names)}")
+            raise FedtideError(
+                f"model: each method has one; allowed: trained({names[0]}).model(), of {', '.join(names)}"
+            )
         return self.trained().model()
 
     @property

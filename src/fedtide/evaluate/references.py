@@ -148,8 +148,6 @@ def score_of(target: Target, answers: Tensor, y: Tensor) -> float:
     return target.skill_of(answers, y) if isinstance(target, Measured) else float(target.score_rows(answers, y).mean())
 
 
-
-
 def notes_on_missing(references: Sequence[str]) -> list[str]:
     """Return a line if a study asks for a tree and scikit-learn is not installed, as it is said before it is played.
 

@@ -130,7 +130,9 @@ def brief_table(summary: Summary) -> Table:
 def explain_unknown(summary: Summary) -> str:
     """Return the meaning of the sign "?", if a difference has it."""
     mark = UNCLEAR["too few seeds"]
-    return f"{mark} means {SIGNS[mark]}." if any(sign(p) == mark and p.difference.values for p in summary.paired) else ""
+    return (
+        f"{mark} means {SIGNS[mark]}." if any(sign(p) == mark and p.difference.values for p in summary.paired) else ""
+    )
 
 
 def metric_column(summary: Summary, name: str) -> Number:
@@ -152,8 +154,8 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
         cells = [pairs.get(m.name, "-")] if pairs else []
         cells += [number.written(m.measure(number.name)) for number in shown]
         rows.append([m.name, NO_SCORES if m.withheld else percent(m.measure(summary.score)), *cells])
-    words = "mean over" if summary.averages else f"{summary.score} in"
-    header = ["method", f"{words} {summary.span}", *against, *(number.title for number in shown)]
+    words = "mean" if summary.late.startswith("over") else summary.score
+    header = ["method", f"{words} {summary.late}", *against, *(number.title for number in shown)]
     for reference in summary.references:
         takes = REFERENCES[reference.algorithm].takes if reference.seeds else MISSING[reference.algorithm]
         cells = [percent(reference.measure(summary.score)), *["-"] * (len(header) - 2)]

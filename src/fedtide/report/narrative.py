@@ -101,7 +101,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     measure, words = method.measure, summary.target
     if measure(method.score).mean is None:
         return f"{method.name} {f'has {NO_SCORES}' if method.withheld else 'was never judged'}."
-    text = f"{method.name} has {words.a_score} of {percent(measure(method.score))} {'over' if summary.averages else 'in'} {summary.span}"
+    text = f"{method.name} has {words.a_score} of {percent(measure(method.score))} {summary.late}"
     if measure("swing").mean is not None:
         text += f", and {percent(measure('worst_point'))} at its worst moment"
     text += "."
@@ -196,7 +196,7 @@ def _best(summary: Summary) -> str:
 
 def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = ranked
-    accuracy = f"{percent(first.measures[first.score])} {'over' if summary.averages else 'in'} {summary.span}"
+    accuracy = f"{percent(first.measures[first.score])} {summary.late}"
     twins = [method.name for method in others if method.same_run(first)]
     rivals = [method for method in others if method.name not in twins]
     names = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name

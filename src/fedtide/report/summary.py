@@ -168,9 +168,9 @@ class Summary:
         return span_of(self.window, self.rounds, stops=stops)
 
     @property
-    def averages(self) -> bool:
-        """True if late numbers are means over several rounds, and not of the last one alone."""
-        return self.window > 1 or self.rounds == 1
+    def late(self) -> str:
+        """Rounds of the late numbers with a preposition: "over" several, or "in" the last one alone."""
+        return f"{'over' if self.window > 1 or self.rounds == 1 else 'in'} {self.span}"
 
     def references_of(self, method: MethodSummary) -> dict[str, dict[int, float]]:
         """Return the scores of references by their words and seed, on the rows of a method if it has them itself."""

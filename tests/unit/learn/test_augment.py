@@ -215,7 +215,10 @@ def test_it_is_spelled_as_words_or_tables():
     ("augment", "line"),
     [
         (["flop"], "local.augment[0]: found 'flop', did you mean 'flip'? Allowed: random-crop, flip"),
-        ([{"kind": "flip", "q": 1}], "local.augment[0].q: unknown key; did you mean 'q' in [[method]] or [defaults]? Allowed: p, kind"),
+        (
+            [{"kind": "flip", "q": 1}],
+            "local.augment[0].q: unknown key; did you mean 'q' in [[method]] or [defaults]? Allowed: p, kind",
+        ),
         ([{"kind": "flip", "p": 1.5}], "local.augment[0].p: found 1.5, allowed: 1.0 or less"),
         ([{"kind": "random-crop", "padding": -1}], "local.augment[0].padding: found -1, allowed: 0 or more"),
         ("flip", "local.augment: found 'flip', allowed: a list of values"),

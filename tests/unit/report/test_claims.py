@@ -370,7 +370,5 @@ def test_a_claim_about_a_part_of_a_sweep_is_about_the_metrics_of_its_target():
 
 def test_a_measure_that_there_is_not_is_told_before_anything_runs():
     wrong = study(A, claim=[{"text": "x", "method": "A", "measure": "acuracy"}])
-    with pytest.raises(
-        FedtideError, match=r"claim\[0\].measure: found 'acuracy', did you mean 'accuracy'\? Allowed: "
-    ):
+    with pytest.raises(FedtideError, match=r"claim\[0\].measure: found 'acuracy', did you mean 'accuracy'\? Allowed: "):
         check_measures(wrong)
