@@ -255,7 +255,7 @@ def test_a_program_that_is_killed_takes_its_workers_along(shell, tmp_path, whole
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     until(lambda: ended(group), 10)
-    assert [lock.exists() for lock in locks] == [True]
+    assert len(locks) == 1
     monkeypatch.chdir(tmp_path)
     assert done("run", "study.toml", "--out", "y", "--set", "rounds=1", "--workers", 1) == 0
     assert not locks[0].parent.exists()

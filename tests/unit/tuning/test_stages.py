@@ -123,8 +123,8 @@ PULL = {"method.prox.local.proximal": RATE}
 
 
 @pytest.mark.parametrize(("stage", "said"), [
-    ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B', allowed: A, prox"),
-    ({"methods": ["A"], "ranges": PULL}, "ranges.method.prox.local.proximal: found 'prox', allowed: A"),
+    ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B', allowed: 'A', 'prox'"),
+    ({"methods": ["A"], "ranges": PULL}, "ranges.method.prox.local.proximal: found 'prox', allowed: 'A'"),
     ({"methods": ["A", "prox"], "ranges": PULL}, "tune.stage 's'.methods: found 'A', allowed: methods that"),
     ({"ranges": {"method.local.proximal": RATE, **PULL}}, "two ranges are about 'method.prox.local.proximal'"),
     ({"ranges": {"method.local.lr": {**RATE, "also": list(PULL)}}}, "lr.also: allowed with a range about one method"),
