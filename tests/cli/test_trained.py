@@ -329,7 +329,7 @@ def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):
         (["predict", "RUN", "narrow.csv", "--method", "A"],
          "narrow.csv: columns of features: found 2, allowed: 4, as in the run"),
         (["predict", "RUN", "words.csv", "--method", "A"],
-         "words.csv: row 2: d: found 'x', allowed: a finite number"),
+         "words.csv: row 2: d: found 'x', allowed: a number"),
         (["predict", "RUN", "y.npz", "--method", "A"], "y.npz: no array 'x'"),
         (["predict", "RUN", "none.npz", "--method", "A"], "none.npz: rows: found 0, allowed: 1 or more"),
         (["predict", "RUN", "pipe", "--method", "A"], "pipe: is a pipe or a device, allowed: CSV, Parquet or NPZ"),

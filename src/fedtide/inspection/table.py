@@ -55,7 +55,7 @@ class Columns:
     missing: int = 0
     gaps: bool = False
     categories: tuple[str, ...] = ()
-    spelling: tuple[tuple[str, str], ...] = ()
+    spelling: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
         columns[guess.client].texts[whole] if guess.client else None,
         None if when is None else _on_clock(f"{name}: {', '.join(guess.time)}", when, roles.zone),
         columns=Columns(guess.label, guess.client, guess.time, guess.features, missing, gaps, categories,
-                        _spelling(cells, guess.time, clock)),
+                        _spelling(cells, guess.time, clock, (*guess.features, guess.label))),
         source=source,
         calendar=tuple(calendar) if guess.time else (),
         zone=roles.zone,
@@ -176,12 +176,17 @@ def _propose(columns: Mapping[str, Column], groups: Sequence[str]) -> Iterator[s
         yield f"no column is named like a client, but rows differ by {counts}: --client {groups[0]}"
 
 
-def _spelling(cells: Cells, time: Sequence[str], clock: Clock) -> tuple[tuple[str, str], ...]:
-    """Return the settings of a source by which rows of another file are read in the same way."""
+def _spelling(cells: Cells, time: Sequence[str], clock: Clock, numbers: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """Return the settings of a source by which rows of another file are read in the same way.
+
+    `numbers` are the columns of numbers that are read.
+    """
     times = cells.columns[time[0]].read_times(cells.spelling.time_format) if len(time) in (1, 2) else None
     marks = {cells.spelling.decimal, *(column.decimal for column in cells.columns.values())}
     guessed = "," in marks or cells.spelling.separator == ";"
-    settings = [("decimal", str(cells.spelling.decimal))] if guessed else []
+    settings: list[tuple[str, Any]] = [("decimal", str(cells.spelling.decimal))] if guessed else []
+    if units := {name: unit for name in numbers if (unit := cells.columns[name].unit)}:
+        settings.append(("units", units))
     if times is not None and times.form not in ("year-month-day", "month names"):
         settings.append(("time_format", times.form))
     if times is not None and clock == "written" and not np.isnan(times.zone).all():
@@ -299,7 +304,10 @@ def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
     first = times.pop()
     if times or len(first) != 1 or not all(_is_series(cells, first[0]) for cells in files):
         return None
-    spelling: dict[str, Any] = dict(pair for cells in files for pair in _spelling(cells, first, "utc"))
+    spelling: dict[str, Any] = {}
+    for cells in files:
+        for key, value in _spelling(cells, first, "utc", [name for name in cells.columns if name not in first]):
+            spelling[key] = spelling.get(key, {}) | value if key == "units" else value
     return Series(tuple(map(str, paths)), first[0], LAGS, CLOCK, own_scale=True, **spelling)
 
 

@@ -108,7 +108,7 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
-        settings = (source.feature_names(directory), source.spelling) if isinstance(source, CSV) else ()
+        settings = (source.feature_names(directory), source.spelling_in(directory)) if isinstance(source, CSV) else ()
         return as_seen(trained, read_features(path, tuple(rows.shape), *settings))
     check_file(path, TABLES)
     if path.suffix == ".npz":

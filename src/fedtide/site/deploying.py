@@ -145,6 +145,8 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
     kind = source.kind if isinstance(source, CSV | NPZ) else "npz"
     settings = resolved(experiment)["data"]["source"] if source.kind == kind else {}
     values = {"kind": kind} | {key: settings[key] for key in READ[kind] if settings.get(key) is not None}
+    if isinstance(source, CSV) and (units := source.spelling_in(directory).units):
+        values["units"] = units
     if "names" in values:
         values["names"] = {key: name for key, name in values["names"].items() if key not in ("client", "domain")}
     return RowsAbout(

@@ -163,7 +163,7 @@ def test_times_at_equal_distances_are_never_taken_for_other_units(tmp_path):
 
 WRONG = {
     "short-line": ("a,b,label\n1,2,0\n1,2\n", {}, "row 3: number of cells: found 2, allowed: 3, as in the header"),
-    "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a finite number"),
+    "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a number"),
     "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a value"),
     "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a value"),
     "misspelt": ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; did you mean 'labels'\? Allowed: a, b, labels"),
@@ -179,7 +179,7 @@ WRONG = {
     ),
     "empty-label": ("a,label\n1,0\n2,\n3,1\n", {}, "row 3"),
     "one-word": ("a,label\n1,0\n2,1\n3,cat\n", {}, "row 4: label: found 'cat', but 2 of 3 labels are numbers"),
-    "underscored-number": ("a,label\n1_0,0\n", {}, "row 2: a: found '1_0', allowed: a finite number"),
+    "underscored-number": ("a,label\n1_0,0\n", {}, "row 2: a: found '1_0', allowed: a number"),
     "measured-label": (
         "a,label\n1,9.6\n",
         {},
@@ -235,7 +235,7 @@ def test_a_date_and_an_hour_are_a_time(tmp_path):
     rows = CSV(str(tmp_path / "a.csv"), time=("day", "hr"), features=("a",)).load(None, 0)
     assert rows.time.tolist() == [97200.0, 0.0]
     (tmp_path / "a.csv").write_text("day,hr,a,label\n1970-01-02,three,0.5,0\n")
-    with pytest.raises(FedtideError, match="row 2: hr: found 'three', allowed: a finite number"):
+    with pytest.raises(FedtideError, match="row 2: hr: found 'three', allowed: a number"):
         CSV(str(tmp_path / "a.csv"), time=("day", "hr")).load(None, 0)
 
 
@@ -264,7 +264,7 @@ def test_labels_that_are_names_in_one_file_are_names_in_all(tmp_path):
             r"row 4: year, month, dust: time: found '2013 3 80', allowed: year",
         ),
         ({"time": ("year", "month", "date")}, r"no column 'date'"),
-        ({"features": None, "client": None}, r"north\.csv: row 2: station: found 'N', allowed: a finite number"),
+        ({"features": None, "client": None}, r"north\.csv: row 2: station: found 'N', allowed: a number"),
     ],
 )
 def test_what_is_wrong_in_one_of_several_files_is_one_line(tmp_path, settings, said):

@@ -230,6 +230,48 @@ def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
     assert len(checked(page.parent / STUDY).method) >= 4
 
 
+# -- units -------------------------------------------------------------------------------------------------------------
+
+
+def clinics(path: Path, *cells: str) -> Path:
+    """Write a table with the cells of glucose, again and again, in ten clinics."""
+    rows = [f"c{row % 10},{cells[row % len(cells)]},{row % 7},{'ill' if row % 3 else 'well'}" for row in range(60)]
+    path.write_text("\n".join(["clinic,glucose,age,label", *rows]))
+    return path
+
+
+@pytest.mark.parametrize("missing", ["error", "mean"])
+@pytest.mark.parametrize(("cells", "other", "unit"), [
+    (("6.1 mmol/l", "5.2 mmol/l"), "118.8 mg/dl", "mmol/l"),
+    (("$6", "$7.5"), "6 EUR", "$"),
+    (("6 %", "7 %"), "6 kg", "%"),
+])  # fmt: skip
+def test_the_unit_of_a_column_stays_in_its_study_and_another_one_is_an_error(tmp_path, cells, other, unit, missing):
+    found = ft.inspect(clinics(tmp_path / "a.csv", *cells))
+    source = read_experiment(found.write(tmp_path / "out").parent / STUDY).data.source
+    assert source.units == {"glucose": unit}
+    source = replace(source, missing=missing)
+    plain = clinics(tmp_path / "plain.csv", *(re.sub(r"[^0-9.]", "", cell) for cell in cells))
+    want = source.load(None, 0).x
+    assert torch.equal(replace(source, path=str(plain)).load(None, 0).x, want)  # as without a unit
+    mixed = clinics(tmp_path / "mixed.csv", cells[0], other)
+    for read_again in (
+        lambda: replace(source, path=str(mixed)).load(None, 0),
+        lambda: source.encoded(mixed, None),
+        lambda: replace(source, units=None).encoded(mixed, None),  # nobody named it: the source's own file tells
+    ):
+        with pytest.raises(FedtideError, match=f"row 3: glucose: found '{re.escape(other)}', allowed: .*{re.escape(unit)}"):
+            read_again()
+    with pytest.raises(FedtideError, match=r"data\.source\.units: no column 'glukose'; .*'glucose'"):
+        replace(source, units={"glukose": unit}).load(None, 0)
+
+
+def test_two_units_in_a_column_are_named_and_the_column_is_left_out(tmp_path):
+    table = read(clinics(tmp_path / "a.csv", "6.1 mmol/l", "118.8 mg/dl"))
+    assert "glucose (numbers in mg/dl and mmol/l)" in table.said[2]
+    assert table.columns.features == ("age",)
+
+
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 

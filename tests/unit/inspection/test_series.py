@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
 from fedtide.inspection.table import read
 from fedtide.runs.build import rows_of
 from fedtide.tuning.tournament import _candidates
@@ -64,3 +66,13 @@ def test_large_series_bound_the_training_of_each_alone(tmp_path, monkeypatch):
     assert entries[:2] == ["FedAvg, lr 0.005", "FedAvg, lr 0.02"]
     assert entries[-2:] == ["Each alone, lr 0.0005", "Each alone, lr 0.002"]
     assert [method.name for method in entered.method] == entries
+
+
+def test_the_unit_of_a_series_is_kept_in_its_study(tmp_path):
+    north = hourly(tmp_path / "north.csv", "north", 60)
+    north.write_text(re.sub(r"(\d)\n", r"\1 MW\n", north.read_text()))
+    source = read([north]).series
+    assert source.units == {"north": "MW"}
+    north.write_text(north.read_text().replace(" MW", " kW"))
+    with pytest.raises(FedtideError, match=r"row 2: north: found '.* kW', allowed: .* in MW"):
+        source.load(None, 0, measured=True)

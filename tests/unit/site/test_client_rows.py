@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.config import from_dict
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Split
 from fedtide.data.transforms import Standardize
 from fedtide.site.client_rows import FileRows, describe_columns, divide_rows, read_rows
+from fedtide.site.deploying import describe_rows
 from fedtide.site.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -78,9 +80,9 @@ def test_rows_that_are_not_those_of_the_study_are_refused(berlin, old, new, said
     [
         (
             '1.5,2,3,calm\n"2,5",2,3,calm',
-            r"row 3: pulse: found '2,5', allowed: a finite number with a point",
+            r"row 3: pulse: found '2,5', allowed: a number with a point",
         ),
-        ("x,2,3,calm", "row 2: pulse: found 'x', allowed: a finite number$"),  # and no keys of the study
+        ("x,2,3,calm", "row 2: pulse: found 'x', allowed: a number$"),  # and no keys of the study
         (",2,3,calm", "row 2: pulse: found '', allowed: a value$"),
         (b"1,2,3,m\x81de", r"berlin\.csv: damaged or not a CSV file in UTF-8"),
     ],
@@ -90,6 +92,21 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
     path.write_bytes(b"pulse,age,weight,label\n" + (row if isinstance(row, bytes) else row.encode()) + b"\n")
     with pytest.raises(FedtideError, match=said):
         read_rows(path, ABOUT)
+
+
+def test_a_unit_other_than_that_of_the_study_is_refused(tmp_path):
+    files = {"study": "70 bpm", "plain": "70", "other": "1.2 Hz"}
+    for name, cell in files.items():
+        (tmp_path / f"{name}.csv").write_text(f"pulse,age,weight,label\n{cell},2,3,calm\n71,2,3,ill\n72,2,3,well\n")
+    experiment = from_dict({
+        "data": {"source": {"kind": "csv", "path": str(tmp_path / "study.csv")}},
+        "method": [{"algorithm": "fedavg"}],
+    })  # fmt: skip
+    about = describe_rows(experiment, experiment.data.source.load(None, 0), None)
+    assert about.source["units"] == {"pulse": "bpm"}  # found, because nobody named it
+    assert read_rows(tmp_path / "plain.csv", about).x[0].tolist() == [70.0, 2.0, 3.0]
+    with pytest.raises(FedtideError, match=r"row 2: pulse: found '1\.2 Hz', allowed: a number in bpm"):
+        read_rows(tmp_path / "other.csv", about)
 
 
 def test_a_node_reads_its_file_as_the_study_says(tmp_path):

@@ -90,13 +90,22 @@ class Cells:
         return texts
 
     def numbers(self, name: str, hint: str = "", *, gaps: bool = False) -> np.ndarray:
-        """Return a column of numbers; raise for a cell that is none. With `gaps` a missing number is NaN."""
+        """Return a column of numbers; raise for a cell that is none. With `gaps` a missing number is NaN.
+
+        `hint` is advice on a column of which most cells are no numbers.
+        """
         column = self.columns[name]
         values, wrong = column.parsed
         for row in np.flatnonzero(wrong if gaps else np.isnan(values))[:1].tolist():
-            cell = column.cell(row)
-            point = DECIMAL_COMMA.fullmatch(str(cell)) is not None
-            allowed = "a finite number" + (" with a point, such as 1.5" if point else hint)
+            cell, allowed = column.cell(row), "a number or NA" if gaps else "a number"
+            if DECIMAL_COMMA.fullmatch(str(cell)):
+                allowed += " with a point, such as 1.5"
+            elif column.known:
+                allowed += f" in {column.known} or without a unit"
+            elif column.unit:
+                allowed += f", in one unit: the column has {column.unit}"
+            elif 2 * wrong.sum() > (~column.missing).sum():
+                allowed += hint
             raise refused(f"{self.where(row)}: {name}", cell, allowed)
         return values
 
@@ -240,7 +249,11 @@ def _cells_of(
     default: Decimal,
 ) -> Cells:
     """Return cells with the decimal mark that a column proves, else the one that a person says or others prove."""
-    columns = {name: Column(name, _decoded(array), form=spelling.time_format) for name, array in raw.items()}
+    units = spelling.units or {}
+    columns = {
+        name: Column(name, _decoded(array), form=spelling.time_format, known=units.get(name))
+        for name, array in raw.items()
+    }
     decimal = spelling.decimal or find_decimal(
         (column.words for column in columns.values() if column.words is not None), default
     )
@@ -386,12 +399,14 @@ class Column:
         raw: an arrow column.
         decimal: the mark before decimals in texts.
         form: how times are written, if a person says that.
+        known: the unit of its numbers, if a person says that.
     """
 
     name: str
     raw: Any = field(repr=False)
     decimal: Decimal = "."
     form: str | None = None
+    known: str | None = None
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -490,9 +505,9 @@ class Column:
             if spellings and spellings <= {true, false}:
                 truth = np.array([{true: 1.0, false: 0.0}.get(text, math.nan) for text in texts])
                 return Numbers(self._spread(truth, math.nan), np.zeros(len(self), bool))
-        numbers = read_numbers(words, self.decimal, MISSING)
+        numbers = read_numbers(words, self.decimal, MISSING, self.known)
         if numbers.wrong.any():
-            numbers = read_numbers(words, self.decimal, MARKS)
+            numbers = read_numbers(words, self.decimal, MARKS, self.known)
         values = numbers.values if len(words) and (self._encoded[1] >= 0).all() else numbers.values.astype(np.float64)
         return Numbers(
             self._spread(values, math.nan if values.dtype.kind == "f" else 0),

@@ -17,7 +17,7 @@ from fedtide.data.sources.arrays import center_and_spread, from_arrays
 from fedtide.data.sources.cells import read_cells
 from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
-from fedtide.data.sources.table_files import Encoding, Separator, Spelling, read_names
+from fedtide.data.sources.table_files import Encoding, Separator, Spelling, Units, read_names
 from fedtide.data.sources.written import Decimal
 from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
 
@@ -52,6 +52,7 @@ class Series(Loading):
         separator: mark between cells, as `csv` has it.
         decimal: mark before decimals, as `csv` has it.
         time_format: how times are written, as `csv` has it.
+        units: units of columns, as `csv` has them.
     """
 
     path: str | tuple[str, ...]
@@ -63,6 +64,7 @@ class Series(Loading):
     separator: Separator | None = None
     decimal: Decimal | None = None
     time_format: Form | None = None
+    units: Units | None = None
     kind: Literal["series"] = "series"
     measures: ClassVar[bool] = True
 
@@ -137,7 +139,7 @@ class Series(Loading):
         return np.concatenate([before, *clocks], 1).astype(np.float32)
 
     def _read(self, path: Path) -> Iterator["_Series"]:
-        spelling = Spelling(self.encoding, self.separator, self.decimal, self.time_format)
+        spelling = Spelling(self.encoding, self.separator, self.decimal, self.time_format, self.units)
         header = read_names(path, spelling)
         names = [column for column in header if column != self.time]
         cells = read_cells(path, [self.time, *names], spelling)

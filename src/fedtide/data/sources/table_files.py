@@ -5,7 +5,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -22,6 +22,7 @@ from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.sources.files import check_unpacked, opened, reading
 from fedtide.data.sources.written import MARKS, Decimal
 from fedtide.draw.prose import counted
+from fedtide.fields.types import explained
 
 HEAD, BLOCK = 2**18, 2**24
 """Bytes by which a file seems to be written in one way or another, and bytes that are read at a time."""
@@ -70,6 +71,7 @@ def _is_time(kind: Any) -> bool:
 
 Encoding = Annotated[str, AfterValidator(_known_encoding)]
 Separator = Literal[",", ";", "\t", "|", " "]
+Units = Annotated[dict[str, str], explained("a table with the unit of each column")]
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,14 @@ class Spelling:
     """How a table is written; None is found in its cells.
 
     encoding: of a text file. separator: the mark between cells. decimal: the mark before decimals if cells do not tell;
-    the other one divides thousands. time_format: how times are written.
+    the other one divides thousands. time_format: how times are written. units: of columns of numbers, by name.
     """
 
     encoding: Encoding | None = None
     separator: Separator | None = None
     decimal: Decimal | None = None
     time_format: str | None = None
+    units: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

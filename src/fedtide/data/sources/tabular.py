@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows, find_earliest, with_fit
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
 from fedtide.data.sources.cells import Cells, Clock, describe_span, describe_spelling, read_cells
 from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
-from fedtide.data.sources.table_files import Encoding, Separator, Spelling, read_names
+from fedtide.data.sources.table_files import Encoding, Separator, Spelling, Units, read_names
 from fedtide.data.sources.written import Decimal
 from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 
@@ -153,6 +153,8 @@ class CSV(Loading):
         time_format: how times are written; by default as the cells tell. "excel" are days since 1899-12-30, "digits"
             are 20240131 or 20240131235959.
         clock: whose hours count if times name a zone: UTC, or the clock as it is written.
+        units: units of columns of numbers, such as { glucose = "mmol/l" }. A cell with another unit is an error, and
+            one without a unit is right.
     """
 
     path: str | tuple[str, ...]
@@ -170,6 +172,7 @@ class CSV(Loading):
     decimal: Decimal | None = None
     time_format: Form | None = None
     clock: Clock = "utc"
+    units: Units | None = None
     kind: Literal["csv"] = "csv"
     measures: ClassVar[bool] = True
 
@@ -203,7 +206,8 @@ class CSV(Loading):
             rows = torch.arange(len(cells)) if time is None else find_earliest(time)
         missing: Missing = "mean" if self.missing == "mean" else "error"
         other = CSV(str(path), label=names[0], features=names, categories=self.categories, missing=missing)
-        return features.encode(rows, other._divide(path.name, read_cells(path, names, self.spelling), names)[1])
+        others = other._divide(path.name, read_cells(path, names, self.spelling_in(directory)), names, hint=False)
+        return features.encode(rows, others[1])
 
     @property
     def learns(self) -> bool:
@@ -218,12 +222,21 @@ class CSV(Loading):
             raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
         if strange := [name for name in self.categories if name not in features[0]]:
             raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features[0])}")
+        for name in self.units or ():
+            if name not in (*features[0], *self.taken):
+                raise FedtideError(f"data.source.units: no column '{name}'; {nearest(name, features[0])}")
         return features[0]
 
     @property
     def spelling(self) -> Spelling:
         """How its files are written, as far as a person says."""
-        return Spelling(self.encoding, self.separator, self.decimal, self.time_format)
+        return Spelling(self.encoding, self.separator, self.decimal, self.time_format, self.units)
+
+    def spelling_in(self, directory: Path | None) -> Spelling:
+        """How other files are written: with the units of its own files, unless a person says others."""
+        columns = self._read(directory)[1].columns
+        found = {name: column.unit for name, column in columns.items() if column.numbers is not None and column.unit}
+        return replace(self.spelling, units=found | (self.units or {}))
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -284,8 +297,12 @@ class CSV(Loading):
         time, unit = cells.times(self._timed, self.clock) if every is None else (every, "")
         return torch.from_numpy(time), unit
 
-    def _divide(self, name: str, cells: Cells, features: Sequence[str]) -> tuple[Cells, Features]:
+    def _divide(
+        self, name: str, cells: Cells, features: Sequence[str], *, hint: bool = True
+    ) -> tuple[Cells, Features]:
         """Return the rows in which nothing is missing that must not be, and their columns of features.
+
+        With `hint` the error of a column of texts names keys of the source.
 
         Raises:
             FedtideError: something is missing and that is an error, or a number is none.
@@ -305,9 +322,10 @@ class CSV(Loading):
         if not whole.any():
             raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
         cells = cells.take(np.flatnonzero(whole))
-        hint = "; data.source.features can leave the column out, data.source.categories = ['%s'] reads texts"
+        keys = "; data.source.features can leave the column out, data.source.categories = ['%s'] reads texts" * hint
         plain = [column for column in features if column not in self.categories]
-        numbers = [cells.numbers(column, hint % column, gaps=True) for column in plain]
+        gaps = self.missing != "error"
+        numbers = [cells.numbers(column, keys and keys % column, gaps=gaps) for column in plain]
         measured = np.stack(numbers, 1) if numbers else np.empty((len(cells), 0))
         columns = {name: cells.columns[name] for name in self.categories}
         texts = {name: np.where(column.missing, "", column.texts).tolist() for name, column in columns.items()}

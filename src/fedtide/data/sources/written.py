@@ -87,7 +87,9 @@ def _proof(mark: str, other: str) -> str:
     )
 
 
-def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARKS) -> Numbers:
+def read_numbers(
+    texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARKS, unit: str | None = None
+) -> Numbers:
     """Read a column of texts as numbers.
 
     A code is no number: 007 keeps its zeros. A column has one unit at most: with two its cells are wrong.
@@ -96,11 +98,14 @@ def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARK
         texts: (rows,) an arrow array of texts without space around them.
         decimal: the mark before decimals; the other mark divides thousands.
         marks: cells in which something is missing, in lower case.
+        unit: the unit of the column, if it is known: cells with another one are wrong.
 
     >>> read_numbers(arrow.array(["$1,234.5", "($2)", "NA"])).values
     array([1234.5,   -2. ,    nan])
     >>> read_numbers(arrow.array(["1.234,5 kg", "7 g"]), ",").wrong
     array([ True,  True])
+    >>> read_numbers(arrow.array(["1.5 kg", "2", "7 g"]), unit="kg").wrong
+    array([False, False,  True])
     """
     missing = find_missing(texts, marks)
     whole = compute.match_substring_regex(texts, WHOLE)
@@ -140,9 +145,12 @@ def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARK
     minus ^= np.asarray(compute.equal(compute.fill_null(part["open"], ""), "("))
     values = np.where(minus, -numbers, numbers)
     signs = [compute.fill_null(compute.struct_field(parts, name), "") for name in ("before", "unit")]
-    units = compute.binary_join_element_wise(*signs, "").filter(arrow.array(np.isfinite(values)))
+    units = compute.binary_join_element_wise(*signs, "")
+    if unit is not None:
+        values[~np.asarray(compute.is_in(units, arrow.array(["", unit])))] = np.nan
+    units = units.filter(arrow.array(np.isfinite(values)))
     kinds, wrong = units.unique().to_pylist(), ~np.isfinite(values) & ~missing
-    if len(kinds) > 1 and not _may_lack(kinds):
+    if unit is None and len(kinds) > 1 and not _may_lack(kinds):
         several = "" if wrong.any() or len(kinds) > 3 else " and ".join(sorted(kind or "no unit" for kind in kinds))
         return Numbers(np.full(len(texts), np.nan), ~missing, several)
     return Numbers(np.where(wrong, np.nan, values), wrong, max(kinds, default=""))
