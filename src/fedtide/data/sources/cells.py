@@ -103,7 +103,7 @@ class Cells:
             elif column.known:
                 allowed += f" in {column.known} or without a unit"
             elif column.unit:
-                allowed += f", in one unit: the column has {column.unit}"
+                allowed += f", in one unit: the column has {column.unit}" + ("; data.source.units can name it" if hint else "")
             elif 2 * wrong.sum() > (~column.missing).sum():
                 allowed += hint
             raise refused(f"{self.where(row)}: {name}", cell, allowed)
