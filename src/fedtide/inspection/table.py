@@ -162,15 +162,41 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
         calendar=tuple(calendar) if guess.time else (),
         zone=roles.zone,
     )  # fmt: skip
-    table = _described(table, rows, guess.left, unit, guessed=guess.guessed)
+    used = categories if source and numbered else ()
+    left = {name: why for name, why in guess.left.items() if name not in used}
+    table = _described(table, rows, left, unit, guessed=guess.guessed)
     measures = [name for name in (*guess.features, guess.label) if columns[name].numbers is not None]
     groups = frames.find_groups(columns, guess.left, measures) if roles.client is None and guess.client is None else ()
-    lines = (*_propose(columns, groups), *describe_spelling(cells, guess.features, guess.label))
+    lines = (
+        *_describe_used(used, guess),
+        *_propose(columns, guess, groups if roles.client is None else None),
+        *describe_spelling(cells, guess.features, guess.label),
+    )
     return replace(table, said=(*table.said, *lines))
 
 
-def _propose(columns: Mapping[str, Column], groups: Sequence[str]) -> Iterator[str]:
-    """Yield a line on columns that may be the client."""
+def _describe_used(categories: Sequence[str], guess: frames.Assigned) -> Iterator[str]:
+    """Yield a line on columns that only the study uses, and one on columns with gaps that a person can keep."""
+    if categories:
+        are, them = ("is a text column", "it") if len(categories) == 1 else ("are text columns", "them")
+        yield f"{listed(categories)} {are}: the study uses {them} as categories, the inspection does not look at {them}"
+    if gaps := [name for name, why in guess.left.items() if why.endswith(frames.MISSING) and name not in categories]:
+        names = ",".join([*guess.features, *gaps])
+        yield f"use --features {names} to keep {listed(gaps)}, without the rows that lack a cell"
+
+
+def _propose(columns: Mapping[str, Column], guess: frames.Assigned, groups: Sequence[str] | None) -> Iterator[str]:
+    """Yield lines on columns that may be the client, and on a lack of clients and times.
+
+    `groups` are columns between which rows differ; None if a person says that there are no clients.
+    """
+    if guess.client is None and not guess.time and groups is not None:
+        yield "No column of clients or times was found. Name them with --client and --time."
+        texts = {name: columns[name] for name in guess.left if columns[name].numbers is None}
+        may = [name for name, column in texts.items()
+               if not column.dated and 2 <= column.distinct <= len(column) / frames.MEMBERS]  # fmt: skip
+        if may and not groups:
+            yield f"{may[0]} ({columns[may[0]].distinct:,} values) may be a column of clients: --client {may[0]}"
     if groups:
         counts = listed([f"{name} ({columns[name].distinct:,} values)" for name in groups[:3]])
         yield f"no column is named like a client, but rows differ by {counts}: --client {groups[0]}"
@@ -200,7 +226,7 @@ def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tup
     return tuple(
         name
         for name, column in texts.items()
-        if column.numbers is None and not column.dated and column.stray is None and column.repeats
+        if column.numbers is None and not (column.dated or column.unit) and column.stray is None and column.repeats
         and 2 <= column.distinct <= MOST_CATEGORIES and column.missing.mean() <= frames.MOST_MISSING
     )  # fmt: skip
 
@@ -329,13 +355,20 @@ def _on_clock(name: str, seconds: np.ndarray, zone: str | None) -> np.ndarray:
 
 def _label(column: Column, rows: np.ndarray) -> np.ndarray:
     """Return labels: texts, whole numbers of few classes, or a measure (floats)."""
-    if column.numbers is None:
+    if column.numbers is None or column.boolean:  # a study takes the spellings of true and false for names
         return column.texts[rows]
     few = column.whole and column.distinct <= frames.MOST_CLASSES
     return column.numbers[rows].astype(np.int64) if few else column.numbers[rows]
 
 
-def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "", *, guessed: bool = False) -> Table:
+def _count_classes(label: np.ndarray) -> str:
+    """Say how many classes a study trains: those of whole numbers are all from 0 to the largest."""
+    seen = len(np.unique(label))
+    trained = seen if label.dtype.kind not in "iu" or label.min() < 0 else int(label.max()) + 1
+    return f"{trained} classes" + (f", {seen} of them with rows" if seen < trained else "")
+
+
+def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "", *, guessed: str = "") -> Table:
     """Return a table with the lines on its columns.
 
     Args:
@@ -343,7 +376,7 @@ def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "",
         rows: all rows.
         left: names of columns that were left out, with the reasons.
         unit: of times.
-        guessed: whether the label was guessed.
+        guessed: remark on a label that was guessed.
     """
     columns, features = table.columns, table.columns.features
     clients = "none" if table.client is None else f"{columns.client} ({len(np.unique(table.client)):,} values)"
@@ -352,8 +385,8 @@ def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "",
     if table.time is not None:
         clocks = f", clocks of {table.zone}" if table.zone else ""
         time = f"{', '.join(columns.time)} ({describe_span(table.time, unit)}{clocks})"
-    kind = "a measure" if table.measured else f"{len(np.unique(table.label))} classes"
-    kind += frames.GUESSED if guessed else ""
+    kind = "a measure" if table.measured else _count_classes(table.label)
+    kind += guessed
     lack = f", {columns.missing:,} left out because something is missing" if columns.missing else ""
     lines = [
         f"{table.name}: {rows:,} rows{lack}",

@@ -155,8 +155,8 @@ def test_as_many_labels_as_pictures_are_needed(tmp_path):
         (IDX("empty"), r"no IDX files called \*train\*images\*"),
         (CIFAR("empty"), r"no file called data_batch_\*.bin"),
         (CIFAR("empty", classes=100), "no file called train.bin"),
-        (IDX("file"), "file: found a file, allowed: a folder"),
-        (CIFAR("file"), "file: found a file, allowed: a folder"),
+        (IDX("file"), "file: found a file, allowed: a folder, such as "),
+        (CIFAR("file"), "file: found a file, allowed: a folder, such as "),
     ],
 )
 def test_a_folder_without_its_files_is_one_line(tmp_path, source, line):

@@ -63,6 +63,8 @@ def test_a_missing_file_is_one_line_that_says_where_it_was_looked_for(elsewhere,
     for place in ("by-setting", "by-environment"):
         assert str(elsewhere / place / source.path) in line
     assert "set data.directory or FEDTIDE_DATA" in line
+    with pytest.raises(FedtideError, match=f"no such file or folder: {elsewhere}/gone$"):  # no folder changes that
+        replace(source, path=str(elsewhere / "gone")).load(elsewhere / "by-setting", 0)
 
 
 def test_the_data_directory_comes_before_the_environment_and_the_current_folder(elsewhere, monkeypatch):

@@ -18,7 +18,6 @@ from fedtide.config import Experiment
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources.frames import GUESSED
 from fedtide.inspection.findings import CANDIDATES, PAGE, STUDY, helps, inspect_table, methods
 from fedtide.inspection.table import EARLIEST, LATEST, Columns, Roles, read
 from fedtide.runs.build import population_of
@@ -60,7 +59,7 @@ def test_columns_are_guessed_by_name_and_type_and_may_be_left_out(tmp_path):
     assert found.columns == Columns("score", "station_id", ("when",), ("basket",), missing=1, gaps=True)
     assert "400 rows, 1 left out because something is missing" in found.said[0]
     assert found.said[1].startswith(
-        f"label: score (2 classes{GUESSED}); client: station_id (20 values); time: when (20"
+        "label: score (2 classes, guessed by its name); client: station_id (20 values); time: when (20"
     )
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
     said = read(table(tmp_path / "a.csv"), Roles(without="wind,No")).said
@@ -90,7 +89,7 @@ def test_a_column_that_is_left_out_is_said_with_the_reason(columns, said):
 
 
 REFUSED = [
-    ({"label": np.full(40, "a"), "x": N / 7, "kind": AB}, Roles(), "table: --label: found 'label', but this has one; "),
+    ({"label": np.full(40, "a"), "x": N / 7, "kind": AB}, Roles(), "the column label has only one value; name another"),
     ({"price": np.where(N == 39, "3,8", (N / 4).astype(str)), "label": AB}, Roles(features="price"),
      "found 'price', but 39 of 40 are numbers, row 39 is '3,8'"),
     ({"a": np.full(9, "u"), "x": np.ones(9)}, Roles(), "table: no column looks like a label; allowed: --label with"),
@@ -129,6 +128,9 @@ def test_a_file_without_commas_or_without_a_header_is_one_line(tmp_path, text, s
         read(tmp_path / "t.csv")
     (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")  # a quantile is a name
     assert read(tmp_path / "named.csv").columns.features == ("0.5",)
+    (tmp_path / "other.txt").touch()
+    with pytest.raises(FedtideError, match=rf"{tmp_path}: is a folder, .*{tmp_path}/\*\.csv"):
+        read(tmp_path)
     with pytest.raises(FedtideError, match=r"found 'named\.csv', allowed: each file once"):
         read([tmp_path / "named.csv"] * 2)
 
@@ -230,6 +232,90 @@ def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
     assert len(checked(page.parent / STUDY).method) >= 4
 
 
+@pytest.mark.parametrize(("labels", "classes"), [
+    (["Ja", "Nein", "ja ", "Nein"], 3),
+    (["yes", "no", "YES", "No"], 4),
+    (["true", "false"], 2),
+    (["1", "2", "4"], 5),
+    (["a b", "ab", "A b"], 3),
+    (["007", "7"], 2),
+])  # fmt: skip
+def test_the_classes_that_are_said_are_those_of_the_study(tmp_path, labels, classes):
+    lines = [f"{row % 7},{labels[row % len(labels)]}" for row in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,label", *lines]))
+    found = ft.inspect(tmp_path / "a.csv")
+    assert f"label: label ({classes} classes" in found.table.said[1]
+    source = read_experiment(found.write(tmp_path / "out").parent / STUDY).data.source
+    assert source.load(None, 0).classes == classes
+    apart = [line for line in found.table.said if "differ by case or blanks only" in line]
+    assert [re.findall(r"'([^']*)' \(\d+\)", line) for line in apart] == {
+        "Ja": [["Ja", "ja"]], "yes": [["No", "no"], ["YES", "yes"]], "a b": [["A b", "a b", "ab"]],
+    }.get(labels[0], [])  # fmt: skip
+
+
+GUESSES = {
+    "guessed by its name": {"price": N / 7, "kind": AB, "x": N % 7},
+    "because label has almost only unique values": {"label": np.array([f"n{n}" for n in N]), "x": N / 7, "kind": AB},
+    "no column has a label-like name": {"a": N / 7, "b": N % 2},
+    "label: y (2 classes);": {"price": N / 7, "y": N % 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", GUESSES)
+def test_the_reason_of_a_guessed_label_is_the_true_one(why):
+    assert why in read(GUESSES[why]).said[1]
+
+
+SERIAL = 45000 + N / 8
+SINCE = [
+    (1.6e12 + 1e9 * N, "milliseconds since 1970"), (1_600_000_000 + 86_000 * N, "seconds since 1970"),
+    (SERIAL, "days of a spreadsheet"), (1e12 + 1e9 * (N - 60), ""), (45000 + N * 3 % 41, ""), (N / 8, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "words"), SINCE)
+def test_numbers_that_look_like_times_are_no_feature_and_a_line_says_so(values, words):
+    data = {"x": N % 7, "admitted": values, "label": N % 2}
+    found = read(data)
+    assert found.columns.features == (("x",) if words else ("x", "admitted"))
+    assert (f"admitted (looks like {words}: use --time admitted)" in found.said[2]) == bool(words)
+    if words:
+        assert read(data, Roles(time="admitted")).columns.time == ("admitted",)
+        assert "admitted" in read(data, Roles(features="x,admitted")).columns.features  # a person decides
+        dated = read({**data, "day": np.array([f"2024-01-{1 + n % 28:02}" for n in N])})
+        assert (dated.columns.time, dated.columns.features) == (("day",), ("x",))
+        assert read({"x": SERIAL % 3, "kind": N % 3, "admitted": values}).columns.label == "kind"
+
+
+def test_without_clients_and_times_a_line_says_how_to_name_them(tmp_path):
+    words, branch = "Name them with --client and --time.", [f"b{n % 4}" for n in range(120)]
+    data = {"Filiale": np.array(branch), "x": np.arange(120) % 7, "label": np.arange(120) % 2}
+    said = read(data).said
+    assert any(words in line for line in said)
+    assert any("--client Filiale" in line for line in said)
+    for roles in (Roles(client="Filiale"), Roles(client="")):
+        assert not any(words in line for line in read(data, roles).said)
+
+
+def test_a_column_that_only_the_study_uses_is_not_said_to_be_left_out(tmp_path):
+    lines = [f"{row % 7},b{row % 4},{row % 2}" for row in range(120)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,Filiale,label", *lines]))
+    said = "\n".join(read(tmp_path / "a.csv").said)
+    assert "Filiale is a text column: the study uses it as categories" in said
+    assert "left out" not in said
+    frame = {"x": N % 7, "Filiale": AB, "label": N % 2}
+    assert "left out: Filiale (text)" in read(frame).said  # the study has rows of numbers alone
+
+
+def test_a_column_with_gaps_can_be_kept_as_the_line_says():
+    data = {"x": N % 7, "gaps": np.where(N % 3, N / 7, np.nan), "label": N % 2}
+    found = read(data)
+    assert "left out: gaps (35 % missing)" in found.said
+    names = next(re.search(r"--features (\S+) to keep gaps", line)[1] for line in found.said if "to keep" in line)
+    kept = read(data, Roles(features=names))
+    assert (kept.columns.features, kept.columns.missing) == (("x", "gaps"), 14)
+
+
 # -- units -------------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +346,8 @@ def test_the_unit_of_a_column_stays_in_its_study_and_another_one_is_an_error(tmp
         lambda: source.encoded(mixed, None),
         lambda: replace(source, units=None).encoded(mixed, None),  # nobody named it: the source's own file tells
     ):
-        with pytest.raises(FedtideError, match=f"row 3: glucose: found '{re.escape(other)}', allowed: .*{re.escape(unit)}"):
+        said = f"row 3: glucose: found '{re.escape(other)}', allowed: .*{re.escape(unit)}"
+        with pytest.raises(FedtideError, match=said):
             read_again()
     with pytest.raises(FedtideError, match=r"data\.source\.units: no column 'glukose'; .*'glucose'"):
         replace(source, units={"glukose": unit}).load(None, 0)

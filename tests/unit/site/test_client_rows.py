@@ -97,7 +97,8 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
 def test_a_unit_other_than_that_of_the_study_is_refused(tmp_path):
     files = {"study": "70 bpm", "plain": "70", "other": "1.2 Hz"}
     for name, cell in files.items():
-        (tmp_path / f"{name}.csv").write_text(f"pulse,age,weight,label\n{cell},2,3,calm\n{cell},2,3,ill\n{cell},2,3,well\n")
+        rows = "".join(f"{cell},2,3,{label}\n" for label in CLASSES)
+        (tmp_path / f"{name}.csv").write_text(f"pulse,age,weight,label\n{rows}")
     experiment = from_dict({
         "data": {"source": {"kind": "csv", "path": str(tmp_path / "study.csv")}},
         "method": [{"algorithm": "fedavg"}],

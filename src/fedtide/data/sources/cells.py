@@ -103,7 +103,8 @@ class Cells:
             elif column.known:
                 allowed += f" in {column.known} or without a unit"
             elif column.unit:
-                allowed += f", in one unit: the column has {column.unit}" + ("; data.source.units can name it" if hint else "")
+                allowed += f", in one unit: the column has {column.unit}"
+                allowed += "; data.source.units can name it" if hint else ""
             elif 2 * wrong.sum() > (~column.missing).sum():
                 allowed += hint
             raise refused(f"{self.where(row)}: {name}", cell, allowed)
@@ -280,13 +281,15 @@ def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterato
     alike = dict[str, list[str]]()
     column = cells.columns[label]
     if column.words is not None and column.distinct <= 1000:
-        for text in sorted({*column.cells.tolist()}):
-            alike.setdefault("".join(text.lower().split()), []).append(text)
+        for text, rows in sorted(Counter(column.cells.tolist()).items()):
+            alike.setdefault("".join(text.lower().split()), []).append(f"{text!r} ({rows})")
     raw = column.raw.unique().to_pylist() if column.words is not None and column.distinct <= 1000 else []
     if padded := [text for text in raw if text and text != text.strip() and text.strip() in raw]:
         yield f"label: blanks around {listed([*map(repr, padded[:3])])} are left out"
-    if several := [" and ".join(map(repr, texts)) for texts in alike.values() if len(texts) > 1]:
-        yield f"label: classes that differ by case or blanks only: {'; '.join(several)}"
+    for texts in alike.values():
+        if len(texts) > 1:
+            apart = "differ by case or blanks only and are kept apart: correct them to join them"
+            yield f"label: {listed(texts)} {apart}"
 
 
 def _describe_marks(columns: Mapping[str, "Column"]) -> Iterator[str]:
@@ -731,6 +734,18 @@ class Column:
         if times.form == "digits":
             return len(np.unique(times.at[~np.isnat(times.at)])) >= 20
         return times.form not in ("excel", *dates.EPOCHS, "seconds or less")
+
+    @cached_property
+    def counted_since(self) -> str:
+        """How numbers may be times from 2000 to 2035, in words; "" if they hardly are, or if the name says so."""
+        values = self.present
+        if self.named_as_time or self.boolean or self.unit or not len(values):
+            return ""
+        for unit in ("seconds", "milliseconds", "microseconds", "nanoseconds"):
+            if (dates.within_2000_to_2035(values / dates.EPOCHS[unit])).all():
+                return f"{unit} since 1970"
+        spreadsheet = dates.within_2000_to_2035((values - dates.EXCEL_1970) * 86400).all() and (values % 1).any()
+        return "days of a spreadsheet" if spreadsheet else ""
 
     @property
     def days(self) -> bool:

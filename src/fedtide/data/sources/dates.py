@@ -63,7 +63,7 @@ SINCE_1960: dict[Form, float] = {
     "days since 1960": 1 / 86400, "seconds since 1960": 1.0, "milliseconds since 1960": 1e3,
 }  # fmt: skip
 SECONDS_1960 = -315_619_200.0
-YEAR_1990, YEAR_2100 = 631152000.0, 4102444800.0
+YEAR_1990, YEAR_2000, YEAR_2036, YEAR_2100 = 631152000.0, 946684800.0, 2082758400.0, 4102444800.0
 EXCEL_1970 = 25569
 """Days from 1899-12-30, the day 0 of spreadsheets, to 1970-01-01."""
 EXCEL = (29_221, 73_050)
@@ -323,6 +323,15 @@ def _plausible(times: Times, rows: np.ndarray) -> bool:
     """Tell whether times of some rows are all dates from 1900 to 2099."""
     years = times.at[rows].astype("datetime64[Y]").astype(int) + 1970
     return not times.wrong[rows].any() and bool((years >= 1900).all() and (years < 2100).all())
+
+
+def within_2000_to_2035(seconds: np.ndarray) -> np.ndarray:
+    """Return the mask of times of these years, in which numbers without a time-like name may be times.
+
+    >>> within_2000_to_2035(np.array([1e8, 1.7e9]))
+    array([False,  True])
+    """
+    return (seconds >= YEAR_2000) & (seconds < YEAR_2036)
 
 
 def scale_of(numbers: np.ndarray) -> np.ndarray:

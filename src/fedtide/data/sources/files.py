@@ -11,6 +11,7 @@ import tarfile
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,11 +84,17 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
     try:
         yield
     except IsADirectoryError:
-        raise FedtideError(f"{where}: is a folder, allowed: {what}") from None
+        raise FedtideError(f"{where}: is a folder, allowed: {what}; name its files: {files_in(where)}") from None
     except DAMAGED + besides as error:
         # Of what is no npz file NumPy says how to load it all the same, which would run what is in it.
         why = "" if "allow_pickle" in str(error) else f" ({error})"
         raise FedtideError(f"{where}: damaged or not {what}{why}") from None
+
+
+def files_in(folder: object) -> str:
+    """Return what a person types for the tables in a folder: those with the commonest ending."""
+    endings = Counter(path.suffix for path in Path(str(folder)).iterdir() if path.suffix in ENDINGS)
+    return f"{folder}/*{max(endings, key=endings.__getitem__, default='.csv')}"
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -138,7 +145,7 @@ def find(
     """Return the path of a file or folder, which is absolute, below the data directory or relative.
 
     The data directory is the configured one or FEDTIDE_DATA. `key` is the configuration key and `hint` the advice for
-    error messages.
+    error messages, which leave out what it says of data directories if the path is absolute.
 
     Raises:
         FedtideError: the path does not exist in any place; the message names all places.
@@ -152,14 +159,15 @@ def find(
                 raise FedtideError(f"{key}: {candidate}: is a pipe or a device, allowed: a file or folder")
             return candidate
     tried = ", ".join(str(place / wanted) for place in places)
-    raise FedtideError(f"{key}: no such file or folder: {tried}; {hint}")
+    hints = [hint] if not wanted.is_absolute() else re.findall("^(?!set)(.*?)(?:, here or below.*)?$", hint)
+    raise FedtideError("; ".join([f"{key}: no such file or folder: {tried}", *hints]))
 
 
 def folder_of(path: str, directory: Path | None) -> Path:
     """Return the path of a folder, found like a file by `find`."""
     folder = find(path, directory)
     if not folder.is_dir():
-        raise FedtideError(f"data.source.path: {folder}: found a file, allowed: a folder")
+        raise FedtideError(f"data.source.path: {folder}: found a file, allowed: a folder, such as {folder.parent}")
     return folder
 
 

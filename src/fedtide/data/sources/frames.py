@@ -30,6 +30,8 @@ MEMBERS, DIFFERENT = 20, 0.02
 """Rows of a category, on average, and the explained share of a variance, from which it may be a client."""
 MOST_MISSING = 0.2
 """Share of the rows that a feature may lack; others are left out."""
+MISSING = "% missing"
+"""Why such a column is left out, behind the percentage."""
 
 LABELS = "label labels y target targets class classes category outcome response species activity gesture diagnosis word"
 OUTCOMES = (
@@ -86,8 +88,8 @@ class Roles:
 class Assigned:
     """Columns by role.
 
-    left: other columns, and why they are no features. guessed: true if no column has a label-like name. The label is
-    then the last column that may be one.
+    left: other columns, and why they are no features. guessed: remark on a label that no person named, and whose name
+    is not label-like.
     """
 
     label: str
@@ -96,7 +98,7 @@ class Assigned:
     time: tuple[str, ...]
     features: tuple[str, ...]
     left: Mapping[str, str]
-    guessed: bool = False
+    guessed: str = ""
 
 
 def assign(name: str, cells: Cells, roles: Roles, *, categories: bool = False) -> Assigned:
@@ -139,30 +141,35 @@ def assign(name: str, cells: Cells, roles: Roles, *, categories: bool = False) -
         raise refused(option("zone"), roles.zone, allowed, "no column looks like one")
     constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
     if "label" not in named and constant:
-        raise refused(option("label"), constant[0], "a column with two different values or more", "this has one")
+        other = f"name another label with {roles.option}label"
+        raise FedtideError(f"{name}: the column {constant[0]} has only one value; {other}")
     if len(chosen["label"]) != 1:
         allowed = f"{roles.option}label with one of {', '.join(columns)}"
         raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
     time, label, left = chosen["time"], chosen["label"], dict[str, str]()
     if "features" not in named:
-        features, left = guess_features(free("time", "client", "domain", "label"), categories=categories)
+        hint = "" if time else ": use --time "
+        features, left = guess_features(free("time", "client", "domain", "label"), hint, categories=categories)
         # Hours and months of a time in several columns tell something of the label, too.
         hours = tuple(
             column for column in time[1:]
             if column.strip().lower() in (*HOURS.split(), "month") and columns[column].numbers is not None
         )  # fmt: skip
         chosen["features"] = features + hours
+    guessed = ""
     if "label" not in named:
-        for column in left:
-            if column.strip().lower() in LABELS.split() and columns[column].distinct >= 2:
-                left[column] = f"named like a label, but almost every value is unique: {left[column]}"
+        unique = [column for column in left if column.strip().lower() in LABELS.split()
+                  and columns[column].distinct >= 2 and not columns[column].repeats]  # fmt: skip
+        left |= {name: f"named like a label, but almost every value is unique: {left[name]}" for name in unique}
+        if not match_names(label, LABELS):
+            guessed = ", guessed by its name" if match_names(label, OUTCOMES) else GUESSED
+            guessed = f", guessed because {unique[0]} has almost only unique values" if unique else guessed
     left |= dict.fromkeys(without, ASKED)
     for feature in chosen["features"]:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
             why = "" if columns[feature].stray is None else _explain_text(feature, cells)
             raise refused(option("features"), feature, f"columns of {kind}", why)
-    guessed = "label" not in named and not match_names(label, LABELS)
     client, domain = (next(iter(chosen[role]), None) for role in ("client", "domain"))
     return Assigned(label[0], client, domain, time, chosen["features"], left, guessed)
 
@@ -266,13 +273,14 @@ def guess_label(columns: Mapping[str, Column]) -> tuple[str, ...]:
         and not (CALENDAR | DATES | {"id"}) & {*words_of(name)} and not is_key(name, column)
         and name not in copies
     ]  # fmt: skip
-    few = [name for name in able if columns[name].distinct <= MOST_CLASSES]
+    others = [name for name in able if not columns[name].counted_since]
+    few = [name for name in others if columns[name].distinct <= MOST_CLASSES]
     return tuple(
         match_names(able, LABELS)[:1]
         or [name for name in able if name in match_names(able, OUTCOMES)][-1:]
         or [name for name in few if columns[name].numbers is None or columns[name].boolean][-1:]
         or [name for name in few if columns[name].whole][-1:]
-        or able[-1:]
+        or others[-1:]
     )
 
 
@@ -297,8 +305,10 @@ def counts_rows(name: str, column: Column) -> bool:
     return len(steps) > 0 and bool(steps[0] > 0) and bool((steps == steps[0]).mean() > 0.95)
 
 
-def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the columns of features, and why others are left out."""
+def guess_features(
+    cells: Cells, hint: str = "", *, categories: bool = False
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the columns of features, and why others are left out; `hint` ends with the option of the time."""
     left, copies = {}, find_copies(cells.columns)
     for name, column in cells.columns.items():
         few = categories and column.repeats and column.distinct <= MOST_CLASSES
@@ -307,7 +317,7 @@ def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str
         elif column.dated or column.unclear or DATES & {*words_of(name)}:
             left[name] = "dates" if column.dated else _explain_text(name, cells)
         elif column.missing.mean() > MOST_MISSING:
-            left[name] = f"{100 * column.missing.mean():.0f} % missing"
+            left[name] = f"{100 * column.missing.mean():.0f} {MISSING}"
         elif column.distinct < 2:
             left[name] = "always the same"
         elif column.numbers is None and not few:
@@ -318,6 +328,8 @@ def guess_features(cells: Cells, *, categories: bool = False) -> tuple[tuple[str
             left[name] = f"a copy of {copies[name]}"
         elif column.whole and "id" in words_of(name):
             left[name] = "an identifier by its name"
+        elif column.counted_since:
+            left[name] = f"looks like {column.counted_since}{hint and hint + name}"
         elif column.largest > LARGEST:
             left[name] = f"numbers beyond {LARGEST:.2g}, with which no model computes"
     return tuple(name for name in cells.columns if name not in left), left
@@ -336,7 +348,8 @@ def _explain_text(name: str, cells: Cells) -> str:
         if column.unit:
             return f"numbers in {column.unit}"
         if column.unclear:
-            return "dates of which no cell tells whether the day or the month comes first; say that with --time-format"
+            unclear = "dates of which no cell tells whether the day or the month comes first"
+            return f"{unclear}: use --time-format day-month-year or month-day-year"
         if DATES & {*words_of(name)} or (column.named_as_time and column.numbers is None):
             row = column.first_wrong_time()
             row = int((~column.missing).argmax()) if row is None else row
@@ -490,7 +503,7 @@ def _describe(rows: Rows, total: int, roles: Assigned, categories: Sequence[str]
     kind = rows.labeled
     if rows.value is not None:
         kind = f"{kind} from {float(rows.value.min()):g} to {float(rows.value.max()):g}"
-    label = f"{roles.label} ({kind}{GUESSED if roles.guessed else ''})"
+    label = f"{roles.label} ({kind}{roles.guessed})"
     yield f"label: {label}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
     if roles.left:
         yield f"left out: {listed([f'{name} ({why})' for name, why in roles.left.items()])}"

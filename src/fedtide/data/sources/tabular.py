@@ -24,6 +24,8 @@ from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
 MOST_CATEGORIES = 100
 """Categories that a column may have: each becomes a feature."""
 
+LABEL = "label"
+"""Name of the column of the label if nobody names it."""
 Missing = Literal["error", "drop", "mean"]
 
 
@@ -158,7 +160,7 @@ class CSV(Loading):
     """
 
     path: str | tuple[str, ...]
-    label: str | Annotated[tuple[str, ...], Field(min_length=1)] = "label"
+    label: str | Annotated[tuple[str, ...], Field(min_length=1)] = LABEL
     cuts: tuple[Finite, ...] = ()
     client: str | None = None
     domain: str | None = None
@@ -246,7 +248,11 @@ class CSV(Loading):
         """Return a name of the table, and its columns: first those that are no features."""
         name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
         columns = [*dict.fromkeys([*self.taken, *self.feature_names(directory)])]
-        return name, read_cells([find(path, directory) for path in self._paths], columns, self.spelling)
+        paths = [find(path, directory) for path in self._paths]
+        if self.label == LABEL and LABEL not in (header := read_names(paths[0], self.spelling)):
+            allowed = f"{nearest(LABEL, header)}; data.source.label names another one"
+            raise FedtideError(f"{paths[0]}: no column '{LABEL}'; {allowed}")
+        return name, read_cells(paths, columns, self.spelling)
 
     # -- rows of a table --------------------------------------------------------------------------------------------
 
