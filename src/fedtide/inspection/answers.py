@@ -11,7 +11,7 @@ import numpy as np
 from fedtide.core.errors import refused
 from fedtide.draw.prose import listed
 from fedtide.inspection import questions
-from fedtide.inspection.questions import DISTANCE, GAIN, Changes, Clients, Compared, Cycle, Drift, Sample
+from fedtide.inspection.questions import DISTANCE, GAIN, Changes, Clients, Compared, Cycle, Drift, Sample, count_gain
 from fedtide.inspection.shares import Against
 from fedtide.inspection.table import Table
 
@@ -320,7 +320,7 @@ def _groups(clients: Clients) -> Finding:
     single = f", {len(sizes) - len(several)} alone" if len(several) < len(sizes) else ""
     words = f"{len(several)} groups of {listed(several)} clients{single}"
     if what == "models" and compared is not None:
-        level = level_of(compared.gain.gain, GAIN)
+        level = level_of(compared.between_groups, GAIN)
         return Finding("groups", level, f"{words}: their models {shares}", ("models",))
     return Finding("groups", "strong", f"{words}, apart by their {what}", (what,))
 
@@ -458,7 +458,7 @@ def _matter(drift: Drift) -> Finding:
     ahead = drift.ahead
     if ahead is None:
         return Finding("matter", "not asked", "no columns of features")
-    gains = {name: effect.gain for name, effect in drift.gains.items()}
+    gains = {name: count_gain(effect, getattr(ahead, name)) for name, effect in drift.gains.items()}
     words = (
         f"predicting the next period: trained on all past data {explained(ahead.past)}, on the last three periods "
         f"{explained(ahead.recent)}, with half of the period {explained(ahead.itself)}"

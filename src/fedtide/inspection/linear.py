@@ -106,20 +106,9 @@ def split_rows(rows: int, rng: Rng) -> Parts:
     return Parts(*np.split(order, [rows // 2, rows // 2 + rows // 5]))
 
 
-def floored(*shares: float) -> float:
-    """Return the largest of some explained shares, or 0.
-
-    >>> floored(-0.3), floored(0.2, 0.5)
-    (0.0, 0.5)
-    """
-    return max(0.0, *shares)
-
-
 @dataclass(frozen=True)
 class Explained:
     """Share of the variance of held-out targets that models explain (R squared, of one-hot labels together).
-
-    A model that is worse than the mean explains nothing, so gains over it count from 0.
 
     Args:
         one: by a model for all.
@@ -146,17 +135,17 @@ class Explained:
     @property
     def gain(self) -> float:
         """Gain of models of groups over one model."""
-        return floored(self.grouped) - floored(self.one)
+        return self.grouped - self.one
 
     @property
     def by_client(self) -> float:
         """Gain by knowing the client, with models of groups or of clients."""
-        return floored(self.grouped, self.single) - floored(self.one)
+        return max(self.grouped, self.single) - self.one
 
     @property
     def meaning(self) -> float:
         """Gain by knowing the client over guessing it from features: the same features then have other labels."""
-        return floored(self.grouped, self.single) - floored(self.guessed, self.guessed_single)
+        return max(self.grouped, self.single) - max(self.guessed, self.guessed_single)
 
 
 def explain(
@@ -313,8 +302,6 @@ def _mixed_error(x: np.ndarray, y: np.ndarray, weights: np.ndarray, likely: np.n
 class Ahead:
     """Share of the variance explained in the next block of time, by the rows that a model was fitted to.
 
-    A model that is worse than the mean explains nothing, so gains over it count from 0.
-
     Args:
         past: all blocks before.
         recent: the last three.
@@ -330,12 +317,12 @@ class Ahead:
     @property
     def recency(self) -> float:
         """Gain of a model of the last blocks over one of all the past."""
-        return floored(self.recent) - floored(self.past)
+        return self.recent - self.past
 
     @property
     def cost(self) -> float:
         """Loss of a model of the past by the change."""
-        return floored(self.itself) - floored(self.past)
+        return self.itself - self.past
 
 
 def judge_ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng, last: int = 3) -> Ahead:

@@ -175,6 +175,11 @@ def cells(x: np.ndarray, rng: Rng) -> np.ndarray:
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
+def count_gain(gain: Against, share: float) -> float:
+    """Return the gain of a model that explains a share of the variance; 0 if it is no better than the mean."""
+    return gain.gain if share > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class Compared:
     """Models of members, and their numbers with those of members shuffled among rows of the same label."""
@@ -191,7 +196,13 @@ class Compared:
 
         The guess from features is a plain one, and misses some of what features reveal.
         """
-        return self.meaning.gain if self.meaning.gain >= MOSTLY * self.by_client.gain else 0.0
+        gain = count_gain(self.meaning, max(self.models.grouped, self.models.single))
+        return gain if gain >= MOSTLY * self.by_client.gain else 0.0
+
+    @property
+    def between_groups(self) -> float:
+        """Gain of models of groups, in shares of the variance."""
+        return count_gain(self.gain, self.models.grouped)
 
 
 @dataclass(frozen=True)
@@ -211,7 +222,7 @@ class Clients:
     @property
     def groups(self) -> tuple[str, np.ndarray]:
         """The things in which groups differ ("models", "features", "labels", or "" for none), and each member's."""
-        if self.compared is not None and self.compared.gain.gain >= GAIN[0]:
+        if self.compared is not None and self.compared.between_groups >= GAIN[0]:
             return "models", self.compared.models.group
         for name in ("features", "labels"):
             if name in self.heaps and self.heaps[name][0] >= HEAPS:

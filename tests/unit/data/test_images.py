@@ -324,7 +324,7 @@ WRONG = [
     (
         "path,label,lable",
         ("x.png,0,1",),
-        "row 1: found 'lable', allowed: path, label, client, time, domain, split; did",
+        "row 1: found 'lable', did you mean 'label'? Allowed: path, label, client, time, domain, split",
     ),
     ("path,client", ("x.png,0",), "no column 'label'; allowed: path, client"),
     ("path,label", ("x.png,0", "y.png,-1"), "row 3: label: found '-1', allowed: whole numbers from 0, or names"),

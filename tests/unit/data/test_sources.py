@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as arrow

@@ -129,7 +129,7 @@ def test_a_file_without_commas_or_without_a_header_is_one_line(tmp_path, text, s
     (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")  # a quantile is a name
     assert read(tmp_path / "named.csv").columns.features == ("0.5",)
     (tmp_path / "other.txt").touch()
-    with pytest.raises(FedtideError, match=rf"{tmp_path}: is a folder, .*{tmp_path}/\*\.csv"):
+    with pytest.raises(FedtideError, match=rf"{tmp_path}: is a folder, allowed: files, such as {tmp_path}/\*\.csv"):
         read(tmp_path)
     with pytest.raises(FedtideError, match=r"found 'named\.csv', allowed: each file once"):
         read([tmp_path / "named.csv"] * 2)

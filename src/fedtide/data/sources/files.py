@@ -84,21 +84,19 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
     try:
         yield
     except IsADirectoryError:
-        raise FedtideError(f"{where}: is a folder, allowed: {what}; name its files: {files_in(where)}") from None
+        raise FedtideError(f"{where}: is a folder, allowed: {what}") from None
     except DAMAGED + besides as error:
         # Of what is no npz file NumPy says how to load it all the same, which would run what is in it.
         why = "" if "allow_pickle" in str(error) else f" ({error})"
         raise FedtideError(f"{where}: damaged or not {what}{why}") from None
 
 
-def files_in(folder: object) -> str:
-    """Return what a person types for the tables in a folder: those with the commonest ending."""
-    endings = Counter(path.suffix for path in Path(str(folder)).iterdir() if path.suffix in ENDINGS)
-    return f"{folder}/*{max(endings, key=endings.__getitem__, default='.csv')}"
-
-
 def opened(path: Path) -> IO[bytes]:
     """Open a file, packed (gzip, bzip2, xz) or not; reading raises when a small file unpacks to gigabytes."""
+    if path.is_dir():
+        tables = Counter(file.suffix for file in path.iterdir() if file.suffix in ENDINGS) or {".csv": 1}
+        allowed = f"files, such as {path}/*{max(tables, key=tables.__getitem__)}"
+        raise FedtideError(f"{path}: is a folder, allowed: {allowed}")
     with open_file(path) as file:
         head = file.read(16)
     unpack = next((unpack for start, unpack in PACKED.items() if re.match(start, head)), None)
@@ -145,7 +143,7 @@ def find(
     """Return the path of a file or folder, which is absolute, below the data directory or relative.
 
     The data directory is the configured one or FEDTIDE_DATA. `key` is the configuration key and `hint` the advice for
-    error messages, which leave out what it says of data directories if the path is absolute.
+    error messages about a path that is not absolute.
 
     Raises:
         FedtideError: the path does not exist in any place; the message names all places.
@@ -159,8 +157,8 @@ def find(
                 raise FedtideError(f"{key}: {candidate}: is a pipe or a device, allowed: a file or folder")
             return candidate
     tried = ", ".join(str(place / wanted) for place in places)
-    hints = [hint] if not wanted.is_absolute() else re.findall("^(?!set)(.*?)(?:, here or below.*)?$", hint)
-    raise FedtideError("; ".join([f"{key}: no such file or folder: {tried}", *hints]))
+    advice = "" if wanted.is_absolute() else f"; {hint}"
+    raise FedtideError(f"{key}: no such file or folder: {tried}{advice}")
 
 
 def folder_of(path: str, directory: Path | None) -> Path:
