@@ -392,7 +392,7 @@ class ExperimentRecord:
 
     @property
     def averaged(self) -> str:
-        """What late numbers are, in words."""
+        """Kind of the late numbers, in words."""
         return averaged_over(self.window, self.experiment.rounds, self.span)
 
     @cached_property

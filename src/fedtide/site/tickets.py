@@ -52,8 +52,7 @@ Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Distinct]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), Different]
 READ = {
-    "csv": ("label", "cuts", "time", "missing", "encoding", "separator", "decimal", "time_format", "clock",
-            "units"),
+    "csv": ("label", "cuts", "time", "missing", "encoding", "separator", "decimal", "time_format", "clock", "units"),
     "npz": ("names",),
 }
 """Settings of a source by which a file is read."""

@@ -166,8 +166,8 @@ def standings(values: Mapping[str, BySeed]) -> list[Standing]:
     """Return how entries stand, the best first.
 
     An entry is behind the one with the highest mean if the 95 % interval of the paired difference over seeds (Student's
-    t) lies below 0. Else the two cannot be told apart if the difference is 0 or below two standard errors, and there
-    are too few seeds to tell if it is larger, or if a single seed has no errors.
+    t) lies below 0. Else the two cannot be told apart if the difference is 0 or below two standard errors. If it is
+    larger, or if a single seed has no errors, there are too few seeds to tell.
     """
     order, out = sorted(values, key=lambda entry: -fmean(values[entry].values())), []
     for entry in order:

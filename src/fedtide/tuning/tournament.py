@@ -661,7 +661,7 @@ def make_plan(play: Play, record: Tournament) -> Tournament:
 
 
 def describe_plan(entered: Mapping[str, Sequence[str]], rungs: Sequence[int]) -> str:
-    """Say what is played.
+    """Describe the plan in a sentence.
 
     Args:
         entered: entries of each method.

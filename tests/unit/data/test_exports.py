@@ -89,7 +89,7 @@ def said(**columns) -> str:
     ({"sales": ["1,500", "22,500"] * 20}, "read: commas divide thousands in sales, guessed"),
     ({"sales": ["1.500,5", "22.500"] * 20}, "read: decimal commas in sales"),
     ({"when": [f"0{1 + row % 4}/0{1 + row * 7 % 9}/2024" for row in range(40)]},
-     "when (dates of which no cell tells whether the day or the month comes first: use --time-format day-month-year or"),
+     "when (dates of which no cell tells whether the day or the month comes first: use --time-format day-month-year"),
     ({"when": ["1900-01-01"] * 4 + [f"2024-01-{1 + row % 28:02}" for row in range(36)]},
      "time: when (2024-01-01 00:00 to 2024-01-28 00:00, without 4 rows of 1900-01-01)"),
 ])  # fmt: skip

@@ -166,8 +166,11 @@ WRONG = {
     "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a number"),
     "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a value"),
     "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a value"),
-    "misspelt": ("a,b,labels\n1,2,0\n", {},
-                 r"no column 'label'; did you mean 'labels'\? Allowed: a, b, labels; data\.source\.label names"),
+    "misspelt": (
+        "a,b,labels\n1,2,0\n",
+        {},
+        r"no column 'label'; did you mean 'labels'\? Allowed: a, b, labels; data\.source\.label names",
+    ),
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
     "label-only": ("label\n0\n", {}, "no feature columns besides label"),
     "header-only": ("a,b,label\n", {}, "no rows below the header"),

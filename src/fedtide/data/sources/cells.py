@@ -288,8 +288,8 @@ def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterato
         yield f"label: blanks around {listed([*map(repr, padded[:3])])} are left out"
     for texts in alike.values():
         if len(texts) > 1:
-            apart = "differ by case or blanks only and are kept apart: correct them to join them"
-            yield f"label: {listed(texts)} {apart}"
+            advice = "differ by case or blanks only and are kept apart: correct them to join them"
+            yield f"label: {listed(texts)} {advice}"
 
 
 def _describe_marks(columns: Mapping[str, "Column"]) -> Iterator[str]:

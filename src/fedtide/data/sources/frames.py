@@ -305,9 +305,7 @@ def counts_rows(name: str, column: Column) -> bool:
     return len(steps) > 0 and bool(steps[0] > 0) and bool((steps == steps[0]).mean() > 0.95)
 
 
-def guess_features(
-    cells: Cells, hint: str = "", *, categories: bool = False
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def guess_features(cells: Cells, hint: str = "", *, categories: bool = False) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of features, and why others are left out; `hint` ends with the option of the time."""
     left, copies = {}, find_copies(cells.columns)
     for name, column in cells.columns.items():

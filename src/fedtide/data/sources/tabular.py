@@ -237,8 +237,8 @@ class CSV(Loading):
     def spelling_in(self, directory: Path | None) -> Spelling:
         """How other files are written: with the units of its own files, unless a person says others."""
         columns = self._read(directory)[1].columns
-        found = {name: column.unit for name, column in columns.items() if column.numbers is not None and column.unit}
-        return replace(self.spelling, units=found | (self.units or {}))
+        units = {name: column.unit for name, column in columns.items() if column.numbers is not None and column.unit}
+        return replace(self.spelling, units=units | (self.units or {}))
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -303,9 +303,7 @@ class CSV(Loading):
         time, unit = cells.times(self._timed, self.clock) if every is None else (every, "")
         return torch.from_numpy(time), unit
 
-    def _divide(
-        self, name: str, cells: Cells, features: Sequence[str], *, hint: bool = True
-    ) -> tuple[Cells, Features]:
+    def _divide(self, name: str, cells: Cells, features: Sequence[str], *, hint: bool = True) -> tuple[Cells, Features]:
         """Return the rows in which nothing is missing that must not be, and their columns of features.
 
         With `hint` the error of a column of texts names keys of the source.

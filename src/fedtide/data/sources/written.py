@@ -87,9 +87,7 @@ def _proof(mark: str, other: str) -> str:
     )
 
 
-def read_numbers(
-    texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARKS, unit: str | None = None
-) -> Numbers:
+def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARKS, unit: str | None = None) -> Numbers:
     """Read a column of texts as numbers.
 
     A code is no number: 007 keeps its zeros. A column has one unit at most: with two its cells are wrong.
