@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -113,15 +114,59 @@ def test_a_site_is_never_written_over(here, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "Nobody", "--nodes", "a,b,c"], "--method: found 'Nobody', allowed: FedAvg, SCAFFOLD"),
+        (["--method", "Nobody", "--nodes", "a,b,c"], "--method: found 'Nobody', allowed: 'FedAvg', 'SCAFFOLD'"),
         (["--method", "SCAFFOLD", "--nodes", "a,b,A"], "name: found 'A'"),
         (["--method", "SCAFFOLD", "--nodes", "a,b,c", "--address", "here"], "--address: found 'here'"),
-        (["--method", "SCAFFOLD", "--nodes", "a"], "clients_per_round"),
-        (["--method", "SCAFFOLD"], "nodes"),
+        (["--method", "SCAFFOLD", "--nodes", "a"], "type --set method.SCAFFOLD.cohort=1"),
+        (["--method", "SCAFFOLD"], "type --nodes berlin,lyon,oslo"),
+        ([], "allowed: 'FedAvg', 'SCAFFOLD'; type --method FedAvg"),
+        (["--nodes", "a,b,c"], "allowed: 'FedAvg', 'SCAFFOLD'; type --method FedAvg"),
     ],
 )
 def test_mistakes_of_deploy_are_named(here, capsys, words, said):
     assert said in refused(capsys, here, "deploy", "study.toml", *words, "--out", "new")
+
+
+@pytest.mark.parametrize(
+    ("name", "cohort", "option"),
+    [
+        ("IFCA, two models", 3, "'method.IFCA, two models.cohort=2'"),
+        ("IFCA, K = 2", 3, "method.1.cohort=2"),
+        ("IFCA", {"kind": "uniform", "clients_per_round": 3}, "method.IFCA.cohort.clients_per_round=2"),
+    ],
+)
+def test_a_cohort_larger_than_the_nodes_is_set_as_the_error_says(tmp_path, capsys, name, cohort, option):
+    methods = [{"algorithm": "fedavg", "cohort": 2}, {"name": name, "algorithm": "ifca", "cohort": cohort}]
+    words = ["deploy", hospitals(tmp_path, method=methods), "--method", name, "--nodes", "a,b"]
+    line = refused(capsys, tmp_path, *words, "--out", tmp_path / "site")
+    assert "the nodes have 2 clients" in line
+    assert line.endswith(f"type --set {option}")
+    assert done(*words, "--set", *shlex.split(option), "--out", tmp_path / "site") == 0
+
+
+def test_each_command_says_what_comes_next(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = hospitals(tmp_path, method=[{"algorithm": "fedavg", "cohort": 3}], deploy={"fewest": 2})
+    assert done("deploy", study, "--nodes", "berlin,lyon,oslo") == 0, "the only method needs no --method"
+    assert "when the key of a node comes: fedtide admit site NODE NODE.pub" in capsys.readouterr().out
+    assert done("invite", "site", "paris:2") == 0
+    out = capsys.readouterr().out
+    assert "next: send each node its ticket" in out
+    assert "when the key of a node comes: fedtide admit site NODE NODE.pub" in out
+    make_node_key(tmp_path / "paris.key", tmp_path / "paris.pub", "paris")
+    assert done("admit", "site", "paris", "paris.pub") == 0
+    out = capsys.readouterr().out
+    assert "paris (clients 3, 4) is admitted" in out
+    assert "to let paris in: fedtide serve site" in out
+
+
+@pytest.mark.parametrize(("wire", "fewest"), [({}, 2), ({"wire": {"fewest": 3}}, 3)])
+def test_a_server_says_how_many_clients_a_round_waits_for(tmp_path, capsys, wire, fewest):
+    study, site = hospitals(tmp_path, deploy={"fewest": 2}, **wire), tmp_path / "site"
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "berlin,lyon,oslo", "--out", site) == 0
+    capsys.readouterr()
+    assert done("serve", site, "--dry") == 0
+    assert f"if {fewest} clients or more are connected" in capsys.readouterr().out
 
 
 def test_admit_and_status(here, capsys):

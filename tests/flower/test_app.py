@@ -67,8 +67,8 @@ def test_without_names_each_client_is_a_node(here):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--method: found none, allowed: FedAvg, SCAFFOLD"),
-        (["--method", "Nobody"], "--method: found 'Nobody', allowed: FedAvg, SCAFFOLD"),
+        ([], "--method: no value given, allowed: 'FedAvg', 'SCAFFOLD'"),
+        (["--method", "Nobody"], "--method: found 'Nobody', allowed: 'FedAvg', 'SCAFFOLD'"),
         (["--method", "FedAvg", "--nodes", "a"], "clients_per_round"),
         (["--method", "FedAvg", "--nodes", "a,A"], "name: found 'A'"),
         (

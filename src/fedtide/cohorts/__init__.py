@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | arrivals | the clients that the shift sends, the same for every method | nothing |
 | uniform | reachable clients, uniformly | nothing |
-| poisson | each reachable client with the same chance, by itself | nothing |
+| poisson | each reachable client, independently, with the same probability | nothing |
 | everyone | all reachable clients | nothing |
 | in-turn | reachable clients, each once before any has a second turn | nothing |
 | by-size | in proportion to samples | samples |

@@ -248,9 +248,15 @@ class Uniform(Sized):
 
 @ingredient
 class Poisson(Picking):
-    """Clients that each toss a coin, so that `clients_per_round` come on average; their number is left to chance.
+    """Clients that come independently of each other, each with the same probability.
 
-    In a private simulation that number is not told: sums are divided by the average.
+    The probability is `clients_per_round` over the number of reachable clients, so the number that comes is random.
+    With `[wire.privacy]` the same noise gives a smaller epsilon than with `uniform`, because no client takes the place
+    of another one. The number that comes is then secret, and sums are divided by the average. `[wire.privacy]` refuses
+    this cohort if clients come by a clock or are real.
+
+    Args:
+        clients_per_round: number of clients that come on average.
     """
 
     clients_per_round: Size = 10

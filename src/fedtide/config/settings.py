@@ -220,7 +220,8 @@ class Privacy(Strict):
     Args:
         epsilon: what the whole run may say of a client, at most; the noise follows from it.
         multiplier: noise in place of `epsilon`, in units of what one client moves a sum by; epsilon follows from it.
-        delta: probability with which it may say more; far below one over the number of clients, which is refused.
+        delta: probability with which the promise of `epsilon` may fail. It must be smaller than 1 / clients, and should
+            be far smaller.
         clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
             client sends. A value of any method without a bound is an error, and so is a bound of no value.
         adapt: bounds that adapt, by the name of their value, such as `{ delta = { quantile = 0.5 } }`. Then `clip` has

@@ -198,7 +198,8 @@ def _propose(columns: Mapping[str, Column], guess: frames.Assigned, groups: Sequ
         if may and not groups:
             yield f"{may[0]} ({columns[may[0]].distinct:,} values) may be a column of clients: --client {may[0]}"
     if groups:
-        counts = listed([f"{name} ({columns[name].distinct:,} values)" for name in groups[:3]])
+        more = [f"{len(groups) - 3} more"] if len(groups) > 3 else []
+        counts = listed([*(f"{name} ({columns[name].distinct:,} values)" for name in groups[:3]), *more])
         yield f"no column is named like a client, but rows differ by {counts}: --client {groups[0]}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -176,7 +177,7 @@ def near(ours: Any, theirs: Any, words: str, rtol: float, atol: float) -> None:
             try:
                 torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
             except AssertionError as error:
-                raise Broken(f"{words}: {' '.join(str(error).split())[:200]}") from None
+                raise Broken(f"{words}: {shorten(str(error), 200, placeholder=' ...')}") from None
         else:
             hold(one == other, f"{words}: {one!r} and {other!r}")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -948,4 +949,4 @@ def described(error: Exception) -> str:
         if path.suffix == ".py" and PACKAGE not in path.parents and "/lib/python" not in str(path)
     ]
     where = places[-1] if places else ""
-    return " ".join(f"{line}{notes}{where}".split())[:400]
+    return shorten(f"{line}{notes}{where}", 400, placeholder=" ...")

@@ -6,6 +6,7 @@ Only the order of summation in matrix products differs, and with it the last bit
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ def make_stack(request: Train) -> Copies | str:
         reason = " ".join(str(error).split())
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
             raise
-        return f"copies of the model do not train at once: {reason[:200]}"
+        return f"copies of the model do not train at once: {shorten(reason, 200, placeholder=' ...')}"
     return stack
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -148,7 +149,7 @@ def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping
 def one_line(text: Any) -> str:
     """Return a stranger's words as one short line."""
     words = printable(" ".join(str(text)[: 2 * WORDS].split()))
-    return words if len(words) <= WORDS else f"{words[:WORDS]}..."
+    return shorten(words, WORDS, placeholder=" ...")
 
 
 def _word(word: str | None) -> str:

@@ -1,6 +1,7 @@
 """Single clients: how accuracy is spread over them, their labels, and nodes of real clients with their answers."""
 
 from itertools import product
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -137,18 +138,14 @@ def nodes_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     rows = []
     for node in nodes_of(lines):
         commonest = node.reasons.most_common(1)
-        reason = f"{_short(commonest[0][0])} ({commonest[0][1]})" if commonest else "-"
+        words = shorten(printable(commonest[0][0]), 80, placeholder=" ...") if commonest else ""
+        reason = f"{words} ({commonest[0][1]})" if commonest else "-"
         counts = [node.words[word] for word in ("answered", "late", "refused")]
         wait = seconds(Measure(float(np.median(node.seconds)), None, [])) if node.seconds else "-"
         rows.append([printable(node.name), str(len(node.clients)), f"{node.rounds} of {len(lines)}", str(node.asked),
                      *map(str, counts), reason, ", ".join(sorted(node.shown)) or "nothing", bytes_of(node.down),
                      bytes_of(node.up), wait])  # fmt: skip
     return Table(header, rows)
-
-
-def _short(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @plan_picture("nodes_over_rounds", "State of each node", "real clients")

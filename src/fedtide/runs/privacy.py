@@ -31,13 +31,13 @@ def check_delta(privacy: Privacy, clients: int, where: str = "") -> None:
         raise refused(f"{where}wire.privacy.delta", privacy.delta, allowed)
 
 
-def warn_of_epsilon(epsilon: float) -> str:
-    """Return a line about a budget that promises little; "" for another.
+def warn_of_epsilon(epsilon: float, how: str = "") -> str:
+    """Return a line about a budget that promises little; "" for another. `how` says how the budget is spent.
 
     >>> warn_of_epsilon(8.0), warn_of_epsilon(25.0)
     ('', 'warning: wire.privacy comes to epsilon 25, which promises little; ask for 10 or less')
     """
-    line = f"warning: wire.privacy comes to epsilon {epsilon:.3g}, which promises little; ask for {MUCH:g} or less"
+    line = f"warning: wire.privacy comes to epsilon {epsilon:.3g}{how}, which promises little; ask for {MUCH:g} or less"
     return line if epsilon > MUCH else ""
 
 

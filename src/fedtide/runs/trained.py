@@ -95,7 +95,8 @@ class Models:
             return names.index(last)
         if not names and name.isdecimal():
             return int(name)
-        few = f"{spell_names(names[:FEW])}{', ...' * (len(names) > FEW)}" if names else "the number of a client, from 0"
+        more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+        few = f"{spell_names(names[:FEW])}{more}" if names else "the number of a client, from 0"
         same = next((other for other in names if other.isdecimal() and other.lstrip("0") == name.lstrip("0")), None)
         close = nearest(name, names).partition(" Allowed")[0]
         hint = f"did you mean '{same}'?" if same else close if close.startswith("did you mean") else ""

@@ -20,6 +20,7 @@ from fedtide.core.atomic import flush
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import refused
 from fedtide.core.record import LEDGER
+from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.policy import SCORE, Policy
 from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_epsilon
@@ -58,7 +59,9 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
 
 def warn_of_budget(study: Ledger | None) -> Iterator[str]:
     """Say in a line that the budget of a study promises little; nothing of another one."""
-    yield from filter(None, [study and warn_of_epsilon(study.plan.epsilon(study.z, study.delta))])
+    if study is not None:
+        how = f" at delta {study.delta:g} in {counted(study.plan.times, 'round')}"
+        yield from filter(None, [warn_of_epsilon(study.plan.epsilon(study.z, study.delta), how)])
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -121,11 +124,10 @@ def describe_spent(site: Site, algorithm: Algorithm) -> Iterator[str]:
     if study is None:
         return
     ledger = Ledger(study.plan, study.z, study.delta, lines=read(site.record / LEDGER))  # its server may be writing
-    whole = ledger.plan.epsilon(ledger.z, ledger.delta)
-    yield f"privacy: epsilon {ledger.epsilon():.3g} of {whole:.3g} spent at most by a client (delta {ledger.delta:g})"
+    yield _describe_whole(ledger)
     for node in site.roster.node:
         most = max(node.clients, key=ledger.epsilon)
-        yield f"privacy: {node.name}, client {most}: {_so_far(ledger, most)}"
+        yield f"privacy: client {most} of {node.name} {_so_far(ledger, most)}"
 
 
 # -- a node ------------------------------------------------------------------------------------------------------------
@@ -263,15 +265,15 @@ def describe_budget(
             yield f"will be refused: {which} (your policy allows epsilon {most:g}, and there is no noise)"
         return
     plan, z, delta = study.plan, study.z, study.delta
-    distance = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
-    yield f"privacy: all rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a client"
-    yield f"privacy: a client answers in {plan.times} of {plan.rounds} rounds at most{distance}"
+    yield _describe_whole(study)
+    if plan.distance > 1:
+        yield f"privacy: two answers of a client are at least {plan.distance} rounds apart"
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}){bare and f'; {bare} has none'}"
     for client in clients:
         ledger = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
-        yield f"privacy: client {client}, by this node's own ledger: {_so_far(ledger, client)}"
+        yield f"privacy: client {client} {_so_far(ledger, client)}, by this node's own ledger"
     if most is not None and plan.epsilon(z, delta) > most:
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
@@ -284,10 +286,15 @@ def _cut(clip: Clip, name: str, rounds: int) -> str:
     return f"{name} {first:g}" + (f", which adapts and comes to {last:.3g} at most" if last > first else "")
 
 
+def _describe_whole(ledger: Ledger) -> str:
+    """Describe the budget of a client in the whole study."""
+    plan, epsilon = ledger.plan, f"epsilon {ledger.plan.epsilon(ledger.z, ledger.delta):.3g} at delta {ledger.delta:g}"
+    return f"privacy: each client may spend {epsilon}, with answers in at most {plan.times} of {plan.rounds} rounds"
+
+
 def _so_far(ledger: Ledger, client: int) -> str:
     """Describe the spent budget of a client."""
-    rounds = ledger.rounds(client)
-    if not rounds:
-        return "epsilon 0 so far, in no round"
-    times = f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
-    return f"epsilon {ledger.epsilon(client):.3g} so far, in {times}, last in round {rounds[-1]}"
+    if not (rounds := ledger.rounds(client)):
+        return "has spent nothing so far"
+    epsilon = f"epsilon {ledger.epsilon(client):.3g} at delta {ledger.delta:g}"
+    return f"has spent {epsilon} in {counted(len(rounds), 'round')}, the last in round {rounds[-1]}"

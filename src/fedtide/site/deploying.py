@@ -11,6 +11,7 @@ The app has these files:
 Nothing here imports Flower.
 """
 
+import shlex
 import sys
 import tomllib
 from dataclasses import replace
@@ -20,17 +21,18 @@ from typing import Any, cast
 
 import tomli_w
 
+from fedtide.cohorts import Arrivals
 from fedtide.config import Experiment, Method, from_dict, resolved, to_toml
 from fedtide.config.settings import Deploy, Local, WireSettings, split_address
 from fedtide.core.atomic import check_new, making
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, quote, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ
 from fedtide.learn.device import CPU
 from fedtide.remote.fleet import SIMULATION_ONLY
-from fedtide.runs.build import host_of, rows_of
+from fedtide.runs.build import cohort_of, host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import plan_without_sampling
@@ -54,6 +56,33 @@ app = {end}_app(Path(__file__).parent)
 '''
 
 
+def name_method(experiment: Experiment, method: str | None, where: str) -> str:
+    """Return the name of the method that is deployed: the given name, or that of the only method.
+
+    Raises:
+        FedtideError: no method has the name, or there is no name and the study has several methods.
+    """
+    names = [entry.name for entry in experiment.method]
+    if method is None and len(names) > 1:
+        but = f"type --method {shlex.quote(names[0])}, for instance"
+        raise FedtideError(f"{where}: --method: no value given, allowed: {quote(names)}; {but}")
+    if method not in (None, *names):
+        raise unknown(f"{where}: --method", str(method), names, quoted=True)
+    return method or names[0]
+
+
+def check_cohort(experiment: Experiment, method: Method, clients: int, where: str) -> None:
+    """Raise if a method asks more clients in a round than there are; `where` begins the error."""
+    cohort = cohort_of(method)
+    size = 0 if cohort is None else cohort.clients_per_round or 0
+    if size > clients:
+        name = method.name if "=" not in method.name else experiment.method.index(method)  # a key ends at the first "="
+        key = "cohort" if cohort == Arrivals(size) else "cohort.clients_per_round"
+        but, option = f"the nodes have {clients} clients", shlex.quote(f"method.{name}.{key}={clients}")
+        allowed = f"at most {clients}; type --set {option}"
+        raise refused(f"{where}: method '{method.name}'.cohort.clients_per_round", size, allowed, but)
+
+
 def choose(experiment: Experiment, method: str, clients: int, address: str | None, where: str) -> Experiment:
     """Return the study of a site: one method with the first seed, dealt to as many clients as the roster has.
 
@@ -65,8 +94,6 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
         where: name of the study in errors.
     """
     methods = {entry.name: entry for entry in experiment.method}
-    if method not in methods:
-        raise unknown(f"{where}: --method", method, list(methods))
     if experiment.sweep:
         raise FedtideError(f"{where}: sweep: found one, allowed: none; --set chooses a value")
     check_portable(experiment, methods[method])
@@ -86,6 +113,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
         except ValueError as error:
             raise FedtideError(f"--address: {error}") from None
         deploy = deploy.model_copy(update={"address": address})
+    check_cohort(experiment, methods[method], clients, where)
     check_fewest(deploy, clients, where)
     data = experiment.data
     if data.public_samples:
@@ -160,9 +188,10 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
 
 
 def _plan_site(
-    experiment: Experiment, method: str, roster: Roster, root: Path, address: str | None, where: str
+    experiment: Experiment, method: str | None, roster: Roster, root: Path, address: str | None, where: str
 ) -> Site:
     """Check a study and return its site, of which nothing is written; see `make_site`."""
+    method = name_method(experiment, method, where)
     study = choose(experiment, method, roster.clients, address, where)
     check_hidden(study, roster, where)
     for line in preflight(study, where).notes:
@@ -187,12 +216,14 @@ def _plan_site(
     return Site(root, study, about, roster)
 
 
-def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, address: str | None, where: str) -> Site:
+def make_site(
+    experiment: Experiment, method: str | None, roster: Roster, root: Path, address: str | None, where: str
+) -> Site:
     """Make the folder of a site in one step.
 
     Args:
         experiment: the experiment of the file.
-        method: name of one of its methods.
+        method: name of one of its methods; None if there is only one.
         roster: the participants.
         root: the folder, which must not exist.
         address: HOST:PORT of the server, in place of the file's.
@@ -231,13 +262,10 @@ def write_app(experiment: Experiment, method: str | None, nodes: str | None, out
     if experiment.wire is not None:
         but = "masked and private sums need the keys that nodes of 'fedtide serve' have"
         raise FedtideError(f"{where}: wire: found a table, allowed: none in an app for Flower: {but}")
-    names = [entry.name for entry in experiment.method]
-    if method is None and len(names) > 1:
-        raise FedtideError(f"{where}: --method: found none, allowed: {', '.join(names)}")
     if nodes is None:
         host = host_of(experiment, experiment.method[0], experiment.seeds[0], MemoryStore(None))
         nodes = ",".join(f"node-{number}" for number in range(host.population.registered))
-    site = _plan_site(experiment, method or names[0], Roster.of(nodes), out / PACKAGE, None, where)
+    site = _plan_site(experiment, method, Roster.of(nodes), out / PACKAGE, None, where)
     with making(out) as temporary:
         (temporary / "pyproject.toml").write_text(_project(site), encoding="utf-8")
         package = temporary / PACKAGE

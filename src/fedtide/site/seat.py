@@ -265,9 +265,9 @@ def check_size(ticket: Ticket) -> None:
 
 def introduce(ticket: Ticket) -> Iterator[str]:
     """Say in lines what a ticket is, with its seal, before anything is done that the ticket says."""
-    ids = ", ".join(map(str, ticket.clients))
-    yield f"ticket: {ticket.node} (client {ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
-    yield f"seal: {ticket.seal} (the site prints the same; compare them by another way than the ticket came)"
+    ids = f"client{'s' * (len(ticket.clients) > 1)} {', '.join(map(str, ticket.clients))}"
+    yield f"ticket: {ticket.node} ({ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
+    yield f"seal: {ticket.seal} (ask the owner of the site for the seal that fedtide deploy printed, by telephone)"
 
 
 def check_versions(ticket: Ticket) -> None:

@@ -252,7 +252,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             roster = latest.read()
             if roster.clients > watch.site.roster.clients:
                 raise _Grown
-            enough = roster.clients if rehearsed else max(site.deploy.fewest, fleet.vectors.wire.fewest)
+            enough = roster.clients if rehearsed else site.fewest
             admitted = sum(len(node.clients) for node in roster.node if node.key is not None)
             watch.wait_for(max(enough - present, 0), fleet.moment.round)
             if present >= enough and (present >= admitted or time.monotonic() > settle):

@@ -171,6 +171,12 @@ class Site:
         return self.experiment.deploy or Deploy()
 
     @property
+    def fewest(self) -> int:
+        """The number of clients that a round waits for before it begins."""
+        wire = self.experiment.wire
+        return max(self.deploy.fewest, 1 if wire is None else wire.fewest)
+
+    @property
     def authority(self) -> Path:
         """The folder of keys and certificates."""
         return self.root / "authority"

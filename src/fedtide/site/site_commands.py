@@ -1,10 +1,11 @@
 """The commands of real clients, which import what they need when they run: `fedtide --help` does not wait for it."""
 
 import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -33,8 +34,8 @@ def deploy(
 
     Args:
         experiment: a TOML file, or recipe:NAME; its rows show what rows of the nodes look like.
-        method: name of the method that is deployed.
-        nodes: names, as in berlin,lyon,oslo; lyon:3 stands for three clients.
+        method: name of the method that is deployed; needed if the study has several.
+        nodes: needed without --flower: names of the nodes, as in berlin,lyon,oslo; lyon:3 stands for three clients.
         address: HOST:PORT at which nodes reach this machine, in place of deploy.address.
         out: the new folder; it must not exist.
         flower: write an app to this folder instead, which your own SuperLink and SuperNodes of Flower run.
@@ -42,30 +43,36 @@ def deploy(
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
     """
     from fedtide.config import read
-    from fedtide.site.deploying import make_site, write_app
+    from fedtide.site.deploying import make_site, name_method, write_app
     from fedtide.site.site import Roster
     from fedtide.site.status import describe_sums
 
     file = experiment_file(experiment)
+    settings = read(file, scale=scale, sets=set_)
     if flower is not None:
-        app = write_app(read(file, scale=scale, sets=set_), method, nodes, flower, experiment)
+        app = write_app(settings, method, nodes, flower, experiment)
         names = [node.name for node in app.roster.node]
         _say(f"app: {flower} ({app.method.name}, digest {app.digest}, {len(names)} nodes)")
         _say(f"""each node: flower-supernode ... --node-config 'name="{names[0]}" data="ROWS"'""")
         _say(f"then: flwr run {flower}")
         return 0
-    if method is None or nodes is None:
-        option = "--method" if method is None else "--nodes"
-        raise FedtideError(f"{option}: no value given; fedtide deploy --help says what it is")
-    settings = read(file, scale=scale, sets=set_)
+    method = name_method(settings, method, experiment)
+    if nodes is None:
+        raise FedtideError("--nodes: no value given; type --nodes berlin,lyon,oslo, with the names of your nodes")
     site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
     _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.deploy.address})")
     _say(*describe_sums(site))
-    for node in site.roster.node:
-        _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {site.ticket(node).seal})")
-    commands = f"fedtide admit {out} NODE NODE.pub; fedtide serve {out}"
-    _say(f"next: fedtide rehearse {out}; send each node its ticket; {commands}")
+    _say(*_describe_tickets(out, [site.ticket(node) for node in site.roster.node]))
+    _say(f"to rehearse: fedtide rehearse {out}", f"to start the server: fedtide serve {out}")
     return 0
+
+
+def _describe_tickets(site: Path, tickets: list[Any]) -> Iterator[str]:
+    """Say in lines where new tickets are, and what the owner of the site does next."""
+    for ticket in tickets:
+        yield f"ticket: {site / 'tickets' / f'{ticket.node}.ticket'} (seal {ticket.seal})"
+    yield "next: send each node its ticket, and compare the seal with its owner by telephone"
+    yield f"when the key of a node comes: fedtide admit {site} NODE NODE.pub"
 
 
 def admit(site: Path, node: str, public_key: Path, /) -> int:
@@ -81,14 +88,16 @@ def admit(site: Path, node: str, public_key: Path, /) -> int:
 
     member, done = admit_key(site, node, public_key)
     assert member.key is not None
-    ids = ", ".join(map(str, member.clients))
-    _say(f"{member.name} (client {ids}) {done}: {fingerprint(member.key)}")
-    _say(f"compare this fingerprint with what fedtide join prints at {member.name}, by another way than the key came")
+    ids = f"client{'s' * (len(member.clients) > 1)} {', '.join(map(str, member.clients))}"
+    _say(f"{member.name} ({ids}) {done}: {fingerprint(member.key)}")
+    _say(f"next: ask the owner of {member.name} by telephone for the fingerprint that fedtide join prints")
+    _say(f"if the owner reads another one: remove the line 'key' of {member.name} from {site / 'roster.toml'}")
+    _say(f"to let {member.name} in: fedtide serve {site}; a server that runs does it within seconds")
     return 0
 
 
 def invite(site: Path, nodes: str, /) -> int:
-    """Add nodes to a site, and write their tickets; a served site takes them in after the round.
+    """Add nodes to a site, and write their tickets; a server that runs takes the nodes in after the round.
 
     Args:
         site: the folder of the site.
@@ -96,8 +105,7 @@ def invite(site: Path, nodes: str, /) -> int:
     """
     from fedtide.site.site import invite as add
 
-    for ticket in add(site, nodes):
-        _say(f"ticket: {site / 'tickets' / f'{ticket.node}.ticket'} (seal {ticket.seal})")
+    _say(*_describe_tickets(site, add(site, nodes)))
     return 0
 
 
@@ -135,7 +143,8 @@ def join(
 
     Args:
         ticket: the file from the site.
-        data: a CSV, Parquet or NPZ file with the rows of the client; as many as the ticket has clients, in order.
+        data: a file with the rows of a client: CSV, Parquet or NPZ. If the ticket has several clients, repeat --data
+            for each of them, in the order of their ids.
         policy: a file with rules of your own, such as values that are never revealed; remembered from the last start;
             "none" forgets it.
         home: the node's folder, with its key and the memory of its clients; by default one of its name here.
@@ -161,11 +170,12 @@ def join(
     if dry:
         for line in seat.describe_study():
             tell(line)
+        tell("next: to take part, type the same command without --dry")
         return 0
     if seat.settle():
         words = f"fedtide admit SITE {seat.ticket.node} {seat.public.name}"
-        tell(f"key: made; send {seat.public} to the site, which lets it in with: {words}")
-    tell(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
+        tell(f"next: send {seat.public}, the new key, to the owner of the site, who types: {words}")
+    tell(f"key: {fingerprint(read_public_key(seat.public)[0])} (the owner of the site asks you for this fingerprint)")
     return take_part(seat, log=log, health=health)
 
 

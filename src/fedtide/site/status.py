@@ -13,6 +13,7 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.files import read_bytes
 from fedtide.core.record import ASKS, read_rounds
+from fedtide.draw.prose import counted
 from fedtide.fields.types import Strict, Text, Whole, checked
 from fedtide.remote.asks import NodeRecord, nodes_of
 from fedtide.report.formats import bytes_of
@@ -104,7 +105,8 @@ def describe_plan(site: Site, now: datetime) -> Iterator[str]:
     yield f"rounds: {left} of {rounds} are left"
     yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.deploy.address))
     begin = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
-    yield f"rounds: begin {begin}, with {deploy.fewest} or more clients there, and end after {deploy.deadline}"
+    yield f"rounds: begin {begin}, if {counted(site.fewest, 'client')} or more are connected"
+    yield f"answers: a question waits {deploy.deadline} for them"
     yield from (f"node {describe_way_in(site.root, node)}" for node in site.roster.node)
 
 
@@ -144,6 +146,7 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
         yield f"server: not running since {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {site.root}"
     else:
         yield f"server: round {status.round} of {status.rounds}, {status.phase}"
+        yield f"rounds: begin if {counted(site.fewest, 'client')} or more are connected"
     if status.problem:
         yield f"problem: {status.problem}"
     if age <= STALE:

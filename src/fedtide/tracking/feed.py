@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedtide.config import Experiment, resolved
@@ -317,7 +318,7 @@ class Tracking(RunsDisplay):
             act(self._tracked)
         except Exception as error:  # whatever a library or a server raises: the run is worth more
             self._tracked = None
-            reason = " ".join(str(error).split())[:200]
+            reason = shorten(str(error), 200, placeholder=" ...")
             self._say(f"tracking ended ({type(error).__name__}: {reason}); later: fedtide track {self._root}")
 
 

@@ -7,6 +7,7 @@ work itself on made-up rows, and allows answers of the same form.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -241,7 +242,8 @@ def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str],
         ours, theirs = dict(children(wanted)), dict(children(got))
         for key in theirs:
             if key not in ours:
-                raise _Misfit((*at, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
+                allowed = shorten(", ".join(map(str, ours)) or "no keys", 200, placeholder=" and more")
+                raise _Misfit((*at, key), "a key", f"none but {allowed}")
         for key, child in theirs.items():
             _compare(ours[key], child, heaviest, optional, *at, key)
         for key, child in ours.items():

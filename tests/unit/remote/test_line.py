@@ -261,7 +261,7 @@ def test_questions_without_an_end_end_the_stream(federation, rome, monkeypatch):
 
     server, said = played(federation, rome, script, answer=lambda *question: (wait.wait(5.0), (b"{}", b""))[1])
     assert server.count < 9999
-    assert any("it tries again" in each for each in said)
+    assert any("tries again" in each for each in said)
 
 
 def test_a_question_that_comes_twice_while_it_is_at_work_is_worked_on_once(federation, rome):
@@ -429,7 +429,7 @@ def looked(known):
     return run(first_words(known))
 
 
-GOES_ON = "; it tries again"
+GOES_ON = "; this node tries again"
 
 
 def certified(folder, host="127.0.0.1", valid=timedelta(days=1)):
@@ -527,9 +527,9 @@ async def silent(reader, writer):
     ("take", "words"),
     [
         (http, "error: server HERE: it does not speak TLS: something else than 'fedtide serve' listens there; ask its"),
-        (hang_up, "server HERE: the connection was closed"),
-        (reset, "server HERE: the connection was closed"),
-        (silent, "server HERE: the server does not let this node in, and does not say why; it tries again"),
+        (hang_up, "server HERE: the server closed the connection"),
+        (reset, "server HERE: the server closed the connection"),
+        (silent, "server HERE: the server does not let this node in, and does not say why; this node tries again"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
@@ -550,6 +550,20 @@ def test_nobody_there_is_told(rome):
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         found = looked(elsewhere(rome, taken.getsockname()[1]))
     assert found == "server HERE: it cannot be reached now (is it up, and is its address right?)" + GOES_ON
+
+
+def test_a_server_that_stays_away_is_told_once(rome, monkeypatch):
+    said, reasons = [], ["Socket closed", "failed to connect to all addresses", "GOAWAY", "another study is served"]
+
+    async def talk(self):
+        raise lines.Closed(reasons.pop(0))
+
+    monkeypatch.setattr(Line, "_talk", talk)
+    monkeypatch.setattr(lines, "SHORTEST", 0.0)
+    with pytest.raises(FedtideError, match="another study"):
+        run(Line(rome, echo, said.append).run())
+    (line,) = said
+    assert "the server closed the connection" in line
 
 
 @pytest.mark.parametrize(

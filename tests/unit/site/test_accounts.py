@@ -20,7 +20,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
-from fedtide.site.accounts import OTHER, SEEDS, Budget, forget, ledger_for, private_wire
+from fedtide.site.accounts import OTHER, SEEDS, Budget, describe_spent, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.owner import Owner
 from fedtide.site.seat import RECORD, Seat
@@ -390,7 +390,24 @@ def test_a_budget_that_promises_little_is_warned_of(tmp_path, epsilon, warned):
     seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
     for lines in (list(describe_sums(site)), [*seat.describe(), *seat.describe_study()]):
         assert [line for line in lines if "promises little" in line][1:] == []
-        assert any("epsilon 25, which promises little" in line for line in lines) == warned
+        assert any("epsilon 25 at delta 1e-05 in " in line for line in lines) == warned
+
+
+def test_a_budget_is_said_with_its_delta_and_its_rounds(tmp_path):
+    site = private_site(tmp_path, secure=False)
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    algorithm = host_at(site).algorithm
+    whole, *of_nodes = describe_spent(site, algorithm)
+    assert "epsilon 8 at delta 1e-05, with answers in at most 2 of 4 rounds" in whole
+    assert of_nodes[2] == "privacy: client 2 of oslo has spent nothing so far"
+    played(site, nodes, rounds=1)
+    line = list(describe_spent(site, algorithm))[3]
+    assert "client 2 of oslo has spent epsilon" in line
+    assert "at delta 1e-05 in 1 round, the last in round 0" in line
+    seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
+    at_node = "\n".join(seat.describe_study())
+    assert "two answers of a client are at least 2 rounds apart" in at_node
+    assert "in 1 round, the last in round 0, by this node's own ledger" in at_node
 
 
 def test_a_delta_that_promises_nothing_is_refused(tmp_path):

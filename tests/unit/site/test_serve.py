@@ -165,7 +165,8 @@ def test_a_site_says_how_it_is(site):
     line = {"round": 0, "present": ["lyon"], "asks": [{"question": "train", "reveal": ["pi"], "nodes": nodes}]}
     (site.record / ASKS).write_text(json.dumps(line) + "\n")
     lines = list(describe_status(site, NOW + timedelta(seconds=5)))
-    assert lines[-1] == "server: round 2 of 4, waiting for answers"
+    assert lines[-2] == "server: round 2 of 4, waiting for answers"
+    assert "if 1 client or more are connected" in lines[-1]
     berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in list_nodes(site, NOW))
     assert (berlin["connected"], berlin["asked"], berlin["key"]) == ("yes", "0", "not admitted")
     assert (lyon["connected"], lyon["clients"], lyon["asked"], lyon["answered"]) == ("no", "1, 2", "2", "1")

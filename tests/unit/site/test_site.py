@@ -91,7 +91,7 @@ def simulated(**changes):
         ),
         (simulated(algorithm="centralized"), "a,b,c", "A", "only a simulation knows"),
         (simulated(algorithm="fedtem", decide_per="oracle", cohort=3), "a,b,c", "A", "decide_per: found 'oracle'"),
-        ({}, "a,b", "SCAFFOLD", "clients_per_round.*found 3, allowed: at most 2"),
+        ({}, "a,b", "SCAFFOLD", "clients_per_round: found 3, but the nodes have 2 clients; allowed: at most 2"),
         ({"data": {"source": "gaussians", "public_samples": 5}}, "a,b,c", "SCAFFOLD", "public_samples: found 5"),
         ({"data": {"source": "play-roles"}}, "a,b,c", "SCAFFOLD", "does not fit rows"),
         ({"data": {"source": "python:os:getcwd"}}, "a,b,c", "SCAFFOLD", "os:getcwd"),

@@ -299,7 +299,7 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
     [
         ({"delta": 1.0}, r"^method 'toy': wire.privacy.clip: no bound of 'loss', which clients send too; .*: delta$"),
         ({}, r"^method 'toy': wire.privacy.clip: no bound of 'delta', 'loss', which clients send too; .*: other$"),
-        ({"delta": 1.0, "loss": 1.0, "los": 1.0}, r"^experiment: wire.privacy.clip: found 'los', .* mean 'loss'\?$"),
+        ({"delta": 1.0, "loss": 1.0, "los": 1.0}, r"^experiment: wire.privacy.clip: found 'los', .* mean 'loss'\?"),
         ({"delta": 1e9, "loss": 1.0}, r"^method 'toy': wire.privacy.clip.delta: found 1000000000.0, allowed: below"),
         (
             {"delta": 1e-11, "loss": 1.0},

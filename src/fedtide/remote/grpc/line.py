@@ -80,7 +80,7 @@ CAUSES = (
     Cause("[Pp]roxy|CONNECT", "the proxy of your environment does not let this node through: see what it allows"),
     Cause(
         "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
-        "the connection was closed: the server has ended, or a proxy before it finds no server",
+        "the server closed the connection, or a proxy before it did",
         "away",
     ),
     Cause("", "it cannot be reached now (is it up, and is its address right?)", "away"),
@@ -178,23 +178,24 @@ class Line:
                 is_new = self.let_in is None or not self.let_in.exists()
                 if cause.kind == "over" or (cause.kind == "wrong" and is_new):
                     raise FedtideError(f"server {self.caller.address}: {cause.line}")
-                self._tell(f"server {self.caller.address}: {cause.line}; it tries again")
+                line = f"server {self.caller.address}: {cause.line}; this node tries again"
+                self._tell(line, "away" if cause.kind == "away" else line)
                 lasted = time.monotonic() - began > 2 * LONGEST
                 pause = SHORTEST if lasted else min(1.5 * pause, AWAY if cause.kind == "away" else LONGEST)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
         finally:
             work.cancel()
 
-    def _tell(self, line: str) -> None:
-        """Say a line that is news: neither the last one, nor one that was said within a minute."""
+    def _tell(self, line: str, news: str) -> None:
+        """Say a line whose news is neither that of the last line, nor of one that was said within a minute."""
         now = time.monotonic()
         self._recent = {
             earlier: at for earlier, at in self._recent.items() if now - at < MINUTE or earlier == self._last
         }
-        if line != self._last and line not in self._recent:
+        if news != self._last and news not in self._recent:
             self.say(line)
-        self._recent[line] = now
-        self._last = line
+        self._recent[news] = now
+        self._last = news
 
     async def _talk(self) -> bool:
         """Keep one stream until it ends; tell whether the study is over."""
@@ -204,7 +205,7 @@ class Line:
             try:
                 async with asyncio.timeout(INTRODUCTION):
                     await self._introduce(call, grpc.aio.EOF)
-                self._tell(f"connected to the server at {self.caller.address}")
+                self._tell(f"connected to the server at {self.caller.address}", "connected")
                 if self.let_in is not None:
                     self.let_in.touch()
                 return await self._exchange(call, grpc.aio.EOF)
