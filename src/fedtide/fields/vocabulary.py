@@ -62,8 +62,8 @@ class Shown:
     """A value that a server may be shown of a client.
 
     Args:
-        words: what it is, of "its" samples.
-        kind: a "statistic" of its samples, its "update" or a part of that, or the "truth", which only a simulation
+        words: what it is, of "its" rows.
+        kind: a "statistic" of its rows, its "update" or a part of that, or the "truth", which only a simulation
             knows.
     """
 
@@ -73,28 +73,28 @@ class Shown:
 
 SHOWN: Mapping[str, Shown] = {
     # asked by cohorts
-    "count": Shown("how many samples it has"),
+    "count": Shown("how many rows it has"),
     "labels": Shown("the shares of its labels"),
-    "loss": Shown("the loss of the current model on its samples"),
-    "utility": Shown("the root mean square of its losses, times its samples"),
+    "loss": Shown("the loss of the current model on its rows"),
+    "utility": Shown("the root mean square of its losses, times its rows"),
     # asked by algorithms
-    "n": Shown("how many samples it trained on"),
-    "rows": Shown("how many samples it has"),
+    "n": Shown("how many rows it trained on"),
+    "rows": Shown("how many rows it has"),
     "weight": Shown("what its update counts for"),
     "pi": Shown("its mean posterior"),
     "odds": Shown("its log-odds"),
     "mu": Shown("its feature mean"),
     "var": Shown("its feature variance"),
-    "centers": Shown("centers of its samples, at the start"),
-    "counts": Shown("how many samples these are of"),
-    "spreads": Shown("how far its samples are from these"),
+    "centers": Shown("centers of its rows, at the start"),
+    "counts": Shown("how many rows these are of"),
+    "spreads": Shown("how far its rows are from these"),
     "representation": Shown("its representation, whenever it drifts"),
     "shifted": Shown("how far its labels moved"),
-    "bad": Shown("how badly each model does on its samples"),
+    "bad": Shown("how badly each model does on its rows"),
     "update": Shown("its update", "update"),
     "sketch": Shown("a sketch of its update", "update"),
     "true_groups": Shown("its true group: a bound, as a server cannot know it", "truth"),
-    "all_rows": Shown("all of its samples: a bound, as these would have to leave it", "truth"),
+    "all_rows": Shown("all of its rows: a bound, as these would have to leave it", "truth"),
 }
 """Every value that a registered algorithm or a cohort may show, by name."""
 

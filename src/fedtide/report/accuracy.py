@@ -200,7 +200,7 @@ def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 def metrics_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of further metrics of the experiment, a row per method; None without any.
 
-    Means over all rows and {span}; errors are in the units of the labels.
+    Numbers over all rows, {averaged}; errors are in the units of the labels.
     """
     return table_of(summary, [metric_column(summary, name) for name in summary.metrics])
 

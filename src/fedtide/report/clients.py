@@ -109,7 +109,7 @@ STATES = {
     "at work": ("still at work", figures.STATE_COLORS[2]),
     "late": ("late, or lost on the way", figures.STATE_COLORS[3]),
     "refused": ("refused", figures.STATE_COLORS[4]),
-    "idle": ("there, not asked", "#DDDDDD"),
+    "idle": ("connected, not asked", "#DDDDDD"),
     "away": ("not connected", "#FFFFFF"),
 }
 """States of a node in a round, the best first, with words and colors for any kind of color vision."""
@@ -128,13 +128,13 @@ def _lines(record: ExperimentRecord) -> list[dict[str, Any]]:
 def nodes_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the nodes; None if clients were simulated.
 
-    Answers of clients, not rounds; the server sees facts shown by client of each client, all else as sums.
+    Counts are of answers of clients. The server sees the values "shown by client" of each client, and others as sums.
     """
     lines = _lines(record)
     if not lines:
         return None
     header = ["node", "clients", "rounds connected", "asked", "answered", "late or lost", "refused",
-              "commonest reason", "shown by client", "received", "sent", "median wait"]  # fmt: skip
+              "most frequent reason", "shown by client", "received", "sent", "median wait"]  # fmt: skip
     rows = []
     for node in nodes_of(lines):
         commonest = node.reasons.most_common(1)

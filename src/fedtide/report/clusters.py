@@ -453,7 +453,7 @@ def drift_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 def clusters_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the agreement of clusters with groups, a row per method; None without clusters.
 
-    Means over {span}; the adjusted Rand index is 1 if clusters are the true groups, and about 0 by chance.
+    Clusters {averaged}; the adjusted Rand index is 1 if clusters are the true groups, and about 0 by chance.
     """
     return table_of(summary, [*CLUSTERS, OWN_WEIGHT])
 

@@ -294,8 +294,8 @@ def measure_local(run: RunRecord) -> dict[str, float]:
 def transfer_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of forgetting of absent groups, a row per method; None without absences.
 
-    Over {span}. Backward transfer is the change of an absent group since its last turn. Forgetting is its fall from its
-    highest {score}. Forward transfer is its {score} before its first turn, minus chance.
+    Changes of {score}, {averaged}. Backward transfer is the change of an absent group since its last turn. Forgetting
+    is its fall from its highest {score}. Forward transfer is its {score} before its first turn, minus chance.
     """
     backward, forgetting, *others = TRANSFER
     groups = [Number(f"forgetting_{group}", points, f"forgetting, {group} clients") for group in summary.groups]

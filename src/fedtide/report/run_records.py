@@ -393,7 +393,7 @@ class ExperimentRecord:
     @property
     def averaged(self) -> str:
         """Kind of the late numbers, in words."""
-        return averaged_over(self.window, self.experiment.rounds, self.span)
+        return averaged_over(self.window, self.span)
 
     @cached_property
     def targets(self) -> dict[int, float]:
@@ -430,13 +430,13 @@ def _spent(last: dict[str, Any], times: int) -> Spent:
     return Spent(last["epsilon"], z, Sampling(**draws) if draws else None, times)
 
 
-def averaged_over(window: int, rounds: int, span: str) -> str:
+def averaged_over(window: int, span: str) -> str:
     """Describe late numbers: means over several rounds, or those of the last one alone.
 
-    >>> averaged_over(100, 384, "the last 100 rounds"), averaged_over(1, 5, "the last round")
+    >>> averaged_over(100, "the last 100 rounds"), averaged_over(1, "the last round")
     ('as means over the last 100 rounds', 'in the last round')
     """
-    return f"as means over {span}" if window > 1 or rounds == 1 else f"in {span}"
+    return f"as means over {span}" if window > 1 else f"in {span}"
 
 
 def span_of(window: int, rounds: int, *, stops: bool = False) -> str:
@@ -447,12 +447,18 @@ def span_of(window: int, rounds: int, *, stops: bool = False) -> str:
         rounds: number of rounds of a run.
         stops: true if runs end at a target and may have fewer rounds.
 
-    >>> span_of(100, 384), span_of(1, 5), span_of(6, 6), span_of(6, 6, stops=True)
+    >>> span_of(100, 384), span_of(1, 1), span_of(6, 6), span_of(6, 6, stops=True)
     ('the last 100 rounds', 'the last round', 'the whole run', 'its last 6 rounds or fewer')
     """
-    if stops:
-        return f"its last {window} rounds or fewer" if window > 1 else "its last round"
-    return "the whole run" if window >= rounds else f"the last {window} rounds" if window > 1 else "the last round"
+    if window == 1:
+        return "its last round" if stops else "the last round"
+    return (
+        f"its last {window} rounds or fewer"
+        if stops
+        else "the whole run"
+        if window >= rounds
+        else f"the last {window} rounds"
+    )
 
 
 def read_experiment(root: Path) -> list[ExperimentRecord]:

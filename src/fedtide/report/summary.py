@@ -170,7 +170,7 @@ class Summary:
     @property
     def late(self) -> str:
         """Rounds of the late numbers with a preposition: "over" several, or "in" the last one alone."""
-        return f"{'over' if self.window > 1 or self.rounds == 1 else 'in'} {self.span}"
+        return f"{'over' if self.window > 1 else 'in'} {self.span}"
 
     def references_of(self, method: MethodSummary) -> dict[str, dict[int, float]]:
         """Return the scores of references by their words and seed, on the rows of a method if it has them itself."""

@@ -24,8 +24,8 @@ from fedtide.site.site import Member, Site
 
 STALE = 60
 """Seconds after which a status that was not written again is that of a server that is gone."""
-HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
-          "sent")  # fmt: skip
+HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused", "shown by client",
+          "received", "sent")  # fmt: skip
 
 Line = Annotated[Text, Field(max_length=1000)]
 

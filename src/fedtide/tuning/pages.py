@@ -76,7 +76,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
     if not any(tuned.best for tuned in methods):
         raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {root}")
     span = span_of(experiment.late, experiment.rounds)
-    averaged = averaged_over(experiment.late, experiment.rounds, span)
+    averaged = averaged_over(experiment.late, span)
     flatters = (
         f"{experiment.score.capitalize()} on validation rows, {averaged}; test rows were never looked at. It is the "
         "best of several trials, so it flatters: run the tuned experiment and read its test rows."
