@@ -8,7 +8,7 @@ from markupsafe import Markup
 from fedtide.draw.html import render
 from fedtide.draw.tables import Table
 from fedtide.report import narrative
-from fedtide.report.accuracy import accuracy_of_simulation, accuracy_over_rounds, methods_table
+from fedtide.report.accuracy import about_methods, accuracy_of_simulation, accuracy_over_rounds, methods_table
 from fedtide.report.page import sweep_table
 from fedtide.report.run_records import NANO
 from fedtide.report.summary import Study
@@ -24,6 +24,7 @@ def render_study(study: Study, page: Path) -> str:
         alarms=narrative.alarms(summary) if single else [],
         headline=narrative.headline(record, summary) if single else "",
         content=methods_table(summary) if single else sweep_table(study),
+        caption=about_methods(record, summary) if single else "",
         picture=Markup(accuracy_over_rounds(record)) if single else None,
         page=page,
     )

@@ -224,7 +224,7 @@ def make_site(
     Args:
         experiment: the experiment of the file.
         method: name of one of its methods; None if there is only one.
-        roster: the participants.
+        roster: the nodes.
         root: the folder, which must not exist.
         address: HOST:PORT of the server, in place of the file's.
         where: name of the study in errors.

@@ -2,7 +2,7 @@
 
     study.toml         the configuration, every default written out, with one method and one seed
     site.toml          digest, time of making, versions, and what rows look like
-    roster.toml        the participants: names, ids of their clients, and keys once these are admitted
+    roster.toml        the nodes: names, ids of their clients, and keys once these are admitted
     authority/         ca.crt, ca.key (secret), server.crt, server.key (secret)
     tickets/           NAME.ticket for each node
     run/               the run folder, once the site is served
@@ -111,7 +111,7 @@ class Site:
         root: its folder.
         experiment: the study, with one method and one seed.
         about: facts beside the study.
-        roster: the participants.
+        roster: the nodes.
     """
 
     root: Path
@@ -236,14 +236,14 @@ def _marker(root: Path) -> Path:
 
 
 def read_roster(root: Path) -> Roster:
-    """Return the participants of a site, whose number may have grown."""
+    """Return the nodes of a site, whose number may have grown."""
     return Roster.checked(read_toml(root / "roster.toml"), str(root / "roster.toml"))
 
 
 def write_roster(root: Path, roster: Roster) -> None:
-    """Write the participants of a site, in place of those before."""
+    """Write the nodes of a site, in place of those before."""
     values = roster.model_dump(mode="json", exclude_none=True)
-    write_text(root / "roster.toml", f"# The participants; fedtide admit writes keys.\n\n{tomli_w.dumps(values)}")
+    write_text(root / "roster.toml", f"# The nodes; fedtide admit writes keys.\n\n{tomli_w.dumps(values)}")
 
 
 def installed_versions() -> dict[str, str]:

@@ -104,6 +104,12 @@ def test_points_of_a_sweep_are_columns(tmp_path, library):
     with pytest.raises(ft.FedtideError, match=r"^point: found 'lr 3'"):
         ft.plot.accuracy(done, "lr 3")
     assert "lr 0.2" in done._repr_html_()
+    late = "in the last round"
+    assert done.summaries[0].late == done.study.records[0].averaged == late, "a mean over one round is none"
+
+
+def test_a_notebook_explains_its_table(done):
+    assert "± one standard error" in done._repr_html_()
 
 
 def test_what_is_missing_for_a_frame_is_said_in_a_line(done, library):
