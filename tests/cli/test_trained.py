@@ -392,6 +392,16 @@ def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
     assert torch.equal(seen_rows(trained, Path("new.csv")), x)
 
 
+def test_a_row_that_lacks_its_first_feature_is_predicted_in_its_place(here):
+    (here / "own.csv").write_text("u,v,label\n" + "".join(f"{i % 7},{i % 3},{i % 2}\n" for i in range(60)))
+    source = {"kind": "csv", "path": str(here / "own.csv"), "missing": "mean"}
+    study = {"rounds": 1, "data": {"source": source, "partition": {"kind": "iid", "clients": 3}}, "model": "linear"}
+    done_ = ft.run({**study, "method": [{"algorithm": "fedavg", "cohort": 2}]}, "run", workers=1, quiet=True)
+    (here / "new.csv").write_text("u,v\n1,2\n,2\n3,0\n")
+    seen = seen_rows(done_.trained(), Path("new.csv"))
+    assert (seen[:, 1].tolist(), seen[0, 0], seen[2, 0]) == ([2.0, 2.0, 0.0], 1.0, 3.0)
+
+
 def test_pictures_are_read_as_bytes(here):
     x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
     np.savez("pictures.npz", x=x, y=y)

@@ -32,7 +32,7 @@ from fedtide.data.sources.arrays import open_arrays, standardize
 from fedtide.data.sources.cells import format_times, read_cells
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.table_files import Spelling, read_names
-from fedtide.data.sources.tabular import CSV
+from fedtide.data.sources.tabular import CSV, Features
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import escape_formula
@@ -173,6 +173,10 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     if first.dtype != torch.uint8 and getattr(source, "scaled", False):
         directory = experiment.data.directory
+        if isinstance(source, CSV) and source.learned is not None:
+            names = source.feature_names(Path(directory) if directory else None)
+            x = Features("rows", names, x.numpy(), {}).encode(source.learned)
+            return prepared(x, first.dtype, experiment.data.transforms)
         unscaled = replace(source, scaled=False)
         plain: Rows = unscaled.load(Path(directory) if directory else None, 0, measured=rows.value is not None)
         fitted_rows = find_known_rows(plain) if rows.fit is None else people.trained_on.unique().long()

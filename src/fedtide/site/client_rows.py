@@ -89,7 +89,8 @@ def describe_columns(path: Path, about: RowsAbout) -> str | None:
     header = read_names(path, source.spelling)
     columns = [*source.taken, *source.feature_names(None)]
     others = [column for column in header if column not in columns]
-    return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}"
+    encoded = "" if source.learned is None else "; scales, fills and encodes them as the ticket says"
+    return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}{encoded}"
 
 
 def divide_rows(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:

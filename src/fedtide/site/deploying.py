@@ -123,13 +123,20 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     rows = rows_of(experiment, experiment.seeds[0])
     if not isinstance(rows, Rows):
         raise FedtideError(f"{where}: data.source: makes rows as they are needed, which real clients do not")
+    directory = Path(data.directory) if data.directory else None
     partition = data.partition or (IID() if rows.client is None else Natural())
     if hasattr(partition, "clients"):
         partition = cast(Any, replace)(partition, clients=clients)
     changes: dict[str, Any] = {
         "method": (methods[method],),
         "seeds": experiment.seeds[:1],
-        "data": data.model_copy(update={"partition": partition, "held_out_clients": type(data.held_out_clients)()}),
+        "data": data.model_copy(
+            update={
+                "source": data.source.write_out(directory) if isinstance(data.source, CSV) else data.source,
+                "partition": partition,
+                "held_out_clients": type(data.held_out_clients)(),
+            }
+        ),
         "deploy": deploy,
         "wire": write_plan(experiment, methods[method]),
         "fleet": Local(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last),
@@ -162,19 +169,13 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
     if rows.value is not None:
         but = "nodes read classes alone, and numbers are standardized by all rows"
         raise refused("data.target.kind", experiment.data.target.kind, "'classes'", but)
-    if getattr(source, "scaled", False):
+    if getattr(source, "scaled", False) and not isinstance(source, CSV):
         but = "each node would scale by rows of its own"
-        raise refused("data.source.scaled", True, "false, with features that are scaled before", but)
-    if isinstance(source, CSV) and source.learns:
-        but = "each node would find them in rows of its own"
-        key, value = ("categories", list(source.categories)) if source.categories else ("missing", source.missing)
-        raise refused(f"data.source.{key}", value, "features that are complete, and numbers", but)
+        raise refused("data.source.scaled", True, "false, with rows that are scaled before, or a CSV file", but)
     # Rows of sources of other kinds come to nodes as arrays.
     kind = source.kind if isinstance(source, CSV | NPZ) else "npz"
     settings = resolved(experiment)["data"]["source"] if source.kind == kind else {}
     values = {"kind": kind} | {key: settings[key] for key in READ[kind] if settings.get(key) is not None}
-    if isinstance(source, CSV) and (units := source.spelling_in(directory).units):
-        values["units"] = units
     if "names" in values:
         values["names"] = {key: name for key, name in values["names"].items() if key not in ("client", "domain")}
     return RowsAbout(

@@ -463,8 +463,11 @@ def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = No
     model, ticket, number = _read_model(folder, client)
     about = ticket.rows
     source = about.source_at(path)
-    spelling = source.spelling if isinstance(source, CSV) else Spelling()
-    rows = read_features(path, about.shape, about.columns, spelling)
+    if isinstance(source, CSV) and source.learned is not None:
+        rows = source.encoded(path, None)
+    else:
+        spelling = source.spelling if isinstance(source, CSV) else Spelling()
+        rows = read_features(path, about.shape, about.columns, spelling)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
     write_text(out, table(model.predict(x).told, names_of_classes(model)))
     return f"{ticket.node}, client {number}", model.moment.round, len(x)

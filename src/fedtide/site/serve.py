@@ -37,7 +37,7 @@ from fedtide.site.accounts import forget, open_safe, private_wire
 from fedtide.site.client_rows import host_without_rows
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
-from fedtide.site.status import Status, describe_way_in
+from fedtide.site.status import OVER, Status, describe_way_in
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.noise import simulated_noise
@@ -269,7 +269,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             except _Grown:
                 continue
             over = over or latest.read().clients == site.roster.clients
-        watch.phase = "over"
+        watch.phase = OVER
         if away := sum(node.key is not None and node.name not in carrier.present() for node in site.roster.node):
             log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn it")
         forget(site)

@@ -62,6 +62,8 @@ def deploy(
     site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
     _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.deploy.address})")
     _say(*describe_sums(site))
+    if "learned" in site.about.rows.source:
+        _say("tickets: with means, deviations and categories of the study's own rows, which nodes encode theirs by")
     _say(*_describe_tickets(out, [site.ticket(node) for node in site.roster.node]))
     _say(f"to rehearse: fedtide rehearse {out}", f"to start the server: fedtide serve {out}")
     return 0

@@ -22,6 +22,8 @@ from fedtide.site.accounts import describe_spent, ledger_for, warn_of_budget
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.site import Member, Site
 
+OVER = "over"
+"""What a server does when all rounds are played."""
 STALE = 60
 """Seconds after which a status that was not written again is that of a server that is gone."""
 HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused", "shown by client",
@@ -142,7 +144,9 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
         yield f"server: never served; start it with: fedtide serve {site.root}"
         return
     age = status.age(now)
-    if age > STALE:
+    if status.phase == OVER:
+        yield f"server: all {status.rounds} rounds are played; see them with: fedtide report {site.run}"
+    elif age > STALE:
         yield f"server: not running since {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {site.root}"
     else:
         yield f"server: round {status.round} of {status.rounds}, {status.phase}"

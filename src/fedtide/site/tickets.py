@@ -52,7 +52,21 @@ Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Distinct]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), Different]
 READ = {
-    "csv": ("label", "cuts", "time", "missing", "encoding", "separator", "decimal", "time_format", "clock", "units"),
+    "csv": (
+        "label",
+        "cuts",
+        "time",
+        "categories",
+        "missing",
+        "scaled",
+        "encoding",
+        "separator",
+        "decimal",
+        "time_format",
+        "clock",
+        "units",
+        "learned",
+    ),
     "npz": ("names",),
 }
 """Settings of a source by which a file is read."""
@@ -83,7 +97,7 @@ class RowsAbout(Strict):
             raise ValueError(f"found {shown(self.shape)} as the shape of a row, allowed: 100,000,000 numbers at most")
         if self.labels and len(self.labels) != self.classes:
             raise ValueError(f"found {len(self.labels)} names of {self.classes} classes, allowed: one each")
-        if self.columns and self.shape != (len(self.columns),):
+        if self.columns and "learned" not in self.source and self.shape != (len(self.columns),):
             raise ValueError(f"found {len(self.columns)} columns and rows of shape {self.shape}, allowed: one each")
         return self
 

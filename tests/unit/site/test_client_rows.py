@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Split
 from fedtide.data.transforms import Standardize
 from fedtide.site.client_rows import FileRows, describe_columns, divide_rows, read_rows
-from fedtide.site.deploying import describe_rows
+from fedtide.site.deploying import choose, describe_rows
 from fedtide.site.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -94,16 +95,37 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
         read_rows(path, ABOUT)
 
 
+def about_site(source: dict[str, Any]) -> RowsAbout:
+    """What tickets of a study say of rows."""
+    experiment = from_dict({"data": {"source": {"kind": "csv", **source}}, "method": [{"algorithm": "fedavg"}]})
+    study = choose(experiment, "fedavg", 3, None, "study")
+    return describe_rows(study, study.data.source.load(None, 0), None)
+
+
+def test_all_nodes_scale_fill_and_encode_by_the_rows_of_the_study(tmp_path):
+    """By hand: pulse has mean 72 and deviation 2, and a missing one is 72; the categories are a and b."""
+    (tmp_path / "study.csv").write_text("pulse,ward,label\n70,a,calm\n74,b,ill\n70,a,well\n74,b,calm\n")
+    source = {"path": str(tmp_path / "study.csv"), "categories": ["ward"], "missing": "mean", "scaled": True}
+    about = about_site(source)
+    assert about.source["learned"] == {
+        "means": {"pulse": 72.0}, "centers": {"pulse": 72.0}, "spreads": {"pulse": 2.0},
+        "categories": {"ward": ["a", "b"]},
+    }  # fmt: skip
+    (tmp_path / "berlin.csv").write_text("ward,pulse,label\nb,90,ill\na,,calm\nc,71,calm\n")
+    rows = read_rows(tmp_path / "berlin.csv", about)
+    assert rows.x.tolist() == [[9.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-0.5, 0.0, 0.0]]
+    assert about.source_at(tmp_path / "berlin.csv").encoded(tmp_path / "berlin.csv", None).equal(rows.x)
+    lacks = about.model_copy(update={"source": about.source | {"learned": {"means": {"pulse": 72.0}}}})
+    with pytest.raises(FedtideError, match=r"learned\.categories\.ward: missing key"):
+        read_rows(tmp_path / "berlin.csv", lacks)
+
+
 def test_a_unit_other_than_that_of_the_study_is_refused(tmp_path):
     files = {"study": "70 bpm", "plain": "70", "other": "1.2 Hz"}
     for name, cell in files.items():
         rows = "".join(f"{cell},2,3,{label}\n" for label in CLASSES)
         (tmp_path / f"{name}.csv").write_text(f"pulse,age,weight,label\n{rows}")
-    experiment = from_dict({
-        "data": {"source": {"kind": "csv", "path": str(tmp_path / "study.csv")}},
-        "method": [{"algorithm": "fedavg"}],
-    })  # fmt: skip
-    about = describe_rows(experiment, experiment.data.source.load(None, 0), None)
+    about = about_site({"path": str(tmp_path / "study.csv")})
     assert about.source["units"] == {"pulse": "bpm"}  # found, because nobody named it
     assert read_rows(tmp_path / "plain.csv", about).x[0].tolist() == [70.0, 2.0, 3.0]
     with pytest.raises(FedtideError, match=r"row 2: pulse: found '1\.2 Hz', allowed: a number in bpm"):

@@ -167,6 +167,9 @@ def test_a_site_says_how_it_is(site):
     lines = list(describe_status(site, NOW + timedelta(seconds=5)))
     assert lines[-2] == "server: round 2 of 4, waiting for answers"
     assert "if 1 client or more are connected" in lines[-1]
+    status(phase="over").write(site.status)
+    assert any("all 4 rounds are played" in line for line in describe_status(site, NOW + timedelta(days=9)))
+    status().write(site.status)
     berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in list_nodes(site, NOW))
     assert (berlin["connected"], berlin["asked"], berlin["key"]) == ("yes", "0", "not admitted")
     assert (lyon["connected"], lyon["clients"], lyon["asked"], lyon["answered"]) == ("no", "1, 2", "2", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from shutil import copytree
 
+import numpy as np
 import pytest
 
 from fedtide.config import from_dict
@@ -96,7 +97,7 @@ def simulated(**changes):
         ({"data": {"source": "play-roles"}}, "a,b,c", "SCAFFOLD", "does not fit rows"),
         ({"data": {"source": "python:os:getcwd"}}, "a,b,c", "SCAFFOLD", "os:getcwd"),
         (
-            {"data": {"source": STUDY["data"]["source"] | {"scaled": True}}},
+            {"data": {"source": {"kind": "npz", "scaled": True}}},
             "a,b,c",
             "SCAFFOLD",
             "scaled: found True, but each node would scale by rows of its own",
@@ -116,7 +117,10 @@ def test_studies_that_cannot_be_deployed_are_refused(tmp_path, changes, nodes, m
     before = contents(tmp_path)
     study = {**STUDY, **changes}
     if (source := study["data"]["source"]) and isinstance(source, dict):
-        study["data"] = {"source": source | {"path": str(tmp_path / "pilot.csv")}}
+        if source["kind"] == "npz":
+            np.savez(tmp_path / "pilot.npz", x=np.arange(12.0).reshape(6, 2), y=np.arange(6) % 3)
+            before = contents(tmp_path)
+        study["data"] = {"source": source | {"path": str(tmp_path / f"pilot.{source['kind']}")}}
     with pytest.raises(FedtideError, match=said) as error:
         make_site(from_dict(study, where="s.toml"), method, Roster.of(nodes), tmp_path / "site", None, "s.toml")
     assert "\n" not in str(error.value)

@@ -1,7 +1,8 @@
 """Tables with a row per sample and columns for label, client, domain and time, in one or several files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -27,6 +28,26 @@ MOST_CATEGORIES = 100
 LABEL = "label"
 """Name of the column of the label if nobody names it."""
 Missing = Literal["error", "drop", "mean"]
+MISSING_HINT = "data.source.missing = 'drop' leaves such rows out, 'mean' fills features"
+
+
+@ingredient
+class Learned:
+    """What features of other rows are encoded by.
+
+    Args:
+        means: mean of each column of numbers, which replaces a missing one.
+        centers: mean of each column that is standardized.
+        spreads: their standard deviations.
+        categories: those of each column of texts, in the order of their features.
+    """
+
+    means: dict[str, Finite]
+    centers: dict[str, Finite] = field(default_factory=dict)
+    spreads: dict[str, Positive] = field(default_factory=dict)
+    categories: dict[str, Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_CATEGORIES)]] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -34,55 +55,86 @@ class Features:
     """Columns of features, each with an entry for each row.
 
     where: name of the table, for messages. names: names of the columns. numbers: (rows, columns) those that are
-    numbers, NaN if one is missing. texts: those that are categories, "" if one is missing. scaled: standardize numbers.
-    integers: (rows, columns) if all are integers, else None.
+    numbers, NaN if one is missing. texts: those that are categories, "" if one is missing. integers: (rows, columns) if
+    all are integers, else None.
     """
 
     where: str
     names: tuple[str, ...]
     numbers: np.ndarray
     texts: Mapping[str, Sequence[str]]
-    scaled: bool = False
     integers: Tensor | None = None
 
-    def encode(self, positions: Tensor, other: "Features | None" = None) -> Tensor:
-        """Return features (rows, width), of another table if there is one, by the rows at some positions.
+    @property
+    def measures(self) -> list[str]:
+        """Names of the columns of numbers."""
+        return [name for name in self.names if name not in self.texts]
 
-        Those rows decide the means of missing numbers, the categories, and the center and spread of numbers if
-        `scaled`. A category that is missing or unknown is none of those there are.
+    def learn(self, positions: Tensor, *, scaled: bool) -> Learned:
+        """Return means, categories and, if `scaled`, centers and spreads of the rows at some positions.
 
         Raises:
             FedtideError: a column has nothing there, or too many categories.
         """
-        rows, other = positions.numpy(), other or self
+        rows, means = positions.numpy(), np.zeros(self.numbers.shape[1])
         where_known = f"in the {len(rows)} rows known when training begins"
-        means = np.zeros(self.numbers.shape[1])
-        for place, column in enumerate(name for name in self.names if name not in self.texts):
-            values = self.numbers[rows, place]
-            if np.isnan(values).all():
-                raise FedtideError(f"{self.where}: {column}: no number {where_known}")
-            means[place] = values[~np.isnan(values)].mean()
         with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused later
-            filled, x = (np.where(np.isnan(table.numbers), means, table.numbers).astype(np.float32)
-                         for table in (self, other))  # fmt: skip
-            if self.scaled:
-                center, spread = center_and_spread(filled[rows].astype(np.float64))
+            for place, name in enumerate(self.measures):
+                values = self.numbers[rows, place]
+                if np.isnan(values).all():
+                    raise FedtideError(f"{self.where}: {name}: no number {where_known}")
+                means[place] = values[~np.isnan(values)].mean()
+            center, spread = center_and_spread(self._fill(means)[rows].astype(np.float64))
+        categories = {}
+        for name, column in self.texts.items():
+            found = sorted({cell for cell in map(column.__getitem__, rows.tolist()) if cell})
+            if not found:
+                raise FedtideError(f"{self.where}: {name}: no category {where_known}")
+            if len(found) > MOST_CATEGORIES:
+                allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
+                raise refused(f"{self.where}: {name}", f"{len(found)} categories", allowed)
+            categories[name] = tuple(found)
+        finite = [np.where(np.isfinite(values), values, 1.0).tolist() for values in (means, center, spread)]
+        by_name = [dict(zip(self.measures, values, strict=True)) for values in finite]
+        scales = by_name[1:] if scaled else ({}, {})
+        return Learned(by_name[0], *scales, categories)
+
+    def encode_by(self, positions: Tensor, *, scaled: bool) -> Tensor:
+        """Return features (rows, width), by the rows at some positions; see `learn`."""
+        return self.encode(self.learn(positions, scaled=scaled))
+
+    def encode(self, learned: Learned) -> Tensor:
+        """Return features (rows, width). A category that is missing or unknown is none of those there are.
+
+        Raises:
+            FedtideError: nothing was learned of a column.
+        """
+        tables = {"means": learned.means, "spreads": learned.spreads or learned.means}
+        lacks = [f"{key}.{name}" for key, table in tables.items() for name in self.measures if name not in table]
+        lacks += [f"categories.{name}" for name in self.texts if name not in learned.categories]
+        if lacks:
+            raise FedtideError(f"data.source.learned.{lacks[0]}: missing key")
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused later
+            x = self._fill(np.array([learned.means[name] for name in self.measures]))
+            if learned.spreads:
+                center, spread = (
+                    np.array([table[name] for name in self.measures]) for table in (learned.centers, learned.spreads)
+                )
                 x = ((x - center) / spread).astype(np.float32)
+        if not self.texts:
+            return torch.from_numpy(x)
         parts, measures = [], iter(x.T)
         for name in self.names:
             if name not in self.texts:
                 parts.append(next(measures)[:, None])
                 continue
-            categories = sorted({cell for cell in map(self.texts[name].__getitem__, rows.tolist()) if cell})
-            if not categories:
-                raise FedtideError(f"{self.where}: {name}: no category {where_known}")
-            if len(categories) > MOST_CATEGORIES:
-                allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
-                raise refused(f"{self.where}: {name}", f"{len(categories)} categories", allowed)
-            place_of = {text: place for place, text in enumerate(categories)}
-            at = np.array([place_of.get(text, -1) for text in other.texts[name]])
-            parts.append((at[:, None] == np.arange(len(categories))).astype(np.float32))
-        return torch.from_numpy(np.concatenate(parts, 1) if self.texts else x)
+            place_of = {text: place for place, text in enumerate(learned.categories[name])}
+            at = np.array([place_of.get(text, -1) for text in self.texts[name]])
+            parts.append((at[:, None] == np.arange(len(place_of))).astype(np.float32))
+        return torch.from_numpy(np.concatenate(parts, 1))
+
+    def _fill(self, means: np.ndarray) -> np.ndarray:
+        return np.where(np.isnan(self.numbers), means, self.numbers).astype(np.float32)
 
 
 @ingredient
@@ -157,6 +209,8 @@ class CSV(Loading):
         clock: whose hours count if times name a zone: UTC, or the clock as it is written.
         units: units of columns of numbers, such as { glucose = "mmol/l" }. A cell with another unit is an error, and
             one without a unit is right.
+        learned: means, scales and categories of other rows, in place of those of its own. `fedtide deploy` writes them,
+            so that all clients encode their rows alike.
     """
 
     path: str | tuple[str, ...]
@@ -175,6 +229,7 @@ class CSV(Loading):
     time_format: Form | None = None
     clock: Clock = "utc"
     units: Units | None = None
+    learned: Learned | None = None
     kind: Literal["csv"] = "csv"
     measures: ClassVar[bool] = True
 
@@ -202,14 +257,23 @@ class CSV(Loading):
         Those are all, or the earliest tenth if rows have a time.
         """
         names = self.feature_names(directory)
-        cells, features = self._divide(*self._read(directory), names)
+        learned = self.learned or self._learn(directory, rows)
+        missing: Missing = "mean" if self.missing == "mean" else "error"
+        cells = read_cells(path, names, self.spelling_in(directory))
+        return replace(self, missing=missing)._divide(path.name, cells, names, alone=True)[1].encode(learned)
+
+    def write_out(self, directory: Path | None) -> "CSV":
+        """Return the source with what it finds in its rows, so that it reads rows of others in the same way."""
+        learned = self._learn(directory, None) if self.learns else None
+        units = self.spelling_in(directory).units or None
+        return replace(self, units=units, learned=self.learned or learned)
+
+    def _learn(self, directory: Path | None, rows: Tensor | None) -> Learned:
+        cells, features = self._divide(*self._read(directory), self.feature_names(directory))
         if rows is None:
             time, _ = self._times(cells)
             rows = torch.arange(len(cells)) if time is None else find_earliest(time)
-        missing: Missing = "mean" if self.missing == "mean" else "error"
-        other = CSV(str(path), label=names[0], features=names, categories=self.categories, missing=missing)
-        others = other._divide(path.name, read_cells(path, names, self.spelling_in(directory)), names, hint=False)
-        return features.encode(rows, others[1])
+        return features.learn(rows, scaled=self.scaled)
 
     @property
     def learns(self) -> bool:
@@ -236,6 +300,8 @@ class CSV(Loading):
 
     def spelling_in(self, directory: Path | None) -> Spelling:
         """How other files are written: with the units of its own files, unless a person says others."""
+        if self.learned is not None:
+            return self.spelling
         columns = self._read(directory)[1].columns
         units = {name: column.unit for name, column in columns.items() if column.numbers is not None and column.unit}
         return replace(self.spelling, units=units | (self.units or {}))
@@ -282,7 +348,8 @@ class CSV(Loading):
         named: dict[str, Any] = {role: cells.texts(column) for role, column in roles.items() if column}
         positions = torch.arange(len(cells)) if time is None else find_earliest(time)
         # Numbers that are too large are found here; integers stay integers for a model that embeds them.
-        plain = replace(features, scaled=False).encode(positions) if features.integers is None else features.integers
+        learned = self.learned or features.learn(positions, scaled=False)
+        plain = features.encode(learned) if features.integers is None else features.integers
         rows = replace(from_arrays(name, plain, label, measured=measured, **named), time=time)
         if self.cuts:
             rows = replace(rows, classes=len(self.cuts) + 1)
@@ -292,8 +359,9 @@ class CSV(Loading):
             lines.insert(0, f"time: {', '.join(self._timed)} ({describe_span(time.numpy(), unit)})")
         if lines:
             rows = replace(rows, said=(f"{name}: {len(rows):,} rows", *lines))
-        learned = self.scaled or self.categories or np.isnan(features.numbers).any()
-        return with_fit(rows, features.encode) if learned else rows
+        if self.learned is not None or not (self.scaled or self.categories or np.isnan(features.numbers).any()):
+            return rows
+        return with_fit(rows, partial(features.encode_by, scaled=self.scaled))
 
     def _times(self, cells: Cells) -> tuple[Tensor | None, str]:
         """Return the times of rows in seconds, and the unit of those that are numbers."""
@@ -303,15 +371,17 @@ class CSV(Loading):
         time, unit = cells.times(self._timed, self.clock) if every is None else (every, "")
         return torch.from_numpy(time), unit
 
-    def _divide(self, name: str, cells: Cells, features: Sequence[str], *, hint: bool = True) -> tuple[Cells, Features]:
+    def _divide(
+        self, name: str, cells: Cells, features: Sequence[str], *, alone: bool = False
+    ) -> tuple[Cells, Features]:
         """Return the rows in which nothing is missing that must not be, and their columns of features.
 
-        With `hint` the error of a column of texts names keys of the source.
+        If another file has features `alone`, nothing else is needed, and its errors name no keys of the source.
 
         Raises:
             FedtideError: something is missing and that is an error, or a number is none.
         """
-        needed = [column for column in self.taken if column in cells.columns]
+        needed = [] if alone else [column for column in self.taken if column in cells.columns]
         if not features:
             raise FedtideError(f"{name}: no feature columns besides {', '.join(needed)}")
         names = [*dict.fromkeys(needed if self.missing == "mean" else [*needed, *features])]
@@ -320,13 +390,14 @@ class CSV(Loading):
             missing = cells.columns[column].missing
             if self.missing == "error" and missing.any():
                 row = int(missing.argmax())
-                allowed = "a value; data.source.missing = 'drop' leaves such rows out, 'mean' fills features"
+                allowed = "a value" if alone else f"a value; {MISSING_HINT}"
                 raise refused(f"{cells.where(row)}: {column}", cells.columns[column].cell(row), allowed)
             whole &= ~missing
         if not whole.any():
             raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
         cells = cells.take(np.flatnonzero(whole))
-        keys = "; data.source.features can leave the column out, data.source.categories = ['%s'] reads texts" * hint
+        keys = "; data.source.features can leave the column out, data.source.categories = ['%s'] reads texts"
+        keys *= not alone
         plain = [column for column in features if column not in self.categories]
         gaps = self.missing != "error"
         numbers = [cells.numbers(column, keys and keys % column, gaps=gaps) for column in plain]
@@ -336,7 +407,7 @@ class CSV(Loading):
         integers = None
         if not (self.scaled or texts or any(cells.columns[column].integers is None for column in features)):
             integers = torch.from_numpy(np.stack([cast(Any, cells.columns[column].integers) for column in features], 1))
-        return cells, Features(name, tuple(features), measured, texts, self.scaled, integers)
+        return cells, Features(name, tuple(features), measured, texts, integers)
 
     def _read_labels(self, cells: Cells, measured: bool) -> np.ndarray | list[str]:
         """Return the classes of rows, or values (rows,), of several labels at once (rows, labels)."""
