@@ -33,7 +33,7 @@ MISSING_HINT = "data.source.missing = 'drop' leaves such rows out, 'mean' fills 
 
 @ingredient
 class Learned:
-    """What features of other rows are encoded by.
+    """Means, scales and categories, by which features of other rows are encoded.
 
     Args:
         means: mean of each column of numbers, which replaces a missing one.
@@ -87,13 +87,13 @@ class Features:
             center, spread = center_and_spread(self._fill(means)[rows].astype(np.float64))
         categories = {}
         for name, column in self.texts.items():
-            found = sorted({cell for cell in map(column.__getitem__, rows.tolist()) if cell})
-            if not found:
+            names = sorted({cell for cell in map(column.__getitem__, rows.tolist()) if cell})
+            if not names:
                 raise FedtideError(f"{self.where}: {name}: no category {where_known}")
-            if len(found) > MOST_CATEGORIES:
+            if len(names) > MOST_CATEGORIES:
                 allowed = f"{MOST_CATEGORIES} at most, because each becomes a feature"
-                raise refused(f"{self.where}: {name}", f"{len(found)} categories", allowed)
-            categories[name] = tuple(found)
+                raise refused(f"{self.where}: {name}", f"{len(names)} categories", allowed)
+            categories[name] = tuple(names)
         finite = [np.where(np.isfinite(values), values, 1.0).tolist() for values in (means, center, spread)]
         by_name = [dict(zip(self.measures, values, strict=True)) for values in finite]
         scales = by_name[1:] if scaled else ({}, {})
