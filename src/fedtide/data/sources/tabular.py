@@ -95,9 +95,8 @@ class Features:
                 raise refused(f"{self.where}: {name}", f"{len(names)} categories", allowed)
             categories[name] = tuple(names)
         finite = [np.where(np.isfinite(values), values, 1.0).tolist() for values in (means, center, spread)]
-        by_name = [dict(zip(self.measures, values, strict=True)) for values in finite]
-        scales = by_name[1:] if scaled else ({}, {})
-        return Learned(by_name[0], *scales, categories)
+        filler, centers, spreads = (dict(zip(self.measures, values, strict=True)) for values in finite)
+        return Learned(filler, centers if scaled else {}, spreads if scaled else {}, categories)
 
     def encode_by(self, positions: Tensor, *, scaled: bool) -> Tensor:
         """Return features (rows, width), by the rows at some positions; see `learn`."""
@@ -265,8 +264,8 @@ class CSV(Loading):
     def write_out(self, directory: Path | None) -> "CSV":
         """Return the source with what it finds in its rows, so that it reads rows of others in the same way."""
         learned = self._learn(directory, None) if self.learns else None
-        units = self.spelling_in(directory).units or None
-        return replace(self, units=units, learned=self.learned or learned)
+        units = self.spelling_in(directory).units
+        return replace(self, units=dict(units) if units else None, learned=self.learned or learned)
 
     def _learn(self, directory: Path | None, rows: Tensor | None) -> Learned:
         cells, features = self._divide(*self._read(directory), self.feature_names(directory))
