@@ -113,7 +113,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
-    with pytest.raises(FedtideError, match=r"way: found 'domain-mixture', allowed: choice, fine-tuned"):
+    with pytest.raises(FedtideError, match=r"way: found 'domain-mixture', did you mean 'mixture'"):
         fedtide.transforms.personalized(
             aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.data.shift.DomainMixture()
         )

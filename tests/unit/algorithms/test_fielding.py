@@ -148,10 +148,10 @@ def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, mo
     ({"clustering": "k-center"}, "clustering.k"),
     ({"clustering": {"kind": "k-center", "k": 3, "n_init": 5}}, "n_init: unknown key"),
     ({"representation": {"kind": "combined", "parts": ["labels"]}}, "parts: found"),
-    ({"representation": {"kind": "combined", "parts": ["labels", "emb"]}}, "allowed"),
+    ({"representation": {"kind": "combined", "parts": ["labels", "emb"]}}, "did you mean 'embedding'"),
     ({"representation": {"kind": "combined", "parts": ["labels", {"kind": "embedding", "distance": "cosine"}]}},
      "found labels or an embedding by 'cosine'"),
-    ({"reassign": "al"}, "reassign: found 'al', allowed: drifted, all"),
+    ({"reassign": "al"}, "reassign: found 'al', did you mean 'all'"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_one_line(options, said):
     with pytest.raises(FedtideError) as raised:

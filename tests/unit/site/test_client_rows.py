@@ -97,7 +97,9 @@ def test_a_mistake_in_a_row_is_named(tmp_path, row, said):
 
 def about_site(source: dict[str, Any]) -> RowsAbout:
     """What tickets of a study say of rows."""
-    experiment = from_dict({"data": {"source": {"kind": "csv", **source}}, "method": [{"algorithm": "fedavg"}]})
+    experiment = from_dict(
+        {"data": {"source": {"kind": "csv", **source}}, "method": [{"algorithm": "fedavg", "cohort": 3}]}
+    )
     study = choose(experiment, "fedavg", 3, None, "study")
     return describe_rows(study, study.data.source.load(None, 0), None)
 

@@ -137,13 +137,15 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
-def find(
-    path: str, directory: Path | None, key: str = "data.source", *, hint: str = "set data.directory or FEDTIDE_DATA"
-) -> Path:
+DIRECTORIES = "set data.directory or FEDTIDE_DATA"
+"""Advice on a relative path that names nothing."""
+
+
+def find(path: str, directory: Path | None, key: str = "data.source", *, hint: str = DIRECTORIES) -> Path:
     """Return the path of a file or folder, which is absolute, below the data directory or relative.
 
     The data directory is the configured one or FEDTIDE_DATA. `key` is the configuration key and `hint` the advice for
-    error messages about a path that is not absolute.
+    error messages; that on directories is left out if the path is absolute.
 
     Raises:
         FedtideError: the path does not exist in any place; the message names all places.
@@ -157,7 +159,7 @@ def find(
                 raise FedtideError(f"{key}: {candidate}: is a pipe or a device, allowed: a file or folder")
             return candidate
     tried = ", ".join(str(place / wanted) for place in places)
-    advice = "" if wanted.is_absolute() else f"; {hint}"
+    advice = "" if wanted.is_absolute() and hint == DIRECTORIES else f"; {hint}"
     raise FedtideError(f"{key}: no such file or folder: {tried}{advice}")
 
 
