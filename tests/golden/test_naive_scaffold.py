@@ -1,4 +1,4 @@
-"""Independent naive SCAFFOLD and FedAvg in numpy float64, with cross-entropy and with the re-weighted softmax.
+"""Independent naive SCAFFOLD and FedAvg in numpy float64, with cross-entropy and with softmaxes by counts of labels.
 
 Gradients by hand, explicit loops; weights, control variates and losses of 12 rounds to 1e-8. It shares no code with the
 package but the population (who is there, who holds what) and the keys of the shuffles.
@@ -31,16 +31,19 @@ def fractions(y, beside, blend: float) -> list[float]:
 
 
 def gradient(net, x, y, a) -> tuple[dict[str, np.ndarray], float]:
-    """Of the mean over rows of -log( a_y e^z_y / sum_c a_c e^z_c ), and that mean; one hidden ReLU layer."""
+    """Of the mean over rows of -log( a_y e^z_y / sum_c a_c e^z_c ), and that mean; one hidden ReLU layer.
+
+    A class with the weight None has the logit zero, whatever the network says.
+    """
     out = {name: np.zeros_like(p) for name, p in net.items()}
     total = 0.0
     for i in range(len(y)):
         before = net["dense1.weight"] @ x[i] + net["dense1.bias"]
         h = np.maximum(before, 0.0)
         z = net["head.weight"] @ h + net["head.bias"]
-        held = [c for c in range(CLASSES) if a[c] > 0]
+        held = [c for c in range(CLASSES) if a[c] is not None and a[c] > 0]
         top = max(z[c] for c in held)
-        mass = sum(a[c] * math.exp(z[c] - top) for c in held)
+        mass = sum(a[c] * math.exp(z[c] - top) for c in held) + sum(math.exp(-top) for w in a if w is None)
         p = [a[c] * math.exp(z[c] - top) / mass if c in held else 0.0 for c in range(CLASSES)]
         total -= math.log(p[y[i]])
         back = np.zeros_like(h)
@@ -102,6 +105,21 @@ def wsm(blend: float = 0.0, val: bool = False):
     return lambda y, beside: fractions(y, beside if val else beside[:0], blend)
 
 
+def calibrated(tau: float):
+    """FedLC lowers the logit of class c by tau n_c^(-1/4): the weight e^(-tau / n_c^(1/4)), and 0 without samples."""
+
+    def weights(y, beside):
+        counts = [y.tolist().count(c) for c in range(CLASSES)]
+        return [math.exp(-tau / math.sqrt(math.sqrt(n))) if n else 0.0 for n in counts]
+
+    return weights
+
+
+def masked(y, beside):
+    """Absent classes have the logit zero, and all others are as they are."""
+    return [1.0 if c in y else None for c in range(CLASSES)]
+
+
 def even(y, beside):
     """Cross-entropy is the re-weighted softmax with equal weights."""
     return [1.0] * CLASSES
@@ -119,6 +137,9 @@ CASES = [
     ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {**THESIS, "val": True}, wsm(val=True)),
     ("fedavg", {}, {}, "wsm", wsm()),
     ("fedavg", {}, {}, {"kind": "wsm", "blend": 0.3}, wsm(0.3)),
+    ("fedavg", {}, {}, "fedlc", calibrated(1.0)),
+    ("scaffold", {"variant": "I"}, {}, {"kind": "fedlc", "tau": 2.5}, calibrated(2.5)),
+    ("fedavg", {}, {}, "masked", masked),
 ]
 
 

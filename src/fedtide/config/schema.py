@@ -38,7 +38,7 @@ from fedtide.fields.types import (
 )
 from fedtide.fields.user_code import Python, imported
 from fedtide.fleets.devices import Devices, Steady
-from fedtide.learn.losses import WSM, CrossEntropy
+from fedtide.learn.losses import WSM, CrossEntropy, FedLC, Masked
 from fedtide.learn.target import CLASSES
 from fedtide.models import Model, SmallCNN
 from fedtide.transforms import AnyTransform, Personalized
@@ -101,7 +101,9 @@ class Method(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     safe: Flag = False
     transforms: tuple[AnyTransform, ...] = ()
-    loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), BeforeValidator(by_name)] = CrossEntropy()
+    loss: Annotated[
+        CrossEntropy | WSM | FedLC | Masked | Python, Field(discriminator="kind"), BeforeValidator(by_name)
+    ] = CrossEntropy()
     init_from: str | None = Field(None, min_length=1)
     shift: Shift | None = None
     decide_per: Grouping = "client"

@@ -39,8 +39,10 @@ LONG_ALONE = {"solver": {"lr": 0.001, "optimizer": "adamw", "local_steps": 5 * S
 
 # -- methods -----------------------------------------------------------------------------------------------------------
 
-LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels", "holdings")}
-"""Traits that losses help with, for any algorithm: the re-weighted softmax if a client lacks labels, if for a time."""
+LOSSES: Mapping[str, tuple[Trait, ...]] = {
+    "wsm": ("labels", "holdings"), "fedlc": ("labels",), "masked": ("labels",),
+}  # fmt: skip
+"""Traits that losses help with, for any algorithm: the re-weighted softmax also if a client lacks labels for a time."""
 
 
 def _others(answers: Answers) -> int:

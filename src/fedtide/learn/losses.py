@@ -23,13 +23,15 @@ from torch import Tensor
 
 from fedtide.core.base import Shard, Weighted
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import Flag, Fraction, ingredient
+from fedtide.fields.types import Flag, Fraction, NonNegative, ingredient
 from fedtide.learn.device import CPU
 
 __all__ = [
     "WSM",
     "CrossEntropy",
+    "FedLC",
     "Loss",
+    "Masked",
 ]  # fmt: skip
 
 Columns = tuple[Tensor, ...]
@@ -221,14 +223,89 @@ def as_loss(loss: Any) -> Any:
     return loss if hasattr(loss, "prepare") else Plain(loss)
 
 
-# -- the re-weighted softmax ----------------------------------------------------------------------------------------
+# -- softmaxes by the client's counts of labels ----------------------------------------------------------------------
+
+
+class CountedSoftmax:
+    """Cross-entropy of logits that are adjusted by how many labels of each class the client has.
+
+    A kind of it says by `_shift` what is added to the logits.
+    """
+
+    kind: str
+
+    def prepare(self, shard: Shard) -> tuple[Tensor, Columns]:
+        """Return the number of samples (or steps) of each class, up to the largest label; and the mask column."""
+        return _counts(shard), mask_of(shard)
+
+    def value(self, outputs: Tensor, y: Tensor, shared: Tensor, columns: Columns) -> Tensor:
+        """Return the mean over samples, or over the steps that count."""
+        outputs, y = keep_counted(outputs, y, columns)
+        return F.cross_entropy(self._adjusted(outputs, self._checked_shift(shared, outputs)), y)
+
+    def each(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, smoothed over only the classes that the client has."""
+        shift = self._checked_shift(shared, outputs)
+        adjusted = self._adjusted(outputs, shift)
+        if not eps:
+            return label_losses(adjusted, y)
+        logp, has = F.log_softmax(adjusted, -1), shift.isfinite()
+        losses = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
+        others = -logp.masked_fill(~has, 0.0).sum(-1)  # as in torch, so that equal fractions give the same bits
+        return (1 - eps) * losses + others * (eps / has.sum().double())
+
+    def graded(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the loss of every label of several clients, and its gradient by the outputs.
+
+        Args:
+            outputs: logits (clients, ..., classes).
+            y: labels (clients, ...).
+            shared: counts of the clients (clients, classes), up to the largest label of all.
+            eps: label smoothing of each label over only the classes that its client has, in a shape that fits `y`.
+        """
+        shift = self._checked_shift(shared, outputs).view(len(shared), *(1,) * (y.dim() - 1), -1)
+        adjusted = self._adjusted(outputs, shift)
+        if eps is None:
+            losses, gradient = CrossEntropy().graded(adjusted, y, None)
+            return losses, self._through(gradient, shift)
+        has, at = shift.isfinite(), y[..., None]
+        logp = F.log_softmax(adjusted, -1)
+        losses, others = -logp.gather(-1, at)[..., 0], logp.masked_fill(~has, 0.0).sum(-1) / has.sum(-1)
+        gradient = logp.exp_().sub_(eps[..., None] * has / has.sum(-1, keepdim=True))
+        off = (eps - 1)[..., None].expand(at.shape)
+        gradient = self._through(gradient.scatter_add_(-1, at, off), shift)
+        return (1 - eps) * losses - eps * others, gradient
+
+    def stacked(self, shared: Sequence[Tensor]) -> Tensor:
+        """Stack the counts of several clients (clients, classes), up to the largest label of all."""
+        longest = max(len(counts) for counts in shared)
+        return torch.stack([_padded(counts, longest) for counts in shared])
+
+    def _checked_shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
+        classes = outputs.shape[-1]
+        if counts.shape[-1] > classes:
+            raise refused(f"loss: '{self.kind}': label", counts.shape[-1] - 1, f"0 to {classes - 1}, the model's")
+        return self._shift(_padded(counts, classes)).to(outputs.dtype)
+
+    def _shift(self, counts: Tensor) -> Tensor:
+        """Return the addition to the logits (..., classes), given counts; minus infinity leaves a class out."""
+        raise NotImplementedError
+
+    def _adjusted(self, outputs: Tensor, shift: Tensor) -> Tensor:
+        """Return the logits of the softmax."""
+        return outputs + shift
+
+    def _through(self, gradient: Tensor, shift: Tensor) -> Tensor:
+        """Return the gradient by the outputs, given that by the logits of the softmax, which may be overwritten."""
+        return gradient
+
 
 SAFE_BLEND = 0.3
 """Blend in the safe form of a method (docs/never-worse.md)."""
 
 
 @ingredient
-class WSM:
+class WSM(CountedSoftmax):
     """The re-weighted softmax (WSM): each class is weighted in the softmax by its fraction of the client's samples.
 
     Equation 15 of Legate's thesis (2022): `-(z_y - log sum_c a_c exp(z_c))`, with `a_c` the fraction of class c among
@@ -273,63 +350,96 @@ class WSM:
 
     def prepare(self, shard: Shard) -> tuple[Tensor, Columns]:
         """Return the number of samples (or steps) of each class, up to the largest label; and the mask column."""
-        counts = _counts(shard)
+        counts, mask = super().prepare(shard)
         if self.val and shard.val is not None:
             more = _counts(shard.val)
             longest = max(len(counts), len(more))
             counts = _padded(counts, longest) + _padded(more, longest)
-        return counts, mask_of(shard)
+        return counts, mask
 
-    def value(self, outputs: Tensor, y: Tensor, shared: Tensor, columns: Columns) -> Tensor:
-        """Return the mean over samples, or over the steps that count."""
-        outputs, y = keep_counted(outputs, y, columns)
-        return F.cross_entropy(outputs + self._shift(shared, outputs), y)
-
-    def each(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float = 0.0) -> Tensor:
-        """Return the loss of every label, in the shape of `y`, smoothed over only the classes that the client has."""
-        shift = self._shift(shared, outputs)
-        if not eps:
-            return label_losses(outputs + shift, y)
-        logp, has = F.log_softmax(outputs + shift, -1), shift.isfinite()
-        losses = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
-        others = -logp.masked_fill(~has, 0.0).sum(-1)  # as in torch, so that equal fractions give the same bits
-        return (1 - eps) * losses + others * (eps / has.sum().double())
-
-    def graded(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss of every label of several clients, and its gradient by the outputs.
-
-        Args:
-            outputs: logits (clients, ..., classes).
-            y: labels (clients, ...).
-            shared: counts of the clients (clients, classes), up to the largest label of all.
-            eps: label smoothing of each label over only the classes that its client has, in a shape that fits `y`.
-        """
-        shift = self._shift(shared, outputs).view(len(shared), *(1,) * (y.dim() - 1), -1)
-        if eps is None:
-            return CrossEntropy().graded(outputs + shift, y, None)
-        has, at = shift.isfinite(), y[..., None]
-        logp = F.log_softmax(outputs + shift, -1)
-        losses, others = -logp.gather(-1, at)[..., 0], logp.masked_fill(~has, 0.0).sum(-1) / has.sum(-1)
-        gradient = logp.exp_().sub_(eps[..., None] * has / has.sum(-1, keepdim=True))
-        off = (eps - 1)[..., None].expand(at.shape)
-        return (1 - eps) * losses - eps * others, gradient.scatter_add_(-1, at, off)
-
-    def stacked(self, shared: Sequence[Tensor]) -> Tensor:
-        """Stack the counts of several clients (clients, classes), up to the largest label of all."""
-        longest = max(len(counts) for counts in shared)
-        return torch.stack([_padded(counts, longest) for counts in shared])
-
-    def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
+    def _shift(self, counts: Tensor) -> Tensor:
         """Return the logarithm of the fractions (..., classes), minus that of the largest.
 
         A constant for all logits changes nothing, and with this one the shift of equal fractions is exactly zero. For a
         class without samples it is minus infinity: its probability and its gradient are exactly zero.
         """
-        classes = outputs.shape[-1]
-        if counts.shape[-1] > classes:
-            raise refused("loss: 'wsm': label", counts.shape[-1] - 1, f"0 to {classes - 1}, the model's")
-        fractions = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum(-1, keepdim=True) / classes
-        return (fractions / fractions.amax(-1, keepdim=True)).log().to(outputs.dtype)
+        fractions = (1 - self.blend) * counts + self.blend * counts.sum(-1, keepdim=True) / counts.shape[-1]
+        return (fractions / fractions.amax(-1, keepdim=True)).log()
+
+
+@ingredient
+class FedLC(CountedSoftmax):
+    """Calibrated logits (FedLC): the logit of each class is lowered by `tau * n_c^(-1/4)`, most for rare classes.
+
+    Zhang, Li, Li, Xu, Wu, Ding, Wu: *Federated Learning with Label Distribution Skew via Logits Calibration*, ICML
+    2022, section 4. `n_c` is the number of the client's samples of class c. A class that a client does not hold is left
+    out of the softmax: it gets no gradient.
+
+    When to use it: clients hold classes unevenly, and some hold few samples of a class. It adds no communication.
+
+    Choices:
+        - ours: the softmax sums over all classes that the client holds, as in public code. The sum that the paper
+          prints leaves out the sample's own class, and has no least value.
+        - ours: `tau` is 1; the paper tunes it.
+        - ours: of sequences, steps that count are counted.
+
+    Args:
+        tau: strength of the calibration; with 0 absent classes are left out of the softmax, and nothing else.
+
+    Raises:
+        FedtideError: a label exceeds the model's outputs.
+
+    >>> y = torch.tensor([0] * 16 + [1])
+    >>> shared, columns = FedLC().prepare(Shard(torch.zeros(17, 1), y, torch.arange(17)))
+    >>> value = FedLC().value(torch.zeros(1, 3), torch.tensor([1]), shared, columns)
+    >>> round(value.item(), 4)  # logits -1/2 and -1, and none of the third: log(1 + exp(1/2))
+    0.9741
+    """
+
+    tau: NonNegative = 1.0
+    kind: Literal["fedlc"] = "fedlc"
+
+    def _shift(self, counts: Tensor) -> Tensor:
+        return (-self.tau * counts.pow(-0.25)).masked_fill(counts == 0, -torch.inf)
+
+
+@ingredient
+class Masked(CountedSoftmax):
+    """Masked cross-entropy: logits of classes that a client does not hold are set to zero.
+
+    Diao, Ding, Tarokh: *HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
+    Clients*, ICLR 2021, section 3. Such a class gets no gradient: training does not push it out of the model.
+
+    When to use it: clients hold few of the classes. It adds no communication.
+
+    Choices:
+        - paper: a logit that is set to zero still counts in the sum of the softmax. FedLC with `tau = 0` leaves absent
+          classes out of the sum.
+        - ours: of sequences, steps that count say which classes a client holds.
+
+    Raises:
+        FedtideError: a label exceeds the model's outputs.
+
+    >>> y = torch.tensor([0, 1])
+    >>> shared, columns = Masked().prepare(Shard(torch.zeros(2, 1), y, torch.arange(2)))
+    >>> logits = torch.tensor([[0.0, 0.0, 9.0]], requires_grad=True)
+    >>> value = Masked().value(logits, torch.tensor([1]), shared, columns)
+    >>> round(value.item(), 4)  # log(3)
+    1.0986
+    >>> torch.autograd.grad(value, logits)[0][0, 2].item()
+    0.0
+    """
+
+    kind: Literal["masked"] = "masked"
+
+    def _shift(self, counts: Tensor) -> Tensor:
+        return torch.zeros_like(counts).masked_fill(counts == 0, -torch.inf)
+
+    def _adjusted(self, outputs: Tensor, shift: Tensor) -> Tensor:
+        return outputs.masked_fill(~shift.isfinite(), 0.0)
+
+    def _through(self, gradient: Tensor, shift: Tensor) -> Tensor:
+        return gradient.masked_fill_(~shift.isfinite(), 0.0)
 
 
 def _counts(shard: Shard) -> Tensor:

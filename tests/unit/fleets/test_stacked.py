@@ -85,6 +85,8 @@ CASES = {
     "lr_schedule": {"local": {"lr_schedule": {"kind": "exponential", "factor": 0.5}}},
     "wsm": {"loss": "wsm", "local": {"epochs": 2}},
     "wsm with validation rows": {"loss": {"kind": "wsm", "val": True, "blend": 0.5}},
+    "fedlc": {"loss": "fedlc", "local": {"epochs": 2}},
+    "masked": {"loss": "masked", "local": {"epochs": 2}},
     "uniform": {"weighting": "uniform"},
 }
 

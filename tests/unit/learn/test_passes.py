@@ -13,7 +13,7 @@ from fedtide.core.trees import same
 from fedtide.learn.fast import passes
 from fedtide.learn.fast.passes import ModulePasses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, Blended, CrossEntropy, as_loss, weighs_rows
+from fedtide.learn.losses import WSM, Blended, CrossEntropy, FedLC, Masked, as_loss, weighs_rows
 from fedtide.learn.stack import unstackable
 from fedtide.learn.steps import Train, row_losses
 from fedtide.learn.target import LabelsTarget, NumberTarget
@@ -49,6 +49,8 @@ def assert_equal(made, wanted):
 LOSSES = {
     "cross-entropy": CrossEntropy(),
     "wsm": WSM(),
+    "fedlc": FedLC(),
+    "masked": Masked(),
     "torch": as_loss(nn.CrossEntropyLoss(label_smoothing=0.1)),
     "own": Squared(),
 }
@@ -96,7 +98,7 @@ def test_a_model_that_begins_with_a_relu_leaves_rows_as_they_are(model, copies):
 @pytest.mark.parametrize("model", ["dense", "lenet"])
 @pytest.mark.parametrize("layer", ["last", "*"])
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("base", ["cross-entropy", "wsm", "own"])
+@pytest.mark.parametrize("base", ["cross-entropy", "wsm", "masked", "own"])
 def test_branches_and_whole_copies(model, layer, count, base):
     task = with_branches(Task(MODELS[model], dtype=torch.float64), first_of(model) if layer == "last" else "*", count)
     shard, base = batch(6), LOSSES[base]

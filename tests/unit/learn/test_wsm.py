@@ -272,11 +272,17 @@ def test_it_is_spelled_as_a_word_or_a_table():
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("wms", "loss: found 'wms', did you mean 'wsm'? Allowed: cross-entropy, wsm, python:module:function"),
+        (
+            "wms",
+            "loss: found 'wms', did you mean 'wsm'? Allowed: cross-entropy, wsm, fedlc, masked, python:module:function",
+        ),
         ({"kind": "wsm", "smoothing": 1.0}, "unknown key; did you mean 'blend'? Allowed: blend, val, kind"),
         ({"kind": "wsm", "blend": -1.0}, "method 'A'.loss.blend: found -1.0, allowed: 0.0 or more"),
-        ({"blend": 1.0}, "found {'blend': 1.0}, allowed: a table with 'kind' = one of cross-entropy, wsm"),
-        ({"blend": 1.0}, "allowed: a table with 'kind' = one of cross-entropy, wsm, python"),
+        (
+            {"blend": 1.0},
+            "found {'blend': 1.0}, allowed: a table with 'kind' = one of cross-entropy, wsm, fedlc, masked",
+        ),
+        ({"blend": 1.0}, "allowed: a table with 'kind' = one of cross-entropy, wsm, fedlc, masked, python"),
     ],
 )
 def test_a_mistake_in_it_is_one_clear_line(value, line):
