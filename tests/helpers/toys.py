@@ -66,10 +66,10 @@ def network_of(weights: Weights) -> nn.Module:
     return model
 
 
-def trained_plainly(model: nn.Module, shard: Shard, key: Rng) -> nn.Module:
+def trained_plainly(model: nn.Module, shard: Shard, key: Rng, lr: float = 0.1) -> nn.Module:
     """A copy after two epochs of SGD in batches of four, shuffled by the key of a client's training."""
     own, shuffle = copy.deepcopy(model), key.at("shuffle").torch()
-    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(own.parameters(), lr=lr)
     for _ in range(2):
         for batch in torch.randperm(len(shard.y), generator=shuffle).split(4):
             optimizer.zero_grad()

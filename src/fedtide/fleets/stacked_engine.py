@@ -195,9 +195,10 @@ class StackedEngine(LocalEngine):
         """Return the stack that trains several copies of a model; None if there is none."""
         if request.loss is not None and getattr(request.loss, "alike", None) is None:  # a stack for this client alone
             return None
-        if request.key not in self._stacks:
-            self._stacks[request.key] = make_stack(request)
-        stack = self._stacks[request.key]
+        key = replace(request, local=replace(request.local, lr=1.0)).key  # a stack is the same at every learning rate
+        if key not in self._stacks:
+            self._stacks[key] = make_stack(request)
+        stack = self._stacks[key]
         return None if isinstance(stack, str) else stack
 
     def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult | None:
