@@ -138,6 +138,4 @@ def follow(last: Averages, weights: Tensor, beta1: float, beta2: float, beta3: f
     return Averages(m, v, r, t, max(factor, LEAST))
 
 
-ENTRY = Entry(
-    "adaptive-fedavg", adaptive_fedavg, "weights and a factor down, update up", "global", helps=("drift",)
-)
+ENTRY = Entry("adaptive-fedavg", adaptive_fedavg, "weights and a factor down, update up", "global", helps=("drift",))
