@@ -548,7 +548,10 @@ GENERATED: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "algorithms": algorithm_table,
     "forms": forms,
-    **{family: partial(uses, family) for family in ("global", "branches", "mixture", "clustered", "baseline")},
+    **{
+        family: partial(uses, family)
+        for family in ("global", "branches", "mixture", "clustered", "personal", "baseline")
+    },
     "laws": laws,
     "last_two": partial(worked, "last_two"),
     "ditto": partial(worked, "ditto"),

@@ -461,7 +461,7 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
     Args:
         name: describe this one: its paper, its messages, its keys, and the laws from which it is exempt.
         family: list only these: one model (global), another server step (server-optimizer), branches of a network,
-            components (mixture), a model for each cluster (clustered), or no federation (baseline).
+            components (mixture), models of clusters (clustered) or clients (personal), no federation (baseline).
     """
     from fedtide.algorithms import REGISTRY
     from fedtide.config.keys import source

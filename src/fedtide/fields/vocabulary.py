@@ -52,9 +52,10 @@ def nearest(word: str, allowed: Sequence[str], *, quoted: bool = False) -> str:
     return errors.nearest(word, allowed, synonyms(word, allowed), quoted=quoted)
 
 
-Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]
+Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "personal", "baseline"]
 """What a method trains: one model, one model with another step of the server, a network with a branch for each mode,
-components that clients are mixtures of, a model for each cluster of clients, or as a baseline without a federation."""
+components that clients are mixtures of, a model for each cluster of clients, a model for each client beside a shared
+one, or as a baseline without a federation."""
 
 
 @dataclass(frozen=True)

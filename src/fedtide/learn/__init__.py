@@ -13,6 +13,7 @@ from fedtide.learn.local import (
     LocalTrainer,
     LocalUpdate,
     Proximal,
+    ProximalTo,
     RandomCrop,
     Term,
     training_cost,
@@ -24,7 +25,7 @@ from fedtide.learn.training import FairTraining, Training, Weighting, client_wei
 
 __all__ = [
     "KERAS", "SGD", "Augment", "Correction", "FairTraining", "Fitted", "Flip", "LocalTrainer",
-    "LocalUpdate", "Losses", "Proximal", "RandomCrop", "Server", "Steps", "Stepwise", "Task", "Term", "Train",
-    "Training", "Weighting", "client_weight", "fair_totals", "local_update", "mean_losses", "needs_likelihood",
+    "LocalUpdate", "Losses", "Proximal", "ProximalTo", "RandomCrop", "Server", "Steps", "Stepwise", "Task", "Term",
+    "Train", "Training", "Weighting", "client_weight", "fair_totals", "local_update", "mean_losses", "needs_likelihood",
     "step_server", "training_cost",
 ]  # fmt: skip

@@ -169,6 +169,48 @@ class Proximal:
 
 
 @dataclass(frozen=True)
+class ProximalTo:
+    """The gradient of (mu/2) * ||v - a||^2, a pull towards parameters other than the received ones (Ditto).
+
+    >>> ProximalTo(0.5, [torch.tensor([1.0])])([torch.tensor([3.0])], [torch.tensor([9.0])])
+    [tensor([1.])]
+    """
+
+    mu: float
+    anchor: list[Tensor] = field(repr=False)
+
+    @property
+    def alike(self) -> float:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.mu
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return mu * (v - a)."""
+        return Proximal(self.mu)(now, [leaf.to(value.device) for leaf, value in zip(self.anchor, now, strict=True)])
+
+    def stacked(self, terms: Sequence["ProximalTo"], layout: Layout) -> "StackedProximalTo":
+        """Return the term of several clients that are trained at once, which have the same `mu`."""
+        anchors = [layout(term.anchor) for term in terms]
+        return StackedProximalTo(self.mu, [torch.stack(parts) for parts in zip(*anchors, strict=True)])
+
+
+@dataclass(frozen=True)
+class StackedProximalTo:
+    """The pulls of several clients towards anchors (clients, ...).
+
+    >>> StackedProximalTo(0.5, [torch.tensor([[1.0], [2.0]])])([torch.tensor([[3.0]])], [])
+    [tensor([[1.]])]
+    """
+
+    mu: float
+    anchor: list[Tensor]
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return the pulls of the clients that take the step, which come first."""
+        return Proximal(self.mu)(now, [leaf[: len(value)] for leaf, value in zip(self.anchor, now, strict=True)])
+
+
+@dataclass(frozen=True)
 class Correction:
     """A constant correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).
 

@@ -5,8 +5,18 @@
 'choice'
 """
 
-from fedtide.personal.ways import Alone, Choice, Ensemble, FineTuned, Mixture, Personal, Stacking, by_own_weights
+from fedtide.personal.ways import (
+    OWN_MODELS,
+    Alone,
+    Choice,
+    Ensemble,
+    FineTuned,
+    Mixture,
+    Personal,
+    Stacking,
+    by_own_weights,
+)
 
 __all__ = [
-    "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "Stacking", "by_own_weights",
+    "OWN_MODELS", "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "Stacking", "by_own_weights",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ of fitted models in a mixture come from EM on samples that none of them was fitt
 samples of a client: no step was taken on them, but the client's two models stopped by them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -414,20 +414,28 @@ def predict_personal(
     return Prediction(log_probs, choice, torch.cat(weights)[order] if weights else None)
 
 
-def by_own_weights(task: Task, key: str) -> Any:
+OWN_MODELS: Mapping[str, str] = {"personalized": "its clients keep models of their own"}
+"""Transforms that have no meaning for methods with a model on each client (`Traits.refuses`)."""
+
+
+def by_own_weights(task: Task, weights_of: str | Callable[[Weights, Any], Weights]) -> Any:
     """Build the `predict` of methods whose clients may keep a model: by the client's own, else by the payload's.
 
     Args:
         task: the task.
-        key: key of the weights in a client's memory.
+        weights_of: key of the weights in a client's memory, or a function of payload and memory that returns them.
     """
 
     def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        log_probs = task.predict(payload, memories, x, owner).told
-        for place, memory in enumerate(memories):
-            if memory is not None:
-                rows = owner == place
-                log_probs[rows] = task.predict(memory[key], (), x[rows], owner[rows]).told
-        return Prediction(log_probs)
+        # Clients without a model go together.
+        keeping = torch.tensor([memory is not None for memory in memories], dtype=torch.bool)
+        parts = [(payload, (~keeping[owner]).nonzero().flatten())]
+        for place in keeping.nonzero().flatten().tolist():
+            memory = memories[place]
+            weights = memory[weights_of] if isinstance(weights_of, str) else weights_of(payload, memory)
+            parts.append((weights, (owner == place).nonzero().flatten()))
+        parts = [part for part in parts if len(part[1])] or parts[:1]
+        answers = torch.cat([task.predict_rows(weights, x[rows]) for weights, rows in parts])
+        return Prediction(answers[torch.cat([rows for _, rows in parts]).argsort()])
 
     return predict
