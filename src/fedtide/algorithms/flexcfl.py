@@ -46,7 +46,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.clusterer import KMeans, best_kmeans
+from fedtide.clusters.clusterer import KMeans, kmeans_groups
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import at_most_registered, build_clustered, mix_models, serve_clusters, train_clusters
 from fedtide.cohorts import Arrivals, Cohort, label_question
@@ -259,9 +259,7 @@ def edc(updates: Tensor, m: int) -> np.ndarray:
 
 def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
     """Return the group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
-    _, labels = best_kmeans(edc(updates, m), m, rng.at("start"))
-    _, first, member = np.unique(labels, return_index=True, return_inverse=True)
-    return torch.from_numpy(first.argsort().argsort()[member])
+    return kmeans_groups(edc(updates, m), m, rng.at("start"))
 
 
 def nearest_group(updates: Tensor, directions: Tensor) -> Tensor:

@@ -417,3 +417,14 @@ def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = Non
     costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in results]
     # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
     return results[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]
+
+
+def kmeans_groups(x: Points, k: int, rng: Rng) -> Tensor:
+    """Return the cluster (rows,) of each row by `best_kmeans`, in the order of their first members.
+
+    >>> kmeans_groups(np.array([[0.0], [9.0], [1.0]]), 2, Rng(0)).tolist()
+    [0, 1, 0]
+    """
+    _, labels = best_kmeans(x, k, rng)
+    _, first, member = np.unique(labels, return_index=True, return_inverse=True)
+    return torch.from_numpy(first.argsort().argsort()[member])
