@@ -103,7 +103,10 @@ def fesem(
         else:
             member = kmeans_groups(parameters.double().numpy(), clusters, rng.at("centers"))
         weights = tuple(mean_client_models(trained, member, clusters, state.weights))  # M-step
-        facts = {"loss": mean_over_slots(reply.total, "loss"), "members": torch.bincount(member, minlength=clusters)}
+        facts: Facts = {
+            "loss": mean_over_slots(reply.total, "loss"),
+            "members": torch.bincount(member, minlength=clusters),
+        }
         if few and not begun:
             return replace(state, weights=weights[:1] * clusters), facts
         return replace(state, weights=weights, cluster=state.cluster.index_copy(0, trained.clients, member)), facts
