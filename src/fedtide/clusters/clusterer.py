@@ -258,6 +258,57 @@ def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarr
     return ~second if second[0] else second
 
 
+# -- clusters by density ----------------------------------------------------------------------------------------------
+
+
+def dbscan(far: Tensor, eps: float, min_samples: int = 2) -> Tensor:
+    """Cluster by density: rows with `min_samples` rows within `eps`, themselves included, and all rows near them.
+
+    Ester, Kriegel, Sander, Xu: *A Density-Based Algorithm for Discovering Clusters*, KDD 1996. Clusters are in the
+    order of their first dense rows. A row near several clusters is in the first of them.
+
+    Args:
+        far: (rows, rows) distances.
+        eps: largest distance of neighbors.
+        min_samples: neighbors of a dense row; 1 leaves no row without a cluster.
+
+    Returns:
+        (rows,) int64 the cluster of each row, -1 for none.
+
+    >>> x = torch.tensor([[0.0], [1.0], [5.0], [2.0], [9.0]])
+    >>> dbscan(torch.cdist(x, x), 1.0).tolist(), dbscan(torch.cdist(x, x), 1.0, 1).tolist()
+    ([0, 0, -1, 0, -1], [0, 0, 1, 0, 2])
+    """
+    near = far <= eps
+    dense = near.sum(1) >= min_samples
+    label, count = torch.full((len(far),), -1), 0
+    for row in dense.nonzero().flatten().tolist():
+        if label[row] >= 0:
+            continue
+        size, reached = 0, near[row]
+        while int(reached.sum()) > size:
+            size = int(reached.sum())
+            reached = near[reached & dense].any(0)
+        label[reached & (label < 0)] = count
+        count += 1
+    return label
+
+
+def elbow(values: Tensor) -> float:
+    """Return the value at the elbow of the sorted curve, the farthest below the line between its ends.
+
+    Satopää, Albrecht, Irwin, Raghavan: *Finding a "Kneedle" in a Haystack*, ICDCS Workshops 2011, without its
+    smoothing. A straight line has its elbow at the end, because ties go to the last.
+
+    >>> elbow(torch.tensor([0.3, 0.1, 4.0, 0.2])), elbow(torch.tensor([1.0, 1.0]))
+    (0.30000001192092896, 1.0)
+    """
+    curve = values.sort().values
+    line = torch.linspace(float(curve[0]), float(curve[-1]), len(curve), dtype=curve.dtype)
+    below = line - curve
+    return float(curve[int((below >= below.max()).nonzero()[-1])])
+
+
 class MovingCenters:
     """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
 

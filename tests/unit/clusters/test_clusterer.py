@@ -10,7 +10,7 @@ import torch
 
 from fedtide.clusters import clusterer
 from fedtide.clusters import lloyd as fits
-from fedtide.clusters.clusterer import KMeans, silhouettes
+from fedtide.clusters.clusterer import KMeans, dbscan, elbow, silhouettes
 from fedtide.clusters.distance import Joint, Kind, between, means, set_scales
 from fedtide.clusters.lloyd import draw_starts, kmeans_for_each, lloyd
 from fedtide.core.errors import FedtideError
@@ -197,3 +197,28 @@ def test_how_many_starts_are_worked_on_at_a_time_does_not_show(kind, monkeypatch
 
 
 # -- k-center ---------------------------------------------------------------------------------------------------------
+
+
+# -- clusters by density ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("min_samples", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(12))
+def test_clusters_by_density_are_those_of_scikit_learn(seed, min_samples):
+    """Blobs with stragglers between them, and rows on a grid, of which some are exactly `eps` apart."""
+    sklearn = pytest.importorskip("sklearn.cluster")
+    draw = np.random.default_rng(seed)
+    blobs = np.concatenate([draw.normal(center, 0.3, (12, 2)) for center in ((0, 0), (1, 1), (3, 0))])
+    for x in (blobs, draw.integers(0, 6, (30, 2)).astype(float), blobs[:1]):
+        far = np.linalg.norm(x[:, None] - x[None], axis=-1)
+        for eps in (0.0, 0.2, 0.4, 1.0, 9.0):
+            theirs = sklearn.DBSCAN(eps=eps or 1e-300, min_samples=min_samples, metric="precomputed").fit_predict(far)
+            assert dbscan(torch.from_numpy(far), eps, min_samples).tolist() == theirs.tolist()
+
+
+def test_the_elbow_is_the_farthest_below_the_line_between_the_ends():
+    """0, 1, 2, 9 against 0, 3, 6, 9: 2 is the farthest below. A line has no elbow but its end."""
+    assert elbow(torch.tensor([9.0, 2.0, 0.0, 1.0])) == 2.0
+    assert elbow(torch.tensor([2.0, 2.0, 2.0])) == 2.0
+    assert elbow(torch.tensor([1.0, 3.0])) == 3.0
+    assert elbow(torch.tensor([7.0])) == 7.0
