@@ -16,7 +16,7 @@ from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
+from fedtide.learn.server import SGD, Adagrad, Adam, Flash, KerasAdam, Yogi
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
 ONE = LocalTrainer(lr=0.5, batch_size=0)
@@ -180,14 +180,14 @@ def test_yogi_and_adam_agree_where_v_is_the_squared_update():
     assert steps(Yogi(0.1, eps=1.0), (1.0,)) == pytest.approx(steps(Adam(0.1, eps=1.0), (1.0,)), abs=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1, 0.9), Adagrad(), Adam(), KerasAdam(), Yogi()])
+@pytest.mark.parametrize("optimizer", [SGD(0.1, 0.9), Adagrad(), Adam(), KerasAdam(), Yogi(), Flash()])
 def test_without_a_mean_there_is_no_step(optimizer):
     weights = at(1.0)
     memo = optimizer.init(weights)
     assert optimizer.step(weights, memo, None) == (weights, memo)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), KerasAdam(), Yogi()])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), KerasAdam(), Yogi(), Flash()])
 def test_buffers_bypass_the_optimizer(optimizer):
     """Running statistics move by their plain mean, whatever the rate."""
     weights = Weights({"w": torch.zeros(1)}, {"running_mean": torch.tensor([1.0])})

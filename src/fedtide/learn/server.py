@@ -2,7 +2,7 @@
 
 FedAvgM (`sgd` with momentum): Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019. The
 others: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
-Algorithm 2.
+Algorithm 2. `flash` is that of `fedtide.algorithms.flash`.
 
 When to use it: rounds are few, updates are noisy, or gradients are sparse or of very different size from layer to layer
 (language models). Each optimizer has a server learning rate to tune.
@@ -35,6 +35,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Flash",
     "KerasAdam",
     "Server",
     "Yogi",
@@ -221,11 +222,68 @@ class Yogi(_Decaying):
         return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
 
 
+@dataclass(frozen=True)
+class Drifting(Moments):
+    """The memo of Flash: moments and steps, and the drift term of each parameter."""
+
+    drift: Params
+
+
+@ingredient
+class Flash:
+    """Flash: FedAdam with a drift term d in the denominator, `w += lr * m / (sqrt(v) - d + eps)` (Panchal et al. 2023).
+
+    With the mean update D, `b3 = |v'| / (|D^2 - v| + |v'|)` and `d = b3*d + (1-b3) * (D^2 - v)`, where v' is the second
+    moment before the update: d grows if updates are larger than usual, and with it the step. `fedtide.algorithms.flash`
+    cites the paper and says when the denominator is negative.
+
+    Args:
+        lr: server learning rate.
+        eps: the paper's tau, added to sqrt(v); v starts at eps^2.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+
+    >>> w = Weights({"w": torch.tensor([0.0])})
+    >>> Flash(lr=1.0, eps=0.5).step(w, Flash(eps=0.5).init(w), Weights({"w": torch.tensor([0.5])}))[0].params
+    {'w': tensor([0.0500])}
+    """
+
+    lr: Positive = 0.01
+    eps: Annotated[Positive, ForWeights] = 1e-3
+    beta1: OpenFraction = 0.9
+    beta2: OpenFraction = 0.99
+    kind: Literal["flash"] = "flash"
+
+    def init(self, weights: Weights) -> Drifting:
+        """Return m = d = 0 and v = eps^2."""
+        moments = Adam(eps=self.eps).init(weights)
+        return Drifting(moments.first, moments.second, moments.steps, zeros_like(weights.params))
+
+    def step(self, weights: Weights, memo: Drifting, delta: Weights | None) -> tuple[Weights, Drifting]:
+        """Take one step."""
+        if delta is None:
+            return weights, memo
+        moved, first, second, drift = Params(), Params(), Params(), Params()
+        for name, d in _like(weights.params, delta.params).items():
+            before = memo.second[name]
+            first[name] = self.beta1 * memo.first[name] + (1 - self.beta1) * d
+            second[name] = self.beta2 * before + (1 - self.beta2) * d * d
+            surplus = d * d - second[name]
+            beta3 = before / (surplus.abs() + before)  # v is never negative
+            drift[name] = beta3 * memo.drift[name] + (1 - beta3) * surplus
+            moved[name] = weights.params[name] + self.lr * first[name] / (second[name].sqrt() - drift[name] + self.eps)
+        if not all_finite([moved, second, drift]):
+            return weights, memo
+        steps = {name: memo.steps[name] + 1 for name in moved}
+        new = Weights(weights.params | moved, add(weights.buffers, delta.buffers))
+        return new, Drifting(memo.first | first, memo.second | second, memo.steps | steps, memo.drift | drift)
+
+
 KERAS = KerasAdam(lr=0.01, eps=1e-4)
 """Adam as in the released code of the periodic-shift paper, which tunes lr and eps for each data set."""
 
 Server = Annotated[
-    SGD | Adagrad | Adam | KerasAdam | Yogi,
+    SGD | Adagrad | Adam | KerasAdam | Yogi | Flash,
     Field(discriminator="kind", description="server optimizer for a model's mean update."),
 ]
 

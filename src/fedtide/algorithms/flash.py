@@ -1,0 +1,85 @@
+"""Flash: FedAvg whose server takes longer steps while updates are larger than usual, and whose clients stop early.
+
+Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra: *Flash: Concept Drift Adaptation in Federated Learning*, ICML
+2023, Algorithm 1. The server's step is the optimizer `flash` (`fedtide.learn.server.Flash`), which other methods take
+too.
+
+| symbol | meaning |
+| --- | --- |
+| `w`, `Delta` | the global weights, and the mean of the clients' updates |
+| `m`, `v` | moments of `Delta`, as in FedAdam; v begins at `tau^2` |
+| `d` | the drift term |
+| `l_e` | loss on a client's validation samples after epoch e = 1, 2, ... |
+
+    client: stop after epoch e if l_{e-1} - l_e < gamma / e
+    m  <- b1 * m + (1 - b1) * Delta
+    v  <- b2 * v' + (1 - b2) * Delta^2,  v' the v before
+    b3 <- |v'| / (|Delta^2 - v| + |v'|)
+    d  <- b3 * d + (1 - b3) * (Delta^2 - v)
+    w  <- w + lr * m / (sqrt(v) - d + tau)
+
+When to use it: one model for all clients, whose rows change together. Keep updates small: as printed, the denominator
+is negative, and the weight steps backward, if an update of a weight suddenly is larger than about 0.1.
+
+Choices:
+    - paper: all formulas as printed, element by element, without a guard on the denominator.
+    - released code: rate 0.01 on the server, `tau` 0.001 (`server.eps`), b1 0.9, b2 0.99, gamma 0.004 and five epochs,
+      those of the FedCCFA suite. Local training that is given without epochs has one, and then nobody stops early.
+    - ours: the loss is the training loss, on validation samples. The suite's code uses test samples, stops at a small
+      fall alone and not at a rise, and compares the first epoch with the client's last round.
+    - paper: the first epoch is always done. A client without validation samples trains all epochs (ours).
+    - ours: clients are weighted by their samples; the paper's plain mean is `weighting = "uniform"`.
+    - ours: the clock of devices counts all epochs.
+"""
+
+import math
+from typing import Any
+
+from fedtide.algorithms.entry import Entry
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.fields.types import NonNegative
+from fedtide.learn import LocalTrainer, Server, Task, Weighting, client_weight
+from fedtide.learn.server import Flash
+
+
+def flash(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(epochs=5),
+    gamma: NonNegative = 0.004,
+    server: Server = Flash(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[OneModel]:
+    """FedAvg with Flash's step on the server, and clients that stop early.
+
+    Args:
+        local: local training; its epochs are the most that a client trains.
+        gamma: fall of the validation loss in the first epoch below which a client stops; of epoch e it is divided by e.
+
+    Raises:
+        FedtideError: local training is in steps, after which nobody could stop.
+    """
+    if local.local_steps is not None:
+        raise refused("local.local_steps", local.local_steps, "none, because clients stop after an epoch; use `epochs`")
+
+    def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        val, last = shard.val, math.inf
+        for epoch, fitted in enumerate(local.iter_epochs(task, task.loss, w, shard, moment, rng), start=1):
+            if val is None or not len(val):
+                continue
+            loss = task.objective(fitted.weights, val)
+            if last - loss < gamma / epoch:
+                break
+            last = loss
+        if not fitted.steps:
+            return None
+        total = {"delta": Weighted(fitted.delta, client_weight(shard, weighting))}
+        return Answer(total | {"loss": Weighted(fitted.loss, len(shard))}, update=fitted.delta)
+
+    return build_method("flash", task, local, server, cohort, train)
+
+
+ENTRY = Entry("flash", flash, "weights down, update up", "server-optimizer", helps=("drift",))
