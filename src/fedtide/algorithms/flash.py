@@ -25,8 +25,8 @@ Choices:
     - paper: all formulas as printed, element by element, without a guard on the denominator.
     - released code: rate 0.01 on the server, `tau` 0.001 (`server.eps`), b1 0.9, b2 0.99, gamma 0.004 and five epochs,
       those of the FedCCFA suite. Local training that is given without epochs has one, and then nobody stops early.
-    - ours: the loss is the training loss, on validation samples. The suite's code uses test samples, stops at a small
-      fall alone and not at a rise, and compares the first epoch with the client's last round.
+    - ours: the loss is the training loss, on validation samples. The suite's code uses test samples, and stops only at
+      a small fall, not at a rise. It compares the first epoch with the client's last round.
     - paper: the first epoch is always done. A client without validation samples trains all epochs (ours).
     - ours: clients are weighted by their samples; the paper's plain mean is `weighting = "uniform"`.
     - ours: the clock of devices counts all epochs.
