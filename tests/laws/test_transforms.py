@@ -20,19 +20,21 @@ from fedtide.core.trees import same
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.runs.build import host_of
-from fedtide.transforms import Anchored, Personalized, Pooled, Shared, apply
+from fedtide.transforms import Anchored, AtHome, Personalized, Pooled, Shared, apply
 from fedtide.transforms.transform import why_not
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 2, "batch_size": 4}
 TRANSFORMS = {
     "anchored": Anchored(),
+    "at-home": AtHome(),
     "pooled": Pooled(),
     "shared": Shared(),
     "personalized": Personalized({"kind": "fine-tuned", "solver": FEW}),
 }
 WRITTEN = {
     "anchored": "anchored",
+    "at-home": "at-home",
     "pooled": "pooled",
     "shared": {"kind": "shared", "layers": "trunk"},
     "personalized": {"kind": "fine-tuned", "solver": FEW},
@@ -80,6 +82,8 @@ def test_a_transform_is_refused_in_a_line_or_leaves_alone_what_it_has_nothing_to
     options = (
         {"local": local} if kind in ("anchored", "personalized") else {"local": local, **ONE_CLUSTER.get(name, {})}
     )
+    if kind == "at-home":
+        pytest.skip("it has always something to do: tests/golden/test_layers_at_home.py has its laws")
     if kind in ("pooled", "shared") and name not in ONE_CLUSTER:
         pytest.skip(f"{name} has no options with which it has one model")
     plain = played(toy(name, options), rounds=3).state
@@ -94,6 +98,10 @@ ORDERS = [(name, *pair) for name in REGISTRY for pair in combinations(TRANSFORMS
 def test_two_transforms_give_the_same_in_either_order(name, one, two, thorough):
     if not (can_take(name, one) and can_take(name, two)):
         pytest.skip("one of them has no meaning for it")
+    if "at-home" in (one, two) and "personalized" not in (one, two):
+        with pytest.raises(FedtideError, match="'at-home' is not allowed with '"):
+            apply(algorithm(name), TRANSFORMS[one], TRANSFORMS[two])
+        return
     first, second = (apply(apply(algorithm(name), TRANSFORMS[a]), TRANSFORMS[b]) for a, b in ((one, two), (two, one)))
     assert first.transforms == second.transforms
     if thorough or name == "ifca":

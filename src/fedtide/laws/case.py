@@ -23,6 +23,7 @@ from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Vectors
+from fedtide.learn.layers import NORM
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
 from fedtide.wire.noise import simulated_noise
@@ -58,6 +59,8 @@ def toy(
     """
     takes = inspect.signature(maker(algorithm)).parameters
     usual = {key: value for key, value in USUAL.items() if key in takes}
+    if "home" in takes and takes["home"].default == (NORM,):
+        usual["home"] = ["dense1"]  # the toy's model has no layers that normalize
     method = {"name": "toy", "algorithm": algorithm, **usual, **(options or {})}
     return from_dict({**merged(TOY, changes), "method": [method]}, where="check", sets=sets)
 

@@ -16,18 +16,19 @@ from pydantic import BeforeValidator, Field
 from fedtide.core.errors import nearest
 from fedtide.fields.types import by_kind
 from fedtide.transforms.anchored import Anchored, anchored
+from fedtide.transforms.at_home import AtHome, at_home
 from fedtide.transforms.personalized import WAYS, Personalized, personalized
 from fedtide.transforms.pooled import Pooled, pooled
 from fedtide.transforms.shared import Shared, shared
 from fedtide.transforms.transform import apply
 
 __all__ = [
-    "Anchored", "AnyTransform", "Personalized", "Pooled", "Shared",
-    "anchored", "apply", "personalized", "pooled", "shared",
+    "Anchored", "AnyTransform", "AtHome", "Personalized", "Pooled", "Shared",
+    "anchored", "apply", "at_home", "personalized", "pooled", "shared",
 ]  # fmt: skip
 
 
-KINDS = ("anchored", "pooled", "shared", "personalized")
+KINDS = ("anchored", "at-home", "pooled", "shared", "personalized")
 
 
 def _spelled(value: Any) -> Any:
@@ -42,6 +43,7 @@ def _spelled(value: Any) -> Any:
 
 
 AnyTransform = Annotated[
-    Annotated[Anchored | Pooled | Shared | Personalized, Field(discriminator="kind")], BeforeValidator(_spelled)
+    Annotated[Anchored | AtHome | Pooled | Shared | Personalized, Field(discriminator="kind")],
+    BeforeValidator(_spelled),
 ]
 """One of the transforms."""

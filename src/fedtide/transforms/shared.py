@@ -13,23 +13,18 @@ Choices:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
 from torch import Tensor
 
 from fedtide.clusters.rounds import mean_of_all
 from fedtide.core.base import Algorithm, Answer, Extended, Fleet, Memory, Moment, Payload, Shard, Weights, with_weights
-from fedtide.core.errors import unknown
 from fedtide.core.rng import Rng
 from fedtide.core.weights import renamed, united
-from fedtide.fields.types import Distinct, ingredient
-from fedtide.learn import Steps, Stepwise, Task
-from fedtide.models.branched import in_layer
+from fedtide.fields.types import ingredient
+from fedtide.learn import Steps, Stepwise
+from fedtide.learn.layers import TRUNK, Layers, match_layers
 from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, shares_of, stepwise
-
-TRUNK, ALL = "trunk", "all"
-"""All layers but the last one, and all layers."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +35,6 @@ class Trunk:
     memo: Any
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
 @ingredient
 class Shared(Transform):
     """Models share some layers, which move by the mean update of all participants.
@@ -52,7 +43,7 @@ class Shared(Transform):
         layers: the shared layers: "trunk" for all but the last one, "all", or names, for example ["conv1", "conv2"].
     """
 
-    layers: Annotated[tuple[str, ...], Distinct, BeforeValidator(_as_tuple)] = (TRUNK,)
+    layers: Layers = (TRUNK,)
     kind: Literal["shared"] = "shared"
     place: ClassVar[int] = 1
 
@@ -68,31 +59,10 @@ class Shared(Transform):
             return "its branches share all other layers already; branch_layer says which one is repeated"
         return "it trains one model for all" if models == "one" else ""
 
-    def is_shared(self, task: Task) -> Callable[[str], bool]:
-        """Return the predicate of shared parameters, by name.
-
-        Raises:
-            FedtideError: the model has no such layer.
-        """
-        names = list(task.init(Rng(0)).params)
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-        last = "head" if any(in_layer(name, "head") for name in names) else layers[-1]
-        for layer in self.layers:
-            if layer not in (TRUNK, ALL) and not any(in_layer(name, layer) for name in names):
-                raise unknown("transforms: 'shared'.layers", layer, [TRUNK, ALL, *layers])
-
-        def shared(name: str) -> bool:
-            return any(
-                layer == ALL or (not in_layer(name, last) if layer == TRUNK else in_layer(name, layer))
-                for layer in self.layers
-            )
-
-        return shared
-
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Give all models of the method the same shared layers, and step these along the mean update of all."""
         task, server = made_with(algorithm, "task", "server")
-        shared, work = self.is_shared(task), algorithm.works["train"]
+        shared, work = match_layers(task, self.layers, "transforms: 'shared'.layers"), algorithm.works["train"]
 
         def replace_shared(trunk: Weights, model: Weights) -> Weights:
             """Return a model with the shared layers of the trunk."""

@@ -1,0 +1,82 @@
+"""FedBABU: FedAvg of the trunk under a head that stays random; each client then tunes the whole for itself.
+
+Oh, Kim, Yun: *FedBABU: Toward Enhanced Representation for Federated Image Classification*, ICLR 2022, Algorithm 1. With
+nothing but its name it plays Algorithm 1, and five epochs of tuning before a client is judged.
+
+When to use it: clients differ in labels, have some samples, and can train before they predict.
+
+Choices:
+    - paper: the head is never trained in rounds, and is the same for all clients.
+    - paper: before it is judged a client tunes all layers by `tuning`, on its training samples. `tuned` names other
+      layers, such as "head".
+    - ours: the model before the tuning is judged beside it, as "not tuned".
+    - ours: the head is sent down with the model, and nothing of it up.
+    - paper: clients are weighted by their samples.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from fedtide.algorithms.entry import Entry
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Shard, Weighted, Weights
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
+from fedtide.learn.layers import (
+    ALL,
+    HEAD,
+    Layers,
+    freeze_layers,
+    freeze_weights,
+    match_layers,
+    pick_layers,
+    thaw_weights,
+)  # fmt: skip
+from fedtide.personal.client_networks import Networks
+from fedtide.personal.ways import Alone, predict_personal
+
+
+def fedbabu(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    tuning: LocalTrainer = LocalTrainer(epochs=5),
+    tuned: Layers = (ALL,),
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[OneModel]:
+    """A trunk for all under a fixed head, tuned by each client before it is judged.
+
+    Args:
+        tuning: training before a client is judged.
+        tuned: layers that it trains: "all", "head", "trunk", or names.
+    """
+    is_head, is_tuned = match_layers(task, (HEAD,), "head"), match_layers(task, tuned, "tuned")
+    of_trunk, of_tuned = (freeze_layers(task, is_in) for is_in in (is_head, lambda name: not is_tuned(name)))
+
+    @Stepwise
+    def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        fitted = yield Train(of_trunk, local, freeze_weights(w, is_head), shard, moment, rng)
+        if not fitted.steps:
+            return None
+        delta = pick_layers(thaw_weights(fitted.delta, w), lambda name: not is_head(name))
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
+        return Answer(total, update=delta)
+
+    @Stepwise
+    def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        begin = freeze_weights(w, lambda name: not is_tuned(name))
+        fitted = yield Train(of_tuned, tuning, begin, shard, moment, rng)
+        return Answer({}, memory={"own": detached(thaw_weights(fitted.weights, w))}) if fitted.steps else None
+
+    def predict(w: Weights, memories: Any, x: Any, owner: Any) -> Prediction:
+        return predict_personal(Alone(tuning), Networks(task), [w], 0, memories, x, owner)
+
+    plain = build_method("fedbabu", task, local, server, cohort, train)
+    return replace(plain, adapt=adapt, predict=predict, others={"not tuned": plain})
+
+
+ENTRY = Entry(
+    "fedbabu", fedbabu, "weights down, the trunk's update up", "personal", helps=("labels",),
+)  # fmt: skip

@@ -1,0 +1,96 @@
+"""FedRep: a client first fits its head to the trunk that it received, and then the trunk to its head.
+
+Collins, Hassani, Mokhtari, Shakkottai: *Exploiting Shared Representations for Personalized Federated Learning*, ICML
+2021, Algorithm 1. With nothing but its name it plays the paper's experiments: ten epochs of the head, one of the trunk.
+
+| symbol | meaning |
+| --- | --- |
+| `phi` | the representation: the trunk, which the server averages |
+| `h_i` | head of client i, which stays with it |
+| `tau_h`, `tau` | epochs of the head, and of the trunk |
+
+    h_i   <- tau_h epochs of SGD on f_i(h_i, phi), with phi as it was received
+    phi_i <- tau epochs of SGD on f_i(h_i, phi_i), with h_i fixed
+    phi   <- phi + mean of (phi_i - phi)
+
+When to use it: as FedPer, if clients have few samples or take part seldom: a head is fitted before the trunk moves.
+
+Choices:
+    - paper: the server averages trunks with equal weights. `weighting = "samples"` weights them by samples.
+    - ours: all clients begin with the same head, drawn from a number that the server sends.
+    - paper: a client that never took part fits a head to its samples before it is judged.
+    - ours: `home` names other layers that stay; those are fitted first.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedtide.algorithms.entry import Entry
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
+from fedtide.core.weights import sub
+from fedtide.fields.types import Positive, Whole
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
+from fedtide.learn.layers import HEAD, Layers, freeze_layers, freeze_weights, match_layers, thaw_weights
+from fedtide.transforms.at_home import with_home
+
+
+def fedrep(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    head_epochs: Whole = 10,
+    head_lr: Positive | None = None,
+    home: Layers = (HEAD,),
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "uniform",
+) -> Algorithm[OneModel]:
+    """A trunk for all, and a head for each client, trained by turns.
+
+    Args:
+        local: training of the trunk.
+        head_epochs: epochs of the head before that.
+        head_lr: learning rate of the head; None is that of the trunk.
+        home: layers that stay: "head" for the last layer, or names.
+    """
+    is_head = match_layers(task, home, "home")
+    of_head, of_trunk = (freeze_layers(task, is_in) for is_in in (lambda name: not is_head(name), is_head))
+    rate = local.lr if head_lr is None else head_lr
+    heads = replace(local, lr=rate, epochs=max(head_epochs, 1), local_steps=None)
+
+    def fit_head(w: Weights, shard: Shard, moment: Moment, rng: Rng) -> Steps[Weights]:
+        if not head_epochs:
+            return w
+        begin = freeze_weights(w, lambda name: not is_head(name))
+        fitted = yield Train(of_head, heads, begin, shard, moment, rng.at("head"))
+        return detached(thaw_weights(fitted.weights, w))
+
+    @Stepwise
+    def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        headed = yield from fit_head(w, shard, moment, rng)
+        fitted = yield Train(of_trunk, local, freeze_weights(headed, is_head), shard, moment, rng)
+        if not fitted.steps:
+            return None
+        delta = sub(thaw_weights(fitted.weights, w), w)
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
+        return Answer(total, update=delta)
+
+    @Stepwise
+    def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        fitted = yield from fit_head(w, shard, moment, rng)
+        return Answer({}, update=sub(fitted, w))
+
+    def trained(rows: Tensor) -> Tensor:
+        return local.samples(rows) + (heads.samples(rows) if head_epochs else 0)
+
+    plain = build_method("fedrep", task, local, server, cohort, train, trained=trained)
+    return with_home(replace(plain, adapt=adapt), task, home, newcomers_adapt=True)
+
+
+ENTRY = Entry(
+    "fedrep", fedrep, "the trunk down, its update up", "personal", keeps="its head", helps=("meaning", "labels"),
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Some of a model's layers: which are meant, and training while the others stay as they are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BeforeValidator
+from torch import nn
+
+from fedtide.core.base import Weights
+from fedtide.core.errors import refused, unknown
+from fedtide.fields.types import Distinct
+from fedtide.learn.task import Task
+from fedtide.models.branched import in_layer
+
+HEAD, TRUNK, NORM, ALL = "head", "trunk", "norm", "all"
+"""The last layer, all layers but the last one, layers that normalize, and all layers."""
+
+NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d
+
+IsIn = Callable[[str], bool]
+"""Tells whether a parameter or a running statistic, by name, is in some layers."""
+
+Layers = Annotated[
+    tuple[str, ...], Distinct, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""Layers of a model: "head", "trunk", "norm", "all", or names."""
+
+
+def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
+    """Return the predicate of what is in some layers of a task's model.
+
+    Args:
+        task: the task.
+        layers: "head" for the last layer, "trunk" for all but the last one, "norm" for those that normalize, "all", or
+            names.
+        key: where they are written, for errors.
+
+    Raises:
+        FedtideError: the model has no such layer.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    >>> is_in = match_layers(Task(lambda: deepcopy(model)), ("norm",), "home")
+    >>> is_in("1.weight"), is_in("1.running_mean"), is_in("2.weight")
+    (True, True, False)
+    """
+    names = task.scratch.names
+    every = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    last = HEAD if any(in_layer(name, HEAD) for name in names) else every[-1]
+    norms = [name for name, module in task.scratch.module.named_modules() if isinstance(module, NORMS)]
+    words: dict[str, IsIn] = {
+        HEAD: lambda name: in_layer(name, last),
+        TRUNK: lambda name: not in_layer(name, last),
+        NORM: lambda name: any(in_layer(name, norm) for norm in norms),
+        ALL: lambda name: True,
+    }
+    for layer in layers:
+        if layer == NORM and not norms:
+            raise refused(key, NORM, "other layers, because the model has none that normalizes")
+        if layer not in words and not any(in_layer(name, layer) for name in names):
+            raise unknown(key, layer, [*words, *every])
+    return lambda name: any(words[layer](name) if layer in words else in_layer(name, layer) for layer in layers)
+
+
+def pick_layers(weights: Weights, is_in: IsIn) -> Weights:
+    """Return the part of weights, or of an update, that is in some layers."""
+    params, buffers = (
+        {name: leaf for name, leaf in part.items() if is_in(name)} for part in (weights.params, weights.buffers)
+    )
+    return Weights(params, buffers)
+
+
+def put_layers(weights: Weights, part: Weights) -> Weights:
+    """Return weights with some layers replaced, in their order; layers that they lack come last."""
+    return Weights(weights.params | part.params, weights.buffers | part.buffers)
+
+
+# -- training while other layers stay as they are ----------------------------------------------------------------------
+
+
+def freeze_layers(task: Task, is_frozen: IsIn) -> Task:
+    """Return the task with some layers frozen. Their parameters are among the buffers of its weights.
+
+    >>> task = freeze_layers(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))), lambda name: name[0] == "0")
+    >>> list(task.scratch.weights.params), list(task.scratch.weights.buffers)
+    (['1.weight', '1.bias'], ['0.weight', '0.bias'])
+    """
+
+    def build() -> nn.Module:
+        module = task.build()
+        for name, param in module.named_parameters():
+            if is_frozen(name):
+                param.requires_grad_(False)
+        return module
+
+    return replace(task, build=build, begin=None if task.begin is None else freeze_weights(task.begin, is_frozen))
+
+
+def freeze_weights(weights: Weights, is_frozen: IsIn) -> Weights:
+    """Return weights as the task with these layers frozen takes them."""
+    frozen = {name: leaf for name, leaf in weights.params.items() if is_frozen(name)}
+    params = {name: leaf for name, leaf in weights.params.items() if name not in frozen}
+    return Weights(params, weights.buffers | frozen)
+
+
+def thaw_weights(weights: Weights, like: Weights) -> Weights:
+    """Return weights of a task with frozen layers as those of the task without; `like` has its names."""
+    values = weights.buffers | weights.params
+    return Weights({name: values[name] for name in like.params}, {name: values[name] for name in like.buffers})

@@ -1,0 +1,263 @@
+"""At home: some layers stay with their client. Neither the server nor anybody else receives them.
+
+A client trains the model of the layers that it receives and of those that it keeps. It sends the update of the others
+alone. FedPer keeps the head, LG-FedAvg the trunk, FedBN the layers that normalize; as a transform every method with one
+model for a client does so.
+
+When to use it: clients differ in what these layers say, and take part often enough to train them by themselves.
+
+Choices:
+    - ours: all clients begin with the same layers, drawn from a number that the server sends. A client that never
+      trained is judged with them.
+    - ours: running statistics of a layer stay where its parameters are.
+    - ours: of several models a client trains one. Its layers at home stand in all of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Extended,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Reply,
+    Shard,
+    Weights,
+    with_weights,
+)
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.weights import add, sub
+from fedtide.fields.types import ingredient
+from fedtide.learn import Steps, Stepwise, Task
+from fedtide.learn.layers import HEAD, IsIn, Layers, match_layers, pick_layers, put_layers
+from fedtide.transforms.transform import Transform, apply, each_slot, made_with, stepwise
+
+SUMS_ONLY = "count", "labels", "loss", "choice", "utility"
+"""Values of a client by itself that hold nothing of its layers."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What clients receive: the payload of the method without layers at home, and the number that draws these."""
+
+    method: Payload
+    seed: Tensor
+
+
+@ingredient
+class AtHome(Transform):
+    """Some layers stay with their client.
+
+    Args:
+        layers: "head" for the last layer, "trunk" for all but the last one, "norm" for those that normalize, or names.
+    """
+
+    layers: Layers = (HEAD,)
+    kind: Literal["at-home"] = "at-home"
+    place: ClassVar[int] = 4
+
+    @property
+    def label(self) -> str:
+        """Words beside the name of a method with this transform."""
+        return f"{' '.join(self.layers)} at home"
+
+    def why_not(self, algorithm: Algorithm) -> str:
+        """Return the reason why it has no meaning for an algorithm."""
+        traits = algorithm.traits
+        if traits.models in ("mixture", "branches"):
+            return "its clients train several models at once"
+        if traits.kept_as_sent:
+            return "its clients keep and send values of all layers"
+        if any(name not in SUMS_ONLY for name in traits.reveals):
+            return f"the server sees '{traits.reveals[0]}' of single clients, which tells of all layers"
+        return ""
+
+    def __call__(self, algorithm: Algorithm) -> Algorithm:
+        """Keep the layers with their clients."""
+        key = "transforms: 'at-home'"
+        for other in algorithm.transforms:
+            if other.kind != "personalized":
+                raise FedtideError(f"{key} is not allowed with '{other.kind}', which sends all layers")
+        (task,) = made_with(algorithm, "task")
+        return keep_home(algorithm, task, match_layers(task, self.layers, f"{key}.layers"), f"{key}.layers")
+
+
+def at_home(algorithm: Algorithm, layers: str | Sequence[str] = HEAD) -> Algorithm:
+    """Keep some layers with their clients.
+
+    Args:
+        algorithm: a method whose clients train one model.
+        layers: "head", "trunk", "norm", or names.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.LeNet5().build((1, 28, 28), 2))
+    >>> at_home(ft.algorithms.ifca(task)).transforms[0].label
+    'head at home'
+    """
+    return apply(algorithm, AtHome(layers))  # type: ignore[arg-type]
+
+
+def with_home(algorithm: Algorithm, task: Task, layers: Layers, *, newcomers_adapt: bool = False) -> Algorithm:
+    """Return a method that plays a paper in which some layers stay with their clients; see `keep_home`."""
+    refuses = dict.fromkeys(("anchored", "at-home", "personalized", "pooled", "shared"), "layers of it stay at home")
+    method = replace(algorithm, traits=replace(algorithm.traits, refuses=refuses))
+    return keep_home(method, task, match_layers(task, layers, "home"), "home", newcomers_adapt=newcomers_adapt)
+
+
+def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newcomers_adapt: bool = False) -> Algorithm:
+    """Return a method of which some layers stay with their clients.
+
+    Args:
+        algorithm: the method.
+        task: its task.
+        is_home: tells which parameters and running statistics stay.
+        key: where the layers are written, for errors.
+        newcomers_adapt: whether clients that have trained do not adapt before they are judged.
+
+    Raises:
+        FedtideError: no layer would be left to send.
+    """
+    if all(map(is_home, task.scratch.names)):
+        raise refused(key, "all layers", "some of them, because nothing is left to send; 'local' trains alone")
+
+    @cache
+    def first_model(seed: int) -> Weights:
+        return task.init(Rng(seed))
+
+    def strip(tree: Tree) -> Any:
+        """Return models, or updates of them, without the layers at home."""
+        return change_models(tree, lambda model: pick_layers(model, lambda name: not is_home(name)))
+
+    def fill(payload: Sent, memory: Memory) -> tuple[Payload, Memory, Weights, Weights]:
+        """Return payload and memory of the method, the layers at home, and those of a client that never trained."""
+        whole = first_model(int(payload.seed))
+        first = pick_layers(whole, is_home)
+        kept = {} if memory is None else memory
+        home = kept.get("home", first)
+        full = change_models(payload.method, lambda model: put_layers(put_layers(whole, model), home))
+        return full, kept.get("method"), home, first
+
+    def work_at_home(work: Any, *, once: bool = False) -> Any:
+        @Stepwise
+        def wrapped(payload: Sent, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+            if once and memory is not None:
+                return None
+            full, kept, home, first = fill(payload, memory)
+            answer = yield from stepwise(work, full, kept, shard, moment, rng)
+            if answer is None:
+                return None
+            update, trained = answer.update, home
+            if update is not None:
+                several = update if isinstance(update, Mapping) else {0: update}
+                (number, change), *others = several.items()
+                if others:
+                    raise FedtideError(f"{key}: a client trains several models, which share no layers at home")
+                trained = add(home, pick_layers(change, is_home))
+                change = put_layers(strip(change), sub(trained, first))
+                update = {number: change} if isinstance(update, Mapping) else change
+            inner = kept if answer.memory is None else answer.memory
+            next_memory = {"home": trained} | ({} if inner is None else {"method": inner})
+            changed = update is not None or answer.memory is not None
+            return replace(answer, total=strip(answer.total), update=update, memory=next_memory if changed else None)
+
+        return wrapped
+
+    def predict_with(predict: Any) -> Any:
+        def predict_each(payload: Sent, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+            alone = [[place] for place, memory in enumerate(memories) if memory is not None]
+            rest = [place for place, memory in enumerate(memories) if memory is None]
+            parts, places = list[Prediction](), list[Tensor]()
+            for group in [*alone, rest] if rest or not alone else alone:
+                members = torch.tensor(group, dtype=torch.int64)
+                rows = torch.isin(owner, members).nonzero().flatten()
+                full, *_ = fill(payload, memories[group[0]] if group else None)
+                inner = [fill(payload, memories[place])[1] for place in group]
+                parts.append(predict(full, inner, x[rows], torch.searchsorted(members, owner[rows])))
+                places.append(rows)
+            order = torch.cat(places).argsort()
+            joined: Prediction = map_leaves(
+                lambda *leaves: None if leaves[0] is None else torch.cat(leaves)[order], *parts
+            )
+            return joined
+
+        return predict_each
+
+    def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory] | None:
+        assert algorithm.as_served is not None
+        full, kept, home, _ = fill(payload, memory)
+        served = algorithm.as_served(full, kept, answer)
+        if served is None:
+            return None
+        return Sent(strip(served[0]), payload.seed), {"home": home, "method": served[1]}
+
+    def init(fleet: Any, rng: Rng) -> Extended:
+        seed = torch.tensor(rng.at("home").number)
+        inner = algorithm.init(Sending(fleet, seed, strip), rng)
+        first = pick_layers(first_model(int(seed)), is_home)
+        models = change_models(inner.weights, lambda model: put_layers(model, first))
+        return Extended(with_weights(inner, models), seed)
+
+    def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Any]:
+        inner, facts = algorithm.round(state.inner, Sending(fleet, state.own, strip), rng)
+        return Extended(inner, state.own), facts
+
+    def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
+        payload, slot = algorithm.serve(state.inner, clients)
+        return each_slot(payload, {"slot": slot}, lambda part: Sent(strip(part), state.own)), slot
+
+    def keep(method: Algorithm) -> Algorithm:
+        adapt = None if method.adapt is None else work_at_home(method.adapt, once=newcomers_adapt)
+        return replace(method, adapt=adapt, predict=predict_with(method.predict))
+
+    traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Sent), keeps=algorithm.traits.keeps + 1)
+    return replace(
+        keep(algorithm),
+        init=init,
+        works={name: work_at_home(work) for name, work in algorithm.works.items()},
+        round=round,
+        serve=serve,
+        as_served=None if algorithm.as_served is None else as_served,
+        others={name: keep(other) for name, other in algorithm.others.items()},
+        traits=traits,
+    )
+
+
+class Sending:
+    """A fleet that sends models without the layers at home."""
+
+    def __init__(self, fleet: Any, seed: Tensor, strip: Callable[[Tree], Any]) -> None:
+        self._fleet, self._seed, self._strip = fleet, seed, strip
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def ask(self, question: str, clients: Tensor, payload: Any, **options: Any) -> Reply:
+        """Ask some clients one question."""
+        sent = each_slot(payload, options, lambda part: Sent(self._strip(part), self._seed))
+        reply: Reply = self._fleet.ask(question, clients, sent, **options)
+        return reply
+
+    def score(self, payload: Any, clients: Tensor, **options: Any) -> Any:
+        """Judge predictions on the rows of some clients."""
+        sent = each_slot(payload, options, lambda part: Sent(self._strip(part), self._seed))
+        return self._fleet.score(sent, clients, **options)
+
+
+def change_models(tree: Tree, change: Callable[[Weights], Weights]) -> Any:
+    """Return a tree in which each model, or update of one, is changed."""
+    return map_leaves(
+        lambda leaf: change(leaf) if isinstance(leaf, Weights) else leaf,
+        tree,
+        stop=lambda node: isinstance(node, Weights),
+    )
