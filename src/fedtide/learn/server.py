@@ -82,7 +82,7 @@ class SGD:
         d = _like(weights.params, delta.params)
         m = d if memo is None else {name: self.momentum * memo[name] + d[name] for name in d}
         moved = {name: weights.params[name] + self.lr * m[name] for name in d}
-        return Weights(weights.params | moved, add(weights.buffers, delta.buffers)), None if memo is None else memo | m
+        return Weights(weights.params | moved, _add_buffers(weights, delta)), None if memo is None else memo | m
 
 
 @ingredient
@@ -121,7 +121,7 @@ class _Adaptive(ABC):
         moved = {name: weights.params[name] + self.rate(t[name]) * m[name] / (v[name].sqrt() + self.eps) for name in d}
         if not all_finite([moved, v]):
             return weights, memo
-        new = Weights(weights.params | moved, add(weights.buffers, delta.buffers))
+        new = Weights(weights.params | moved, _add_buffers(weights, delta))
         return new, Moments(memo.first | m, memo.second | v, memo.steps | t)
 
 
@@ -298,6 +298,12 @@ def step_server(state: S, server: Server, got: dict[str, Any] | None) -> tuple[S
     weights, memo = server.step(state.weights, state.server, got.get("delta"))
     facts = {"loss": got["loss"]} if got.get("loss") is not None else {}
     return replace(state, weights=weights, server=memo), facts
+
+
+def _add_buffers(weights: Weights, delta: Weights) -> Params:
+    """Return running statistics moved by an update, which may lack some of them."""
+    moved = {name: weights.buffers[name] for name in delta.buffers}
+    return weights.buffers | add(moved, delta.buffers)
 
 
 def _like(params: Params, delta: Params) -> Params:
