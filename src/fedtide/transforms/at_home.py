@@ -49,7 +49,7 @@ SUMS_ONLY = "count", "labels", "loss", "choice", "utility"
 
 @dataclass(frozen=True)
 class Sent:
-    """What clients receive: the payload of the method without layers at home, and the number that draws these."""
+    """Payload of the method without layers at home, and the number that draws these."""
 
     method: Payload
     seed: Tensor
@@ -143,18 +143,18 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
         """Return payload and memory of the method, the layers at home, and those of a client that never trained."""
         whole = first_model(int(payload.seed))
         first = pick_layers(whole, is_home)
-        kept = {} if memory is None else memory
-        home = kept.get("home", first)
+        row = {} if memory is None else memory
+        home = row.get("home", first)
         full = change_models(payload.method, lambda model: put_layers(put_layers(whole, model), home))
-        return full, kept.get("method"), home, first
+        return full, row.get("method"), home, first
 
     def work_at_home(work: Any, *, once: bool = False) -> Any:
         @Stepwise
         def wrapped(payload: Sent, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
             if once and memory is not None:
                 return None
-            full, kept, home, first = fill(payload, memory)
-            answer = yield from stepwise(work, full, kept, shard, moment, rng)
+            full, inner, home, first = fill(payload, memory)
+            answer = yield from stepwise(work, full, inner, shard, moment, rng)
             if answer is None:
                 return None
             update, trained = answer.update, home
@@ -166,7 +166,7 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
                 trained = add(home, pick_layers(change, is_home))
                 change = put_layers(strip(change), sub(trained, first))
                 update = {number: change} if isinstance(update, Mapping) else change
-            inner = kept if answer.memory is None else answer.memory
+            inner = inner if answer.memory is None else answer.memory
             next_memory = {"home": trained} | ({} if inner is None else {"method": inner})
             changed = update is not None or answer.memory is not None
             return replace(answer, total=strip(answer.total), update=update, memory=next_memory if changed else None)
@@ -175,10 +175,10 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
 
     def predict_with(predict: Any) -> Any:
         def predict_each(payload: Sent, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-            alone = [[place] for place, memory in enumerate(memories) if memory is not None]
+            single = [[place] for place, memory in enumerate(memories) if memory is not None]
             rest = [place for place, memory in enumerate(memories) if memory is None]
             parts, places = list[Prediction](), list[Tensor]()
-            for group in [*alone, rest] if rest or not alone else alone:
+            for group in [*single, rest] if rest or not single else single:
                 members = torch.tensor(group, dtype=torch.int64)
                 rows = torch.isin(owner, members).nonzero().flatten()
                 full, *_ = fill(payload, memories[group[0]] if group else None)
@@ -195,8 +195,8 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
 
     def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory] | None:
         assert algorithm.as_served is not None
-        full, kept, home, _ = fill(payload, memory)
-        served = algorithm.as_served(full, kept, answer)
+        full, inner, home, _ = fill(payload, memory)
+        served = algorithm.as_served(full, inner, answer)
         if served is None:
             return None
         return Sent(strip(served[0]), payload.seed), {"home": home, "method": served[1]}
