@@ -21,5 +21,5 @@ fedbn = preset(
 
 ENTRY = Entry(
     "fedbn", fedbn, "all other layers down, their update up", "personal", keeps="its layers that normalize",
-    helps=("features",),
+    helps=("groups",),
 )  # fmt: skip

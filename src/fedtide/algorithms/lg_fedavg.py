@@ -26,5 +26,5 @@ from fedtide.learn.layers import TRUNK
 lg_fedavg = preset("lg-fedavg", fedper, "FedAvg of the head; the trunk stays with its client.", __name__, home=(TRUNK,))
 
 ENTRY = Entry(
-    "lg-fedavg", lg_fedavg, "the head down, its update up", "personal", keeps="its trunk", helps=("features",),
+    "lg-fedavg", lg_fedavg, "the head down, its update up", "personal", keeps="its trunk", helps=("groups",),
 )  # fmt: skip
