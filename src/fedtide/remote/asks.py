@@ -23,6 +23,9 @@ UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished me
 UNSIGNED = f"{REFUSED}its key for masks is not signed by its registered key"
 """Word for a client whose node is not asked for masked answers, because all others would refuse to answer."""
 
+TOO_LARGE = f"{REFUSED}a number of its answer is too large for the sum"
+"""Word of a node for a client whose answer does not fit a sum in fixed point."""
+
 WORDS = (ANSWERED, ABSTAINED, AT_WORK, LATE, "refused")
 """What becomes of an answer, the best first."""
 
@@ -152,6 +155,12 @@ def state_of(word: str) -> str:
     begin = word.partition(":")[0]
     other = {NOT_FINITE: "refused", "lost": "late"}
     return other.get(begin, begin if begin in WORDS else "refused")
+
+
+def refusals_of(lines: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """Count the refused answers in the lines of a run's `asks.jsonl` by their reason."""
+    reasons = sum((node.reasons for node in nodes_of(lines)), Counter[str]())
+    return Counter({word: count for word, count in reasons.items() if state_of(word) == "refused"})
 
 
 def nodes_of(lines: Sequence[Mapping[str, Any]]) -> list[NodeRecord]:

@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Unpack
@@ -152,6 +153,9 @@ class RemoteFleet:
         vectors: how sums are taken, masked if their wire is secure, and what answers must look like.
         waits: tells for a number of present clients whether a round waits for more; it is called again and again before
             a round begins.
+
+    Attributes:
+        waited: seconds that rounds waited before they began, for their time and for clients.
     """
 
     carrier: Carrier
@@ -185,6 +189,7 @@ class RemoteFleet:
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest, self.run, life, self.memory, self.vectors)
         self._masked = MaskedSums(self._mail, self.released.offer, self.signed)
         self._left_out = LeftOut()
+        self.waited = 0.0
         self._elapsed: float | None = None
         self._began = False
 
@@ -193,6 +198,7 @@ class RemoteFleet:
     def begin(self, moment: Moment) -> None:
         """Enter a moment: wait for the time of the round, and until enough clients are present."""
         self._end_round()
+        began = time.perf_counter()
         self.moment = replace(moment, seconds=self.clock.begin(moment))
         self.queries, self._elapsed, self._began = [], None, True
         self.record.begin()
@@ -200,6 +206,7 @@ class RemoteFleet:
         enough = max(self.fewest, self.vectors.wire.fewest)
         while self.waits(present := self.attendance.look()) or present < enough:
             self.clock.sleep(LOOK)
+        self.waited += time.perf_counter() - began
         self.attendance.leave_out(self._left_out.clients_in(moment.round), enough)
         if (before := self.released.attendance(moment.round)) is not None:
             self.attendance.present, self.attendance.willing = before

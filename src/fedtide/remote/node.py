@@ -24,7 +24,7 @@ from fedtide.fields.shapes import bare
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask, Scoring
 from fedtide.fleets.engines import threads
 from fedtide.fleets.scoring import ClientRows, Clients, is_finite, score
-from fedtide.remote.asks import ANSWERED, REFUSED
+from fedtide.remote.asks import ANSWERED, REFUSED, TOO_LARGE
 from fedtide.remote.messages import (
     AnyHeader,
     KeysHeader,
@@ -270,7 +270,7 @@ class Node:
     def _described(self, error: Exception) -> str:
         """Describe an error without its text, which may hold data; the node's log has it in full."""
         if isinstance(error, TooLarge):
-            return "a number of its answer is too large for the sum"
+            return TOO_LARGE.removeprefix(REFUSED)
         if isinstance(error, MemoryLost):
             self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
             return str(error)

@@ -103,7 +103,7 @@ def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     Means over rounds; a client that was asked and does not count was late or never answered.
     """
     short = any(value < 1 for method in summary.methods for value in method.measure("counted").values)
-    return table_of(summary, CLOCK) if record.timed or short else None
+    return table_of(summary, CLOCK) if record.timed or (short and not record.real) else None
 
 
 @plan_table("Cost")

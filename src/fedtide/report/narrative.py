@@ -1,12 +1,16 @@
 """Text of the report: alarms, the setting, the headline, and one sentence per method."""
 
 import math
+from collections import Counter
 from itertools import product
 from operator import itemgetter
 
+from fedtide.core.errors import printable
 from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.metrics import Measure
+from fedtide.fleets.ask import NOT_FINITE
+from fedtide.remote.asks import REFUSED, TOO_LARGE
 from fedtide.report.formats import percent, points
 from fedtide.report.lead import find_doubt, find_level
 from fedtide.report.run_records import ExperimentRecord
@@ -50,7 +54,7 @@ def alarms(summary: Summary) -> list[str]:
 
 def broken(method: MethodSummary) -> bool:
     """Tell whether a method's training went so wrong that no headline may praise it."""
-    refused = _total(method, "refused")
+    refused = _not_finite(method)
     useless = bool(_explosions(method)) and method.no_better
     return useless or bool(_total(method, "diverged")) or refused > SOME * (_total(method, "answered") + refused)
 
@@ -65,16 +69,33 @@ def _total(method: MethodSummary, name: str) -> int:
     return int(sum(value for value in method.measure(name).values if math.isfinite(value)))
 
 
+def _not_finite(method: MethodSummary) -> int:
+    """Return the number of answers that were refused for their numbers; a simulation refuses no others."""
+    if not method.refusals:
+        return _total(method, "refused")
+    return sum(method.refusals.get(reason, 0) for reason in (NOT_FINITE, TOO_LARGE))
+
+
+def _refusals(method: MethodSummary) -> list[str]:
+    """Return a sentence on answers that were refused for their numbers, and one on others, with the reasons."""
+    wild, asked = _not_finite(method), _total(method, "answered") + _total(method, "refused")
+    others = Counter({why: count for why, count in method.refusals.items() if why not in (NOT_FINITE, TOO_LARGE)})
+    reasons = ", ".join(f"{why.removeprefix(REFUSED)} ({count:,})" for why, count in others.most_common(3))
+    whys = {
+        "because they were not finite, or too large for a sum in fixed point ([wire]); try a smaller learning rate": wild,
+        f"as the table of nodes says: {printable(reasons)}": others.total(),
+    }
+    return [
+        f"{method.name}: {f'all {asked:,}' if count >= asked else f'{count:,} of {asked:,}'} answers of clients were "
+        f"refused, {why}"
+        for why, count in whys.items()
+        if count
+    ]
+
+
 def _alarms_of(method: MethodSummary, words: TargetWords) -> list[str]:
-    refused, diverged = _total(method, "refused"), _total(method, "diverged")
-    out = []
-    if refused:
-        asked = _total(method, "answered") + refused
-        many = f"all {asked:,}" if refused == asked else f"{refused:,} of {asked:,}"
-        out.append(
-            f"{method.name}: {many} answers of clients were refused, because they were not finite, or too large for a "
-            "sum in fixed point ([wire]); try a smaller learning rate"
-        )
+    diverged = _total(method, "diverged")
+    out = _refusals(method)
     if diverged:
         out.append(f"{method.name}: at {diverged:,} evaluations its predictions were NaN, so it has no {words.score}")
     if exploded := _explosions(method):

@@ -356,13 +356,17 @@ class ExperimentRecord:
 
     @property
     def timed(self) -> bool:
-        """True if devices differ, or the shift reads seconds."""
+        """True if devices differ, or the shift reads seconds; clients that are real have no simulated clock."""
+        if self.real:
+            return False
         clocks = {method.shift.clock for method in self.methods}
         return self.experiment.timing.seconds is None or "seconds" in clocks
 
     @cached_property
     def clock(self) -> Clock:
-        """Unit of times: rounds, unless rounds differ in length."""
+        """Unit of times: rounds, unless rounds of a simulation differ in length."""
+        if self.real:
+            return "rounds"
         length = self.experiment.timing.seconds
         ends = [line for run in self.runs for line in run.lines[-1:]]
         if self.timed or length is None:

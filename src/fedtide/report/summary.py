@@ -22,7 +22,7 @@ class MethodSummary:
     """Measures of one method, by name.
 
     federation: the method that trained its models, if this is another use of them. untrained: true if nobody trained
-    the models of the judged clients.
+    the models of the judged clients. refusals: of real clients, the number of refused answers by reason.
     """
 
     name: str
@@ -32,6 +32,7 @@ class MethodSummary:
     measures: dict[str, Measure]
     federation: str = ""
     untrained: bool = False
+    refusals: dict[str, int] = field(default_factory=dict)
 
     def measure(self, name: str) -> Measure:
         """Return a measure, or an unknown one."""

@@ -248,7 +248,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round and what the record says about it; `aside` are seconds for references, which are no method's."""
+    """A round and what the record says about it; `aside` are seconds that are no method's: of references, of waiting."""
 
     step: Step
     line: dict[str, Any]
@@ -363,7 +363,7 @@ def run_rounds(
     accuracies_so_far = list(earlier)
     if reached(stop_at, accuracies_so_far):
         return
-    fleet, spent, failures = judge.fleet, Cost(), Failures(answered)
+    fleet, spent, failures, waited = judge.fleet, Cost(), Failures(answered), 0.0
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
         cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
@@ -392,6 +392,8 @@ def run_rounds(
             line[STOPPED] = stop_at.model_dump()
         forgetting = None if probe is None or number not in probe.fleet.replayable else probe.line(step)
         judged_in = time.perf_counter() - began - aside
+        if isinstance(fleet, RemoteFleet):
+            aside, waited = aside + fleet.waited - waited, fleet.waited
         yield RoundRecord(step, line, clients, accuracy, judged_in, forgetting, aside)
         if stopped:
             return

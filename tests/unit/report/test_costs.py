@@ -9,6 +9,7 @@ import pytest
 
 from fedtide.config import Claim, from_dict
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import ASKS
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
 from fedtide.report.costs import clock_table, cost_table, epsilon_and_accuracy
@@ -137,6 +138,16 @@ def test_with_a_clock_times_are_seconds_and_cut_at_the_end_of_the_shorter_run(tm
     untimed = summarize(record(tmp_path / "rounds"))
     assert (summary.clock, untimed.clock) == ("seconds", "rounds")
     assert "simulated_seconds" not in untimed.method("Base").measures
+
+
+def test_real_clients_have_no_simulated_clock(tmp_path):
+    real = record(tmp_path, seconds=CLOCK)
+    for run in real.runs:
+        (run.folder / ASKS).write_text('{"round": 0, "present": [], "asks": []}\n')
+    summary = summarize(real)
+    assert summary.clock == "rounds"
+    assert "simulated_seconds" not in summary.method("Base").measures
+    assert clock_table(real, summary) is None
 
 
 def test_a_seed_that_does_not_arrive_passes_no_bound_from_below(tmp_path):

@@ -183,6 +183,18 @@ def test_refused_answers_and_predictions_that_are_no_numbers_are_alarms():
     ]  # fmt: skip
 
 
+def test_refusals_of_real_clients_are_told_by_their_reasons():
+    refusals = {"not finite": 2, "refused: too late": 27, "refused: its owner does not reveal 'pi'": 1}
+    one = replace(method("A", 0.9, answered=70.0, refused=30.0), refusals=refusals)
+    assert alarms(summary(one)) == [
+        "A: 2 of 100 answers of clients were refused, because they were not finite, or too large for a sum in fixed "
+        "point ([wire]); try a smaller learning rate",
+        "A: 28 of 100 answers of clients were refused, as the table of nodes says: too late (27), its owner does not "
+        "reveal 'pi' (1)",
+    ]
+    assert not broken(one)
+
+
 def test_a_study_without_judged_rows_is_an_alarm():
     never = MethodSummary("A", "fedavg", [0], 0, {})
     assert alarms(summary(never)) == [

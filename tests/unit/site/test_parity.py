@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +78,18 @@ def play(site: Site, carrier=NearCarrier, stop=lambda: False) -> int:
     return [step.round for step in run.play(stop, lambda _: judge)][-1]
 
 
-def served(place: Path, method: str, **changes: Any) -> Site:
+def served(
+    place: Path,
+    method: str,
+    rules: Callable[[str], str] = lambda name: "",
+    waits: Callable[[int], bool] = lambda present: False,
+    **changes: Any,
+) -> Site:
     """A site whose sums pass over a wire, after its last round."""
     site = made(place, method, **changes)
     host = host_at(site)
-    fleet = fleet_at(site, nodes_of(place, site, lambda name: ""), host)
+    fleet = fleet_at(site, nodes_of(place, site, rules), host)
+    fleet.waits = waits
     judge = Judge(host.algorithm, fleet, views(rows_of(site).people), site.method.decide_per)
     list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
     forget(site)
@@ -111,6 +121,23 @@ def test_all_that_differs_in_a_round_is_named(tmp_path):
     found = list(differences(site.record, other))
     assert [line.split(": ")[:2] for line in found[1:]] == [["round 1", "asked"], ["round 1", "answered"]]
     assert found[0] == f"rounds: {len(lines)}, and {len(lines) - 1} in simulation"
+
+
+def test_a_real_run_reports_refusals_by_their_reason_and_neither_waiting_nor_a_simulated_clock(tmp_path, monkeypatch):
+    now, waited = time.perf_counter, [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now() + waited[0])
+
+    def waits(present: int) -> bool:
+        waited[0] += 1e6
+        return waited[0] % 2e6 > 0
+
+    site = served(tmp_path, "FedAvg", lambda name: 'questions = ["score"]' * (name == "oslo"), waits)
+    page = write_report([site.run]).read_text()
+    why = "its owner does not allow the question 'train'; allowed: score (4)"
+    assert f"FedAvg: 4 of 12 answers of clients were refused, as the table of nodes says: {why}" in html.unescape(page)
+    assert "not finite" not in page
+    assert "imulated" not in page
+    assert sum(line["seconds"] for line in read_rounds(site.record, "timings.jsonl")) < 1e6
 
 
 def test_lost_answers_are_lost_again(tmp_path, capsys):
