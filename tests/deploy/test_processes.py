@@ -118,7 +118,8 @@ def test_a_node_that_runs_already_is_not_started_twice(federation):
     first = federation.nodes["berlin"]
     federation.start("berlin")
     assert federation.nodes["berlin"].wait(GONE) == 2
-    assert "another process runs this node already; end it first" in until(lambda: federation.lines["berlin"], 5.0)[-1]
+    (line,) = until(lambda: federation.lines["berlin"], 5.0)  # at once
+    assert "another process runs this node already; end it first" in line
     federation.stop("berlin")
     federation.nodes["berlin"] = first
 

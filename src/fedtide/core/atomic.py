@@ -145,6 +145,20 @@ def lock(file: int, *, wait: bool = True) -> None:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def is_locked(path: Path) -> bool | None:
+    """Tell whether a process holds the lock of a file; None if the system does not say."""
+    if fcntl is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError) as error:
+        return isinstance(error, BlockingIOError)
+    except OSError:
+        return None
+    return False
+
+
 def append(path: Path, line: str, mode: int = 0o666) -> None:
     """Write a line behind the last whole line of a file, safely on the disk; after an error the file is as before.
 

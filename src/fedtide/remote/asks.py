@@ -157,6 +157,37 @@ def state_of(word: str) -> str:
     return other.get(begin, begin if begin in WORDS else "refused")
 
 
+@dataclass(frozen=True)
+class FewChose:
+    """A part of a masked sum that stayed closed, because too few clients had something in it.
+
+    Args:
+        name: its name, such as "cluster 0".
+        times: number of questions in which it stayed closed.
+        most: largest number of clients in it then.
+        needed: number of clients that it needed then.
+    """
+
+    name: str
+    times: int
+    most: int
+    needed: int
+
+
+def closed_in(lines: Sequence[Mapping[str, Any]]) -> list[FewChose]:
+    """Return the parts of masked sums that stayed closed, by the lines of a run's `asks.jsonl`.
+
+    >>> closed_in([{"asks": [{"few": {"cluster 0": [2, 4]}}]}, {"asks": [{"few": {"cluster 0": [3, 4]}}, {}]}])
+    [FewChose(name='cluster 0', times=2, most=3, needed=4)]
+    """
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for line in lines:
+        for ask in line["asks"]:
+            for name, (count, needed) in ask.get("few", {}).items():
+                counts.setdefault(name, []).append((count, needed))
+    return [FewChose(name, len(pairs), *max(pairs)) for name, pairs in sorted(counts.items())]
+
+
 def refusals_of(lines: Sequence[Mapping[str, Any]]) -> Counter[str]:
     """Count the refused answers in the lines of a run's `asks.jsonl` by their reason."""
     reasons = sum((node.reasons for node in nodes_of(lines)), Counter[str]())

@@ -57,6 +57,9 @@ MADE_UP = -1
 SIMULATION_ONLY = tuple(name for name, shown in SHOWN.items() if shown.kind == "truth")
 """Values that methods reveal and that no server of real clients knows."""
 
+UNITS: Mapping[str, str] = {"clusters": "cluster", "branches": "branch", "mixture": "component"}
+"""Names of the models among which clients choose."""
+
 NOBODY = torch.empty(0, dtype=torch.int64)
 
 
@@ -393,8 +396,14 @@ class RemoteFleet:
             torch.tensor([client for client, word in words.items() if word.startswith(silent)], dtype=torch.int64),
         )
         reply = self._close(ask, sent, reply, answers, words)
-        if any(opened.closed.values()):
-            self.record.asks[-1]["closed"] = {str(slot): units for slot, units in opened.closed.items()}
+        if ask.forms is not None and any(opened.closed.values()):
+            line = self.record.asks[-1]
+            line["closed"] = {str(slot): list(units) for slot, units in opened.closed.items()}
+            line["few"] = {
+                f"{UNITS.get(self.traits.models, 'model')} {name}" if name.isdigit() else name: counts
+                for slot, units in opened.closed.items()
+                for name, counts in ((ask.forms[slot].names[unit], counts) for unit, counts in units.items())
+            }
         return reply
 
     def _replay_released(self, ask: Ask, payload: Payload, lines: Sequence[Line]) -> Reply:

@@ -17,6 +17,9 @@ from fedtide.wire.masks import ONE_LIST, SEED, STALE, Bundle, fewest_in_unit, hi
 from fedtide.wire.pipeline import Opening
 from fedtide.wire.vector import BITS
 
+Closed = Mapping[int, tuple[int, int]]
+"""By unit that stays closed, how many clients have something in it, and how many it needs."""
+
 TRIES = 3
 """How often a sum is masked anew if clients vanish before it is opened."""
 
@@ -46,7 +49,7 @@ class Opened:
     why: Mapping[int, str]
     unmet: Mapping[int, str]
     shut: frozenset[int] = frozenset()
-    closed: Mapping[int, list[int]] = field(default_factory=dict)
+    closed: Mapping[int, Closed] = field(default_factory=dict)
 
 
 @dataclass
@@ -168,7 +171,7 @@ class MaskedSums:
         keys = {name: asdict(self._keys[name]) for name in names}
         return {"attempt": f"{self.mail.life}.{self._tries}", "keys": keys, "peers": peers}
 
-    def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str], dict[int, list[int]]]:
+    def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str], dict[int, Closed]]:
         """Open the first part of each sum, and then the units that enough clients have something in.
 
         Returns:
@@ -210,7 +213,7 @@ class MaskedSums:
 
     def _find_units(
         self, this: Try, sums: Mapping[int, Tensor]
-    ) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, list[int]]]:
+    ) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, Closed]]:
         """Return by slot the parts behind the first that may be opened, the clients in each, and the closed units.
 
         Nothing exact is said of a private sum. The weights of its slots are those that it was chosen by.
@@ -218,7 +221,7 @@ class MaskedSums:
         alive, members = this.alive, by_slot(this.alive)
         assert alive.forms is not None
         wire, mail = self.mail.vectors.wire, self.mail
-        parts, counts, closed = dict[int, list[int]](), dict[int, list[int]](), dict[int, list[int]]()
+        parts, counts, closed = dict[int, list[int]](), dict[int, list[int]](), dict[int, Closed]()
         for slot, total in sums.items():
             form, named = alive.forms[slot], None if alive.slot is None else slot
             if not form.units or wire.fault(total, form, len(members[slot]), mail.heaviest):
@@ -231,7 +234,9 @@ class MaskedSums:
                 parts[slot] = [unit + 1 for unit in units]
             if wire.clip is None:
                 counts[slot] = [int(total[form.end + unit]) >> BITS for unit in units]
-                closed[slot] = [k for k, count in enumerate(total[form.end :].tolist()) if count and k not in units]
+                found = enumerate(total[form.end :].tolist())
+                needed = max(fewest, wire.fewest)
+                closed[slot] = {k: (count >> BITS, needed) for k, count in found if count and k not in units}
                 continue
             for place, unit in enumerate(form.units, start=form.end):
                 total[unit.stop - 1] = total[place]

@@ -16,7 +16,7 @@ from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import METRICS, Measure
 from fedtide.evaluate.rounds import rows_in
-from fedtide.remote.asks import nodes_of, state_of
+from fedtide.remote.asks import closed_in, nodes_of, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
@@ -146,6 +146,16 @@ def nodes_table(record: ExperimentRecord, summary: Summary) -> Table | None:
                      *map(str, counts), reason, ", ".join(sorted(node.shown)) or "nothing", bytes_of(node.down),
                      bytes_of(node.up), wait])  # fmt: skip
     return Table(header, rows)
+
+
+@plan_table("Sums that stayed masked")
+def closed_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of what was never opened, because too few clients chose it; None if all was.
+
+    A model whose sum stays masked is not trained in that round, and clients may choose it all the same.
+    """
+    rows = [[few.name, str(few.times), str(few.most), str(few.needed)] for few in closed_in(_lines(record))]
+    return Table(["sum", "times", "clients at most", "clients needed"], rows) if rows else None
 
 
 @plan_picture("nodes_over_rounds", "State of each node", "real clients")

@@ -81,8 +81,9 @@ def _refusals(method: MethodSummary) -> list[str]:
     wild, asked = _not_finite(method), _total(method, "answered") + _total(method, "refused")
     others = Counter({why: count for why, count in method.refusals.items() if why not in (NOT_FINITE, TOO_LARGE)})
     reasons = ", ".join(f"{why.removeprefix(REFUSED)} ({count:,})" for why, count in others.most_common(3))
+    wide = "because they were not finite, or too large for a sum in fixed point ([wire]); try a smaller learning rate"
     whys = {
-        "because they were not finite, or too large for a sum in fixed point ([wire]); try a smaller learning rate": wild,
+        wide: wild,
         f"as the table of nodes says: {printable(reasons)}": others.total(),
     }
     return [

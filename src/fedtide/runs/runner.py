@@ -248,7 +248,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round and what the record says about it; `aside` are seconds that are no method's: of references, of waiting."""
+    """A round and what the record says about it; `aside` are seconds of references and of waiting, which are no method's."""
 
     step: Step
     line: dict[str, Any]

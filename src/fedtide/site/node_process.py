@@ -21,7 +21,7 @@ from pathlib import Path
 from socket import socketpair
 from typing import Any, TextIO
 
-from fedtide.core.atomic import lock
+from fedtide.core.atomic import is_locked, lock
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.line import Caller, Failed, Line
 from fedtide.site.machine import Log, end_with_parent, read_private_key
@@ -301,7 +301,7 @@ def main(path: Path) -> int:
     log = Log(line.json)
     if line.with_parent:
         end_with_parent()
-    lock_file = _lock(path.with_name("lock"), log)
+    lock_file, alive = _lock(path.with_name("lock"), log)
 
     def say(text: str) -> None:
         log.say("process", text)
@@ -315,7 +315,7 @@ def main(path: Path) -> int:
     )
     try:
         stream = Line(line.server, worker.answer, say, path.with_name("let-in"))
-        return asyncio.run(_run(stream, worker))
+        return asyncio.run(_run(stream, worker, alive))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")
         return 2
@@ -323,7 +323,7 @@ def main(path: Path) -> int:
         worker.close()
 
 
-async def _run(line: Line, worker: Worker) -> int:
+async def _run(line: Line, worker: Worker, alive: TextIO) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores one
@@ -331,6 +331,7 @@ async def _run(line: Line, worker: Worker) -> int:
     threading.Thread(target=_keep, args=(worker,), daemon=True).start()
     talking, stopping = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
     await asyncio.wait({talking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    alive.close()
     worker.close()
     if not talking.done():
         os._exit(0)  # a thread may wait for the worker
@@ -344,18 +345,24 @@ def _keep(worker: Worker) -> None:
         time.sleep(KEEP)
 
 
-def _lock(path: Path, log: Log) -> TextIO:
-    """Return the lock of a node's folder, which its worker inherits: two nodes would overwrite each other's memory."""
-    file, until, waits = path.open("w"), time.monotonic() + SUCCESSION, False
+def _lock(path: Path, log: Log) -> tuple[TextIO, TextIO]:
+    """Return the lock of a node's folder, which its worker inherits: two nodes would overwrite each other's memory.
+
+    The second lock is held by the connected process alone, until it ends.
+    """
+    file, alive, until, waits = path.open("w"), path.with_name("alive"), time.monotonic() + SUCCESSION, False
     while True:
         try:
             lock(file.fileno(), wait=False)
-            return file
+            own = alive.open("w")
+            lock(own.fileno())  # who looks at it holds it for a moment
+            return file, own
         except BlockingIOError:
-            if not waits:
+            runs = is_locked(alive)
+            if not runs and not waits:
                 log.say("process", "waits for another process of this node to end")
             waits = True
-            if time.monotonic() > until:
+            if runs or time.monotonic() > until:
                 log.say("process", f"error: {path.parent.parent}: another process runs this node already; end it first")
                 sys.exit(2)
             time.sleep(LOOK)

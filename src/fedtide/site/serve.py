@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedtide.config.settings import bind_address
+from fedtide.core.atomic import lock
 from fedtide.core.base import Algorithm, Facts, Simulation
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import LEDGER, read_rounds
 from fedtide.core.rng import Rng
+from fedtide.draw.prose import counted
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import OVER_CLIENTS
 from fedtide.fields.types import seconds_of
@@ -37,7 +39,7 @@ from fedtide.site.accounts import forget, open_safe, private_wire
 from fedtide.site.client_rows import host_without_rows
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
-from fedtide.site.status import OVER, Status, describe_way_in
+from fedtide.site.status import ENDED, OVER, Status, describe_way_in
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.noise import simulated_noise
@@ -109,6 +111,7 @@ class Watch:
         round: number of rounds that are over.
         phase: the server's activity, in words.
         missing: number of clients that have to come before a round begins.
+        problem: the error by which the server ends.
     """
 
     site: Site
@@ -118,6 +121,7 @@ class Watch:
     round: int = 0
     phase: str = "starting"
     missing: int = 0
+    problem: str = ""
     _present: frozenset[str] = frozenset()
     _waiting: tuple[str, ...] = ()
     _said: float = 0.0
@@ -133,7 +137,8 @@ class Watch:
                 self.log.say("node", f"{name} {'is connected' if online else 'is gone'}", node=name, online=online)
             waiting = f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
             keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
-            away = [node for node in self.site.roster.node if self.missing and node.name not in self._present]
+            roster = self.site.roster if self.latest is None else self.latest.read()
+            away = [node for node in roster.node if self.missing and node.name not in self._present]
             return Status(
                 at=datetime.now(UTC),
                 round=self.round,
@@ -141,7 +146,7 @@ class Watch:
                 phase=waiting if self.missing else self.phase,
                 present=tuple(sorted(self._present)),
                 waiting=tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED]),
-                problem="" if self.latest is None else self.latest.mistake[:1000],
+                problem=(self.problem or ("" if self.latest is None else self.latest.mistake))[:1000],
             )
 
     def wait_for(self, missing: int, number: int) -> None:
@@ -165,6 +170,15 @@ class Watch:
                 self.log.say("waiting", line)
             self._said = now
         self._waiting = waiting
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Note that the server ends, and the error by which it does."""
+        try:
+            yield
+        except BaseException as error:
+            self.problem, self.missing, self.phase = one_line(error), 0, ENDED
+            raise
 
     def write(self) -> None:
         """Write the status file.
@@ -209,6 +223,25 @@ def repeat(work: Callable[[], None], seconds: float, log: Log) -> Iterator[None]
         thread.join()
 
 
+def hold(file: TextIO, root: Path) -> None:
+    """Lock the file by which `fedtide status` sees that a server runs.
+
+    Raises:
+        FedtideError: another server of the site holds it.
+    """
+    until = time.monotonic() + LOOK  # status looks at it for a moment
+    while True:
+        try:
+            lock(file.fileno(), wait=False)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise FedtideError(f"{root}: another server plays this site already; end it first") from None
+            time.sleep(LOOK / 10)
+        except OSError:  # a file system without locks
+            return
+
+
 class _Grown(Exception):
     """The roster has grown while a round waits for clients."""
 
@@ -230,6 +263,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     _renew(site, log)
     host, port = bind_address(site.deploy.address)
     with ExitStack() as stack:
+        hold(stack.enter_context(site.lock.open("w")), site.root)
         nodes = len(site.roster.node)
         carrier = GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=nodes)
         stack.callback(carrier.close)
@@ -243,6 +277,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             answers = stack.enter_context(closing(Health(health, lambda: watch.look().model_dump(mode="json"))))
             log.say("health", f"health: {answers.address}")
         stack.enter_context(repeat(watch.write, WRITE, log))
+        stack.enter_context(watch.ending())
         log.say("served", f"nodes are let in at {site.deploy.address}", address=site.deploy.address)
         watch.phase, over = "playing", False
         settle = time.monotonic() + SETTLE
@@ -270,7 +305,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
                 continue
             over = over or latest.read().clients == site.roster.clients
         watch.phase = OVER
-        if away := sum(node.key is not None and node.name not in carrier.present() for node in site.roster.node):
+        if away := sum(node.key is not None and node.name not in carrier.present() for node in latest.read().node):
             log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn it")
         forget(site)
         carrier.finish(SETTLE)
@@ -369,8 +404,16 @@ def survive_failures(algorithm: Algorithm, fleet: RemoteFleet, log: Log) -> Algo
 def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: RosterFile) -> Iterator[Progress]:
     """Play the rounds that are left, until the roster grows; log each round, and each answer that did not count."""
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
+    before: dict[str, Any] = {}
 
     def look() -> bool:
+        few = {name: counts for ask in fleet.record.asks for name, counts in ask.get("few", {}).items()}
+        for name, (count, needed) in few.items():
+            if before.get(name) != (count, needed):
+                text = f"{name}: {counted(count, 'client')} chose it, {needed} are needed: its sum stayed masked"
+                log.say("closed", text, name=name, clients=count, needed=needed)
+        before.clear()
+        before.update(few)
         for ask in fleet.record.asks:
             for name, node in ask["nodes"].items():
                 for client, word in node["clients"].items():

@@ -201,6 +201,11 @@ class Site:
         """The status file, which the server writes."""
         return self.root / "status.json"
 
+    @property
+    def lock(self) -> Path:
+        """The file whose lock the server holds as long as it runs."""
+        return self.root / "server.lock"
+
     def ticket(self, node: Member) -> Ticket:
         """Return the ticket of a node."""
         return self.ticket_of(node, self.deploy.address, (self.authority / "ca.crt").read_text(encoding="ascii"))

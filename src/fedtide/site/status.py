@@ -9,23 +9,27 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from fedtide.config.settings import bind_address
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import is_locked, write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.files import read_bytes
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.draw.prose import counted
 from fedtide.fields.types import Strict, Text, Whole, checked
-from fedtide.remote.asks import NodeRecord, nodes_of
+from fedtide.remote.asks import NodeRecord, closed_in, nodes_of
+from fedtide.remote.fleet import UNITS
 from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_spent, ledger_for, warn_of_budget
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.site import Member, Site
+from fedtide.wire.masks import fewest_in_unit
 
-OVER = "over"
-"""What a server does when all rounds are played."""
+OVER, ENDED = "over", "ended"
+"""What a server does when all rounds are played, and when it was ended before."""
+CHOSEN = ("clusters", "branches")
+"""Kinds of models of which each client may choose one, so that a masked sum has a part for each."""
 STALE = 60
-"""Seconds after which a status that was not written again is that of a server that is gone."""
+"""Seconds after which a status that was not written again is that of a server that is gone, if the system has no locks."""
 HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused", "shown by client",
           "received", "sent")  # fmt: skip
 
@@ -72,9 +76,10 @@ class Status(Strict):
             raise FedtideError(f"{path}: damaged or not JSON ({error})") from None
         return checked(Status, values, str(path))
 
-    def age(self, now: datetime) -> float:
-        """Return the seconds since this was written."""
-        return (now - self.at).total_seconds()
+    def is_gone(self, site: Site, now: datetime) -> bool:
+        """Tell whether the server that wrote this runs no longer."""
+        held = is_locked(site.lock)
+        return (now - self.at).total_seconds() > STALE if held is None else not held
 
 
 def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
@@ -130,6 +135,11 @@ def describe_sums(site: Site) -> Iterator[str]:
         return
     if wire.secure:
         yield f"sums: masked, opened for {wire.fewest} clients or more"
+        traits = algorithm_without_rows(site.experiment, site.about.rows).traits
+        if wire.privacy is None and traits.models in CHOSEN:
+            holders = {client: node.name for node in site.roster.node for client in node.clients}
+            many = f"{fewest_in_unit(holders, wire.fewest)} clients or more choose it in a round"
+            yield f"sums: that of a {UNITS[traits.models]} is opened if {many}; else it stays as it was"
     if wire.privacy is not None:
         if not wire.secure:
             yield "sums: not masked, because of secure = false: the server receives each client's answer without noise"
@@ -143,24 +153,25 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
     if status is None:
         yield f"server: never served; start it with: fedtide serve {site.root}"
         return
-    age = status.age(now)
+    is_gone = status.is_gone(site, now)
     if status.phase == OVER:
         yield f"server: all {status.rounds} rounds are played; see them with: fedtide report {site.run}"
-    elif age > STALE:
-        yield f"server: not running since {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {site.root}"
+    elif is_gone:
+        how = "ended at" if status.phase == ENDED else "not running since"
+        yield f"server: {how} {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {site.root}"
     else:
         yield f"server: round {status.round} of {status.rounds}, {status.phase}"
         yield f"rounds: begin if {counted(site.fewest, 'client')} or more are connected"
     if status.problem:
         yield f"problem: {status.problem}"
-    if age <= STALE:
+    if not is_gone:
         yield from (f"waits for {line}" for line in status.waiting)
 
 
 def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     """Return a row for each node of the roster, in the order of `HEADER`."""
     status = Status.read(site.status)
-    present = None if status is None or status.age(now) > STALE else status.present
+    present = None if status is None or status.is_gone(site, now) else status.present
     records = {record.name: record for record in nodes_of(read_rounds(site.record, ASKS))}
     for node in site.roster.node:
         record = records.get(node.name, NodeRecord(node.name))
@@ -178,7 +189,10 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
 
 
 def list_reasons(site: Site) -> Iterator[str]:
-    """Say why answers were refused or lost, the most frequent reason of each node first."""
-    for record in nodes_of(read_rounds(site.record, ASKS)):
+    """Say why answers were refused or lost, the most frequent reason of each node first, and which sums stayed masked."""
+    lines = read_rounds(site.record, ASKS)
+    for few in closed_in(lines):
+        yield f"{few.name}: its sum stayed masked {few.times} times: {few.needed} clients have to choose it in a round"
+    for record in nodes_of(lines):
         for reason, count in record.reasons.most_common(3):
             yield f"{record.name}: {reason} ({count} times)"

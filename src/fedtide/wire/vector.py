@@ -89,6 +89,18 @@ class Form:
         return tuple(units) if self.counted else ()
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the units: the number of a slot, else the value.
+
+        >>> Form((Leaf("delta", 3, groups=(1, 2)), Leaf("models", 1, slots=2)), 5, counted=True).names
+        ('delta', 'delta', '0', '1')
+        """
+        names = list[str]()
+        for leaf in self.leaves:
+            names += map(str, range(leaf.slots)) if leaf.slots > 1 else [leaf.name] * (len(leaf.groups) or leaf.optional)
+        return tuple(names)
+
+    @cached_property
     def parts(self) -> tuple[slice | Tensor, ...]:
         """The parts of a vector that are opened by themselves: all that is in no unit, then each unit."""
         if not self.units:

@@ -156,6 +156,20 @@ def test_a_key_that_is_not_admitted_is_noted_for_names_that_are_expected(federat
     assert federation.carrier.knocked() == {"stranger": spell_public(key.public_key())}
 
 
+def test_a_node_that_was_let_in_is_not_said_to_come_with_another_key(federation, rome):
+    other = replace(federation.known("rome"), key=ec.generate_private_key(ec.SECP384R1()))
+
+    async def talk(known):
+        async with stream(known) as call:
+            await call.write(introduction(known, (await said_by(call)).extra["nonce"]))
+            return (await said_by(call)).kind if known is rome else await ended(call)
+
+    run(talk(other))
+    assert "rome" in federation.carrier.knocked()
+    assert run(talk(rome)) == "welcome"
+    assert "rome" not in federation.carrier.knocked()
+
+
 # -- the same key twice -----------------------------------------------------------------------------------------------
 
 

@@ -243,11 +243,10 @@ def test_a_node_that_is_ended_ends_well_and_its_worker_with_it(federation, numbe
 
 def test_a_folder_is_of_one_node_and_of_the_next_when_that_ends(federation):
     first, worker = start(federation)
-    federation.start("berlin", worker=federation.work)
     with first:
-        time.sleep(0.5)
         first.kill()
         first.wait()
+    federation.start("berlin", worker=federation.work)  # the worker has not noticed yet
     until(lambda: gone(worker), 10.0)
     assert federation.ask("berlin", {}, seconds=30.0).payload == b"tree"
     federation.stop("berlin")

@@ -24,8 +24,10 @@ pytest.importorskip("cryptography")
 from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
+from fedtide.runs.runner import Progress
+from fedtide.site.certificates import make_node_key, read_public_key
 from fedtide.site.machine import Health, Log
-from fedtide.site.serve import RosterFile, Watch, repeat, survive_failures
+from fedtide.site.serve import RosterFile, Watch, hold, play_rounds, repeat, survive_failures
 from fedtide.site.site import Roster, Site, read_roster, write_roster
 from fedtide.site.status import HEADER, Status, describe_status, list_nodes, list_reasons
 from helpers.carriers import host
@@ -91,6 +93,19 @@ def test_a_server_says_for_whom_it_waits(tmp_path, log):
     assert watch.look().phase == "waiting for 1 more client"
 
 
+def test_a_node_that_was_admitted_and_is_lost_is_asked_to_join_again(tmp_path, log):
+    """Its key came into the roster after the server began."""
+    write_roster(tmp_path, Roster.of("berlin"))
+    latest = RosterFile(tmp_path, read_roster(tmp_path), log)
+    watch = watch_of(tmp_path, log, latest=latest)
+    watch.wait_for(1, 0)
+    assert "berlin: not admitted" in log.file.getvalue()
+    make_node_key(tmp_path / "berlin.key", tmp_path / "berlin.pub", "berlin")
+    admitted = Roster.of("berlin").node[0].model_copy(update={"key": read_public_key(tmp_path / "berlin.pub")[0]})
+    write_roster(tmp_path, Roster(node=(admitted,)))
+    assert "berlin: not connected: fedtide join berlin.ticket" in watch.look().waiting[0]
+
+
 def test_a_server_ends_if_clients_do_not_come_within_the_wait(tmp_path, log, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("fedtide.site.serve.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -122,6 +137,27 @@ def test_answers_that_end_a_round_leave_the_state_as_it_was_and_other_errors_are
     for answered, other in ((0, error), (2, FedtideError("the disk is full"))):
         with pytest.raises(type(other)):
             play_round(answered, other)
+
+
+def test_a_cluster_that_too_few_choose_is_told_once_a_change(tmp_path, log, monkeypatch):
+    rounds = [{"cluster 0": (2, 4)}, {"cluster 0": (2, 4)}, {"cluster 0": (3, 4)}, {}, {"cluster 0": (3, 4)}]
+    fleet: Any = SimpleNamespace(record=SimpleNamespace())
+
+    class Played:
+        def __init__(self, *unused: Any) -> None: ...
+
+        def play(self, look: Any, judge_of: Any) -> Any:
+            for number, few in enumerate(rounds):
+                fleet.record.asks = [{"question": "train", "nodes": {}, **({"few": few} if few else {})}]
+                look()
+                yield Progress(number + 1, len(rounds), None, 1.0)
+
+    monkeypatch.setattr("fedtide.site.serve.Run", Played)
+    site = site_of(tmp_path, "berlin,lyon:2", "SCAFFOLD")
+    list(play_rounds(site, fleet, None, log, SimpleNamespace(read=lambda: site.roster)))
+    said = [line.partition(" ")[2] for line in log.file.getvalue().splitlines() if "masked" in line]
+    counts = ("2 clients", "3 clients", "3 clients")
+    assert said == [f"cluster 0: {many} chose it, 4 are needed: its sum stayed masked" for many in counts]
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
@@ -164,18 +200,37 @@ def test_a_site_says_how_it_is(site):
     nodes = {"lyon": {"clients": {"1": "answered", "2": "refused: weight 1e30"}, "down": 2000, "up": 1000}}
     line = {"round": 0, "present": ["lyon"], "asks": [{"question": "train", "reveal": ["pi"], "nodes": nodes}]}
     (site.record / ASKS).write_text(json.dumps(line) + "\n")
-    lines = list(describe_status(site, NOW + timedelta(seconds=5)))
-    assert lines[-2] == "server: round 2 of 4, waiting for answers"
-    assert "if 1 client or more are connected" in lines[-1]
-    status(phase="over").write(site.status)
-    assert any("all 4 rounds are played" in line for line in describe_status(site, NOW + timedelta(days=9)))
-    status().write(site.status)
-    berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in list_nodes(site, NOW))
+    with site.lock.open("w") as server:
+        hold(server, site.root)
+        lines = list(describe_status(site, NOW + timedelta(seconds=5)))
+        assert lines[-2] == "server: round 2 of 4, waiting for answers"
+        assert "if 1 client or more are connected" in lines[-1]
+        berlin, lyon = (dict(zip(HEADER, row, strict=True)) for row in list_nodes(site, NOW))
     assert (berlin["connected"], berlin["asked"], berlin["key"]) == ("yes", "0", "not admitted")
     assert (lyon["connected"], lyon["clients"], lyon["asked"], lyon["answered"]) == ("no", "1, 2", "2", "1")
     assert lyon["late or lost"] == "0"
     assert (lyon["refused"], lyon["shown by client"], lyon["received"], lyon["sent"]) == ("1", "pi", "2 kB", "1 kB")
     assert list(list_reasons(site)) == ["lyon: refused: weight 1e30 (1 times)"]
+
+
+def test_a_server_that_is_gone_is_said_to_be_as_soon_as_it_is(site, log):
+    status(waiting=["oslo: not connected"]).write(site.status)
+    on = f"2026-11-21 12:00 UTC; go on with: fedtide serve {site.root}"
+    assert list(describe_status(site, NOW))[-1] == f"server: not running since {on}"  # it was killed
+    assert [row[HEADER.index("connected")] for row in list_nodes(site, NOW)] == ["-", "-"]
+    status(phase="over").write(site.status)
+    assert any("all 4 rounds are played" in line for line in describe_status(site, NOW + timedelta(days=9)))
+    watch = watch_of(site.root, log, phase="playing")
+    for error, problem in ((KeyboardInterrupt(), []), (FedtideError("no disk"), ["problem: no disk"])):
+        with pytest.raises(type(error)), repeat(watch.write, 5.0, log), watch.ending():
+            raise error
+        server, *rest = list(describe_status(site, NOW))[-1 - len(problem) :]
+        assert server.startswith("server: ended at 2")
+        assert rest == problem
+    with site.lock.open("w") as one, site.lock.open("w") as other:
+        hold(one, site.root)
+        with pytest.raises(FedtideError, match="another server plays this site already; end it first"):
+            hold(other, site.root)
 
 
 # -- logs and health ---------------------------------------------------------------------------------------------------

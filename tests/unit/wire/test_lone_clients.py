@@ -17,6 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
+from fedtide.remote.asks import closed_in
 from fedtide.remote.node import show
 from fedtide.remote.offline import NearCarrier, near_fleet, replayed
 from fedtide.remote.policy import Policy
@@ -195,6 +196,10 @@ def test_a_slot_of_clients_of_one_node_and_one_other_is_not_opened(tmp_path):
     assert all(shown == (count >= 4) for count, shown in opened)
     lines = json.loads(json.dumps(fleet.record_lines()))
     assert any(ask.get("closed") for line in lines for ask in line["asks"])
+    told = closed_in(lines)
+    assert all(few.name in ("cluster 0", "cluster 1") and few.most < few.needed == 4 for few in told)
+    shut = sum(0 < count < 4 for total in watched.sums for count in total["members"].value.tolist())
+    assert sum(few.times for few in told) == shut
     again = Watched(replayed(host, lines))
     assert same(ours, played(study, host=host, fleet=lambda _: again, rounds=8).state)
 

@@ -297,6 +297,7 @@ class GrpcCarrier:
                 if self._names.get(key) != name:  # removed meanwhile
                     raise _Refused("its key is not admitted")
                 before, self._streams[name] = self._streams.get(name), stream
+                self._knocked.pop(name, None)  # it may have come with another key before
                 waiting = [
                     question
                     for question in self._open.values()
