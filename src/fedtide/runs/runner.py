@@ -248,7 +248,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round and what the record says about it; `aside` are seconds of references and of waiting, which are no method's."""
+    """A round and what the record says about it; `aside` are seconds of references and of waiting."""
 
     step: Step
     line: dict[str, Any]

@@ -29,7 +29,7 @@ OVER, ENDED = "over", "ended"
 CHOSEN = ("clusters", "branches")
 """Kinds of models of which each client may choose one, so that a masked sum has a part for each."""
 STALE = 60
-"""Seconds after which a status that was not written again is that of a server that is gone, if the system has no locks."""
+"""Seconds after which a status that was not written again is of a server that is gone, on systems without locks."""
 HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused", "shown by client",
           "received", "sent")  # fmt: skip
 
@@ -189,7 +189,7 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
 
 
 def list_reasons(site: Site) -> Iterator[str]:
-    """Say why answers were refused or lost, the most frequent reason of each node first, and which sums stayed masked."""
+    """Say which sums stayed masked, and why answers were refused or lost, the most frequent reasons of each node."""
     lines = read_rounds(site.record, ASKS)
     for few in closed_in(lines):
         yield f"{few.name}: its sum stayed masked {few.times} times: {few.needed} clients have to choose it in a round"

@@ -97,7 +97,9 @@ class Form:
         """
         names = list[str]()
         for leaf in self.leaves:
-            names += map(str, range(leaf.slots)) if leaf.slots > 1 else [leaf.name] * (len(leaf.groups) or leaf.optional)
+            names += (
+                map(str, range(leaf.slots)) if leaf.slots > 1 else [leaf.name] * (len(leaf.groups) or leaf.optional)
+            )
         return tuple(names)
 
     @cached_property
