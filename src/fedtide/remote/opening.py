@@ -234,9 +234,9 @@ class MaskedSums:
                 parts[slot] = [unit + 1 for unit in units]
             if wire.clip is None:
                 counts[slot] = [int(total[form.end + unit]) >> BITS for unit in units]
-                found = enumerate(total[form.end :].tolist())
+                numbered = enumerate(total[form.end :].tolist())
                 needed = max(fewest, wire.fewest)
-                closed[slot] = {k: (count >> BITS, needed) for k, count in found if count and k not in units}
+                closed[slot] = {k: (count >> BITS, needed) for k, count in numbered if count and k not in units}
                 continue
             for place, unit in enumerate(form.units, start=form.end):
                 total[unit.stop - 1] = total[place]

@@ -354,9 +354,9 @@ def _lock(path: Path, log: Log) -> tuple[TextIO, TextIO]:
     while True:
         try:
             lock(file.fileno(), wait=False)
-            own = alive.open("w")
-            lock(own.fileno())  # who looks at it holds it for a moment
-            return file, own
+            second = alive.open("w")
+            lock(second.fileno())  # who looks at it holds it for a moment
+            return file, second
         except BlockingIOError:
             runs = is_locked(alive)
             if not runs and not waits:

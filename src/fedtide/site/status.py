@@ -78,8 +78,8 @@ class Status(Strict):
 
     def is_gone(self, site: Site, now: datetime) -> bool:
         """Tell whether the server that wrote this runs no longer."""
-        held = is_locked(site.lock)
-        return (now - self.at).total_seconds() > STALE if held is None else not held
+        is_held = is_locked(site.lock)
+        return (now - self.at).total_seconds() > STALE if is_held is None else not is_held
 
 
 def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
