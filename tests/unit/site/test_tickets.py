@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -190,6 +191,10 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (source("csv", features=["a"]), "rows.source: found 'features'"),
     (source("csv", label=5), "rows.source"),
     (source("csv", cuts=[2.0, 1.0]), "rows.source.*rising"),
+    (source("csv", learned={"means": {"a": math.inf}}), "rows.source"),
+    (source("csv", learned={"means": {"a": 0.0}, "spreads": {"a": 0.0}}), "rows.source.*greater than 0"),
+    (source("csv", learned={"means": {}, "categories": {"a": [str(n) for n in range(101)]}}), "rows.source"),
+    (source("csv", learned={"means": {}, "file": "/etc/passwd"}), "rows.source.*unknown key"),
     (rows(source={}), "rows.source.kind: found None"),
     (source(["csv"]), "rows.source.kind"),
     # code and files
