@@ -17,7 +17,17 @@ from fedtide.data.partition import IID, ByDomain, Dirichlet, HeldOutClients, Res
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.data.shift import ChangePoints, ClusterDrift, DomainMixture, Shift, Stream
+from fedtide.data.shift import (
+    ChangePoints,
+    ClusterDrift,
+    ConceptDrift,
+    Cycle,
+    DomainMixture,
+    Drawn,
+    DrawnConcepts,
+    Shift,
+    Stream,
+)
 from fedtide.data.shift.arrival import StreamPlan
 from fedtide.data.shift.concept_drift import ClusterDriftPlan, cut_across
 from fedtide.data.shift.how import LabelSwaps, Permutation, Reading
@@ -295,6 +305,9 @@ KINDS = {
     "swaps": {"how": LabelSwaps(every=10)},
     "concepts": {"how": LabelSwaps(every=10, concepts=3)},
     "dealt": {"how": LabelSwaps(every=10, concepts=3, begin="dealt")},
+    "own": {"what": ChangePoints(concepts={"kind": "label-banks", "banks": 3}, when=Drawn(every=10, together=False))},
+    "unseen": {"how": ConceptDrift(drawn=DrawnConcepts(exchanged=4), when=Drawn(every=10), test="unseen")},
+    "cycle": {"how": ConceptDrift(drawn=DrawnConcepts(exchanged=4), when=Cycle(every=10, present=1), test="first")},
 }
 
 

@@ -16,7 +16,7 @@ from fedtide.data.ragged import Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Reading, RowTransform
-from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
+from fedtide.data.shift.what import JUDGED, Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving, AvailabilityPlan
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.draw.tables import html_table
@@ -152,6 +152,11 @@ class Population:
     def row_transform(self) -> RowTransform:
         """Transform that gives the rows of each client their meaning over time."""
         return self._how.plan(self._view)
+
+    def _reading(self, part: str) -> RowTransform:
+        """Return the transform of the rows of a part; rows on which clients are judged may have another."""
+        reading = self.row_transform
+        return getattr(reading, "judged", reading) if part in JUDGED else reading
 
     @cached_property
     def availability(self) -> AvailabilityPlan | None:
@@ -303,7 +308,8 @@ class Population:
         before = self._before(moment) if before is None else before
         moved = self.plan.changed(moment, before)
         other = self.row_transform.changed(self.shift.time(moment), self.shift.time(before))
-        read = [c for c in other[~torch.isin(other, moved)].tolist() if self._reads_otherwise(c, moment, before)]
+        still, pictures = other[~torch.isin(other, moved)].tolist(), getattr(self.row_transform, "pictures", False)
+        read = still if pictures else [c for c in still if self._reads_otherwise(c, moment, before)]
         return torch.cat([moved, torch.tensor(read, dtype=torch.int64)]).sort().values
 
     def may_differ(self, moment: Moment, before: Moment) -> Tensor:
@@ -321,11 +327,11 @@ class Population:
         now, then = (self._labels(rows, whose, self.shift.time(at)) for at in (moment, before))
         return not torch.equal(now, then)
 
-    def _labels(self, rows: Tensor, clients: Tensor, time: float) -> Tensor:
+    def _labels(self, rows: Tensor, clients: Tensor, time: float, part: str = "train") -> Tensor:
         """Return the labels of rows at a time; `clients` (rows,) hold them."""
         y = self.rows.labels(rows)
         pictures = torch.empty(len(y), 1, 1, 1)  # images for the transform, which may rotate them
-        return self.row_transform.apply(pictures, y, clients, time)[1]
+        return self._reading(part).apply(pictures, y, clients, time)[1]
 
     def label_shares(self, clients: Tensor, moment: Moment, part: str = "train") -> Tensor:
         """Return the share of each class among the rows of each client (clients, classes) float64; zeros without rows.
@@ -333,7 +339,7 @@ class Population:
         Shares are of rows, not of sequences, with their labels at `moment`.
         """
         rows, owner = self.pooled(clients, moment, part)
-        labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
+        labels = self._labels(rows, clients[owner], self.shift.time(moment), part).long()
         counts = count_pairs(owner, labels, len(clients), self.rows.classes)
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
@@ -349,7 +355,7 @@ class Population:
             return None
 
         def targets_of(rows: Tensor, clients: Tensor) -> Tensor:
-            return self.rows.targets(rows, self._labels(rows, clients, self.shift.time(moment)).long())[0]
+            return self.rows.targets(rows, self._labels(rows, clients, self.shift.time(moment), part).long())[0]
 
         y = targets_of(rows, clients[owner])
         return self.target.best_constant(y, y if before is None else targets_of(*before))
@@ -395,8 +401,12 @@ class Population:
             raise ValueError("on the clock of seconds, say since when")
         return replace(moment, round=moment.round - 1)
 
-    def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU) -> tuple[Tensor, Tensor]:
+    def fetch(
+        self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU, part: str = "train"
+    ) -> tuple[Tensor, Tensor]:
         """Return x and y of some rows with their meaning at `moment`; `clients` (one, or one per row) hold them.
+
+        The part tells whether clients are judged on the rows.
 
         On another device than the CPU x is gathered, scaled and turned there, if rows lie on it.
         """
@@ -404,12 +414,14 @@ class Population:
         x, y = self.rows.take(rows, CPU if own_code else device)
         x = features(x)
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
-        x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
+        x, y = self._reading(part).apply(x, y, whose, self.shift.time(moment))
         return apply_transforms(self.transforms, x), y
 
-    def shard_of(self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU) -> Shard:
+    def shard_of(
+        self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU, part: str = "train"
+    ) -> Shard:
         """Return some rows as a model sees them at `moment`; arguments are those of `fetch`."""
-        x, labels = self.fetch(rows, clients, moment, device)
+        x, labels = self.fetch(rows, clients, moment, device, part)
         y, bins = self.rows.targets(rows, labels)
         time = None if self.rows.time is None else self.rows.time[rows.long()]
         return Shard(x, y, rows, time, self.rows.mask(y), bins=bins)
@@ -431,7 +443,8 @@ class Population:
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows that one client holds at `moment`; its validation rows are fetched when they are used."""
         fetch_val = partial(self.aside, client, moment) if part == "train" and self.has_val else None
-        return replace(self.shard_of(self.held(client, moment, part), client, moment, self.device), fetch_val=fetch_val)
+        shard = self.shard_of(self.held(client, moment, part), client, moment, self.device, part)
+        return replace(shard, fetch_val=fetch_val)
 
     def aside(self, client: int, moment: Moment) -> Shard:
         """Return the validation rows that a client decides on at `moment`."""
@@ -457,7 +470,7 @@ class Population:
     def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
         """Return the rows of several clients with their owners, as `pooled`; a mask tells which steps are scored."""
         rows, owner = self.pooled(clients, moment, part)
-        x, y = self.fetch(rows, clients[owner], moment, self.device)
+        x, y = self.fetch(rows, clients[owner], moment, self.device, part)
         y, bins = self.rows.targets(rows, y)
         return Shard(x, y, rows, mask=self.rows.scored(y), bins=bins), owner
 

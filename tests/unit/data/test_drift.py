@@ -383,6 +383,7 @@ SHIFTS = {
     "changes": {"what": {"kind": "change-points", "when": {"kind": "drawn", "every": 2}}},
     "swaps": {"how": {"kind": "label-swaps", "every": 2}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 2}},
+    "cycle": {"how": {"kind": "concept-drift", "drawn": {"exchanged": 3}, "when": {"kind": "cycle", "every": 2}}},
 }
 
 

@@ -15,17 +15,28 @@ from pydantic import Field
 
 from fedtide.core.base import Moment
 from fedtide.data.shift.arrival import Calendar, Labels, Order, Stream, Time
-from fedtide.data.shift.concept_drift import ChangePoints, ClusterDrift, Domains, Drawn, File, LabelShares, MassEvents
-from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, ReadBy, Rotation
+from fedtide.data.shift.changes import Cycle, Drawn, File, Planned
+from fedtide.data.shift.concept_drift import ChangePoints, ClusterDrift, Domains, LabelBanks, LabelShares, MassEvents
+from fedtide.data.shift.how import (
+    Concept,
+    ConceptDrift,
+    DrawnConcepts,
+    How,
+    Identity,
+    LabelSwaps,
+    Permutation,
+    ReadBy,
+    Rotation,
+)
 from fedtide.data.shift.what import DomainMixture, HeldBy, Python, Rhythm, Static
 from fedtide.data.shift.who import Always, Availability, AwakeBy, BlockCyclic, Data, Periodic, Replay
 from fedtide.fields.types import Spelled, ingredient
 
 __all__ = [
-    "Always", "Availability", "AwakeBy", "BlockCyclic", "Calendar", "ChangePoints", "ClusterDrift", "Data",
-    "DomainMixture", "Domains", "Drawn", "File", "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels",
-    "MassEvents", "Order", "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static",
-    "Stream", "Time", "What", "Who",
+    "Always", "Availability", "AwakeBy", "BlockCyclic", "Calendar", "ChangePoints", "ClusterDrift", "Concept",
+    "ConceptDrift", "Cycle", "Data", "DomainMixture", "Domains", "Drawn", "DrawnConcepts", "File", "HeldBy", "How",
+    "Identity", "LabelBanks", "LabelShares", "LabelSwaps", "Labels", "MassEvents", "Order", "Periodic", "Permutation",
+    "Planned", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static", "Stream", "Time", "What", "Who",
 ]  # fmt: skip
 
 What = Annotated[

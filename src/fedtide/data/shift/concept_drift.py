@@ -5,9 +5,8 @@ A concept is a domain of the source, or a distribution of labels by which a clie
 mass events break up the old groups.
 """
 
-import csv
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
@@ -19,17 +18,28 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from fedtide.core.atomic import replacing
 from fedtide.core.base import Moment
-from fedtide.core.errors import refused, shown, unknown
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.what import Chain, Holding, Plan, PopulationView, count_events
+from fedtide.data.shift.changes import COLUMNS, Drawn, Tested, Trace, When, check_test, write_rows
+from fedtide.data.shift.what import JUDGED, Chain, Holding, Plan, PopulationView, count_events
 from fedtide.data.sources.cells import number, read_cells
 from fedtide.data.sources.files import find
 from fedtide.data.sources.table_files import read_names
 from fedtide.draw.prose import listed, share_of
-from fedtide.fields.types import Count, DataFile, Flag, Fraction, Positive, Spelled, Whole, explained, ingredient
+from fedtide.fields.types import (
+    ClassCount,
+    Count,
+    DataFile,
+    Flag,
+    Fraction,
+    Positive,
+    Spelled,
+    Whole,
+    explained,
+    ingredient,
+)
 
 
 @dataclass(frozen=True)
@@ -144,39 +154,8 @@ def check_apart(view: PopulationView, kind: str) -> None:
         raise refused("shift.what.kind", kind, "a data.partition whose parts share no rows", but)
 
 
-COLUMNS = ("client", "round", "concept")
 CLOSE = 1e-6
 """Largest deviation of the sum of a concept's shares from 1."""
-
-
-@ingredient
-class Drawn:
-    """Change points at equal distances, with clients first dealt evenly to the concepts.
-
-    Args:
-        every: time between two change points, in rounds or seconds.
-        fraction: share of the clients that move to another concept at each change point.
-    """
-
-    every: Positive = 20
-    fraction: Fraction = 0.3
-    kind: Literal["drawn"] = "drawn"
-
-
-@ingredient
-class File:
-    """A CSV file with the columns `client`, `round` and `concept`: from that round on the client is in the concept.
-
-    A client is given by its number, or by the source's name for it if there is one. Clients without an entry at round 0
-    begin with the first concept. Rounds are seconds if `shift.clock` says so.
-
-    Args:
-        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or relative to the working
-            directory of the command.
-    """
-
-    path: DataFile
-    kind: Literal["file"] = "file"
 
 
 @ingredient
@@ -210,50 +189,101 @@ class LabelShares(Amounts):
     kind: Literal["label-shares"] = "label-shares"
 
 
+BANKS = explained("a whole number of 2 or more, or lists of labels")
+
+
+@ingredient
+class LabelBanks:
+    """Concepts that are sets of labels: a client holds its own rows with these labels, and no others.
+
+    Args:
+        banks: number of sets, drawn once and all different; or the labels of each set.
+        labels: number of labels of each drawn set.
+    """
+
+    banks: Annotated[ClassCount | tuple[tuple[Whole, ...], ...], BANKS] = 4
+    labels: Count = 2
+    kind: Literal["label-banks"] = "label-banks"
+
+    def __post_init__(self) -> None:
+        lists = () if isinstance(self.banks, int) else self.banks
+        if lists and (len(lists) < 2 or not all(len(set(labels)) == len(labels) > 0 for labels in lists)):
+            banks = [list(labels) for labels in lists]
+            raise ValueError(f"found banks {banks}; allowed: two lists or more, each with different labels")
+
+    def members(self, classes: int, rng: Rng) -> np.ndarray:
+        """Return the mask of the labels of each set (banks, classes).
+
+        Raises:
+            FedtideError: there are too few labels.
+        """
+        if not isinstance(self.banks, int):
+            if (most := max(max(labels) for labels in self.banks)) >= classes:
+                raise refused("shift.what.concepts.banks", most, f"labels from 0 to {classes - 1}")
+            return np.stack([np.isin(np.arange(classes), labels) for labels in self.banks])
+        if self.banks > (most := math.comb(classes, self.labels)):
+            but = f"there are {most} sets of {self.labels} of {classes} labels"
+            raise refused("shift.what.concepts.banks", self.banks, f"at most {most}", but)
+        draw, sets = rng.at("banks").numpy(), list[tuple[int, ...]]()
+        while len(sets) < self.banks:
+            labels = tuple(sorted(draw.choice(classes, self.labels, replace=False).tolist()))
+            sets += [labels] if labels not in sets else []
+        return np.stack([np.isin(np.arange(classes), labels) for labels in sets])
+
+
 @ingredient
 class ChangePoints(Holding):
     """Rows of one concept per client, which changes at change points.
 
     Args:
-        when: the source of the change points: "drawn", or a "file".
-        concepts: the kind of concept: the source's "domains", or "label-shares" of a file.
+        when: the change points: "drawn", "planned", a "cycle", or a "file".
+        concepts: the kind of concept: the source's "domains", "label-banks", or "label-shares" of a file.
+        test: concept of the rows on which a client is judged: that of the moment ("now"), its "first" one, or one that
+            it never trains on ("unseen", if change points are drawn).
     """
 
-    when: Annotated[Drawn | File, Field(discriminator="kind"), Spelled] = Drawn()
-    concepts: Annotated[Domains | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
+    when: When = Drawn()
+    concepts: Annotated[Domains | LabelBanks | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
+    test: Tested = "now"
     kind: Literal["change-points"] = "change-points"
     drifts: ClassVar[bool] = True
 
     def check(self, view: PopulationView) -> None:
         """Raise for a wrong file, and if a client would have no training rows."""
         rows, plan = view.rows, ChangePointsPlan(self, view)
+        if isinstance(self.concepts, LabelBanks):
+            if rows.steps is not None:
+                but = f"rows of {rows.name} are sequences"
+                raise refused("shift.what.concepts", "label-banks", "'domains', or kind = 'static'", but)
+        elif isinstance(self.concepts, Domains) and (rows.domain is None or len(rows.domain_names) < 2):
+            allowed = "label-banks, a file of label distributions (shift.what.concepts), or kind = 'static'"
+            raise refused("shift.what.concepts", "domains", allowed, f"{rows.name} has a single domain")
+        self.when.check(len(plan.concepts), "shift.what.when")
+        check_test(self.test, self.when, len(plan.concepts), "shift.what.test")
         if plan.shares is not None and isinstance(self.concepts, LabelShares):
             check_apart(view, "change-points")
             for label, why in plan.pools.lacking(plan.shares.table.max(0) > 0).items():
                 concept = plan.shares.names[int(plan.shares.table[:, label].argmax())]
                 line = f"{self.concepts.path}: concept '{concept}': label"
                 raise refused(line, label, "labels that are there", why)
-            plan.met()
+            plan.trace.met()
             return
-        if rows.domain is None or len(rows.domain_names) < 2:
-            allowed = "a file of label distributions (shift.what.concepts), or kind = 'static'"
-            raise refused("shift.what.concepts", "domains", allowed, f"{rows.name} has a single domain")
-        lacking = (plan.met() & (plan.domain_counts["train"] == 0))[: view.registered].nonzero()
+        lacking = (plan.trace.met() & (plan.own_counts["train"] == 0))[: view.registered].nonzero()
         if len(lacking):
-            client, domain = lacking[0].tolist()
-            but = f"client {client} has no training rows of domain '{rows.domain_names[domain]}', to which it changes"
+            client, concept_number = lacking[0].tolist()
+            named = f"{'domain' if isinstance(self.concepts, Domains) else 'bank'} '{plan.concepts[concept_number]}'"
+            but = f"client {client} has no training rows of {named}, to which it changes"
             raise refused("shift.what.kind", self.kind, "more rows for each client", but)
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the kind of concept and the change points."""
         named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
-        text = f"A client holds its rows of one domain{named} "
-        if isinstance(self.concepts, LabelShares):
-            text = "A client draws its rows by one of several mixes of labels "
-        if isinstance(self.when, File):
-            return text + "and changes to another when a file of change points says so. "
-        many = share_of(self.when.fraction)
-        return text + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
+        text = f"A client holds its rows of one domain{named}"
+        if isinstance(self.concepts, LabelBanks):
+            text = "A client holds its rows of a few labels"
+        elif isinstance(self.concepts, LabelShares):
+            text = "A client draws its rows by one of several mixes of labels"
+        return f"{text} and {self.when.words(unit)}. "
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -277,8 +307,30 @@ class ChangePointsPlan(Plan):
 
     @property
     def concepts(self) -> tuple[str, ...]:
-        """Names of the concepts."""
-        return self.view.rows.domain_names if self.shares is None else self.shares.names
+        """Names of the concepts; sets of labels have numbers."""
+        if self.shares is not None:
+            return self.shares.names
+        return tuple(map(str, range(len(self.members)))) if self.by_labels else self.view.rows.domain_names
+
+    @property
+    def by_labels(self) -> bool:
+        """Tell whether concepts are sets of labels."""
+        return isinstance(self.changes.concepts, LabelBanks)
+
+    @cached_property
+    def members(self) -> Tensor:
+        """Mask of the labels, or domains, of each concept (concepts, labels)."""
+        kind, rows = self.changes.concepts, self.view.rows
+        if isinstance(kind, LabelBanks):
+            return torch.from_numpy(kind.members(rows.classes, self.view.rng))
+        return torch.eye(len(rows.domain_names), dtype=torch.bool)
+
+    @property
+    def values(self) -> Tensor:
+        """Label, or domain, of each row of the source."""
+        rows = self.view.rows
+        assert rows.domain is not None or self.by_labels
+        return rows.y if self.by_labels or rows.domain is None else rows.domain
 
     @cached_property
     def pools(self) -> Pools:
@@ -289,107 +341,57 @@ class ChangePointsPlan(Plan):
     # -- change points ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _times(self) -> list[float] | None:
-        """Times of the file's change points, from 0 on; None if change points are drawn."""
-        if isinstance(self.changes.when, Drawn):
-            return None
-        return sorted({0.0, *(time for _, time, _ in self._read)})
-
-    @cached_property
-    def _read(self) -> list[tuple[int, float, int]]:
-        assert isinstance(self.changes.when, File)
-        return read_changes(find(self.changes.when.path, None, "shift.what.when.path"), self.view, self.concepts)
-
-    @cached_property
-    def _concepts(self) -> Chain[Tensor]:
-        """Concept of each client (clients,) after a number of change points."""
-        return Chain(self._first, self._after)
-
-    def _first(self) -> Tensor:
-        if self._times is None:
-            return self.view.deal(self.view.rng.at("change-points", 0), len(self.concepts))
-        return self._moved(torch.zeros(len(self.view.group), dtype=torch.int64), 0.0)
-
-    def _after(self, concept: Tensor, number: int) -> Tensor:
-        """Return the concepts after a change point, given those before it."""
-        if self._times is not None:
-            return self._moved(concept, self._times[number])
-        assert isinstance(self.changes.when, Drawn)
-        concept, domains, fraction = concept.clone(), len(self.concepts), self.changes.when.fraction
-        for _, draw, order in self.view.shuffled(self.view.rng.at("change-points", number)):
-            moved = order[: round(fraction * len(order))]
-            concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
-        return concept
-
-    def _moved(self, concept: Tensor, at: float) -> Tensor:
-        """Return the concepts after the changes that the file has at a time."""
-        concept = concept.clone()
-        for client, time, other in self._read:
-            if time == at:
-                concept[client] = other
-        return concept
-
-    def _number(self, time: float) -> int:
-        """Return the number of change points up to a time, without that at 0."""
-        if isinstance(self.changes.when, Drawn):
-            return count_events(time, self.changes.when.every, "shift.what.when.every")
-        assert self._times is not None
-        return bisect_right(self._times, time) - 1
+    def trace(self) -> Trace:
+        """Concept of each client over time."""
+        return Trace(self.changes.when, self.view, self.concepts, "shift.what.when", self.changes.test)
 
     def concept(self, time: float) -> Tensor:
         """Return the concept of each client (clients,)."""
-        return self._concepts[self._number(time)]
-
-    def met(self) -> Tensor:
-        """Return the mask (clients, domains) of the concepts that each client may have at some time."""
-        met = torch.full((len(self.view.group), len(self.concepts)), self._times is None)
-        for time in self._times or ():
-            met[torch.arange(len(met)), self.concept(time)] = True
-        return met
+        return self.trace.concept(time)
 
     def table(self, until: float) -> list[tuple[int, float, int]]:
         """Return every change up to a time as (client, time, concept), with the first concepts at time 0."""
-        before, changes = torch.full((len(self.view.group),), -1), []
-        for place in range(self._number(until) + 1):
-            concept = self._concepts[place]
-            time = self._times[place] if self._times else place * getattr(self.changes.when, "every", 0.0)
-            changes += [(client, time, int(concept[client])) for client in (concept != before).nonzero()[:, 0].tolist()]
-            before = concept
-        return changes
+        return self.trace.table(until)
 
     def write(self, path: Path, until: float) -> None:
         """Write every change up to a time as a file that `File` can read."""
-        names = self.view.names
-        table = [(names[c] if names else c, f"{time:.17g}", self.concepts[k]) for c, time, k in self.table(until)]
-        write_rows(path, [COLUMNS, *table])
+        self.trace.write(path, until)
 
     # -- rows over time -----------------------------------------------------------------------------------------------
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """Return the rows that a client holds, sorted: of a domain, or drawn by a label distribution."""
-        concept = int(self.concept(self.view.time(moment))[client])
+        """Return the rows that a client trains on or is judged on, sorted: of a concept, or drawn by its labels."""
+        return self._rows_of(client, part, self.trace.concept(self.view.time(moment), judged=part in JUDGED))
+
+    def aside(self, client: int, moment: Moment) -> Tensor:
+        """Return the validation rows that a client decides on, sorted: of the concept that it trains on."""
+        return self._rows_of(client, "val", self.concept(self.view.time(moment)))
+
+    def _rows_of(self, client: int, part: str, concepts: Tensor) -> Tensor:
+        concept = int(concepts[client])
         if self.shares is None:
             rows = self.view.parts[part][client]
-            assert self.view.rows.domain is not None
-            return rows[self.view.rows.domain[rows.long()] == concept]
+            return rows[self.members[concept][self.values[rows.long()]]]
         rng = self.view.rng.at("concept", part, client, concept)
         return self.pools.draw(part, client, rng, dict(enumerate(self.shares.table[concept])))
 
     @cached_property
-    def domain_counts(self) -> dict[str, Tensor]:
-        """Number of rows of each client in each domain (clients, domains), for each part."""
-        domain, domains = self.view.rows.domain, len(self.concepts)
-        assert domain is not None
-        parts = self.view.parts.items()
-        return {part: count_pairs(of.owner, domain[of.rows.long()], len(of), domains) for part, of in parts}
+    def own_counts(self) -> dict[str, Tensor]:
+        """Number of rows of each client in each concept (clients, concepts), for each part."""
+        values, member, parts = self.values, self.members.long(), self.view.parts.items()
+        return {
+            part: count_pairs(of.owner, values[of.rows.long()], len(of), member.shape[1]) @ member.T
+            for part, of in parts
+        }
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if self.shares is not None:
             return self.pools.counts(clients, part)
         if moment is None:
-            return self.domain_counts[part].sum(1)[clients]
-        return self.domain_counts[part][clients, self.concept(self.view.time(moment))[clients]]
+            return self.view.parts[part].sizes(clients)
+        concept = self.trace.concept(self.view.time(moment), judged=part in JUDGED)
+        return self.own_counts[part][clients, concept[clients]]
 
     def group(self, moment: Moment) -> Tensor | None:
         """Return the true group of each client: the number of its domain, or the group of its concept."""
@@ -398,17 +400,15 @@ class ChangePointsPlan(Plan):
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients whose concept differs from that at `before`."""
-        now, then = (self.concept(self.view.time(at)) for at in (moment, before))
-        return (now != then)[: self.view.registered].nonzero()[:, 0]
+        return self.trace.changed(self.view.time(moment), self.view.time(before))
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return ("change",) if the concept of any client changed, otherwise ()."""
-        now, then = (self.concept(self.view.time(at)) for at in (moment, before))
-        return ("change",) if bool((now != then).any()) else ()
+        return self.trace.events(self.view.time(moment), self.view.time(before))
 
     def check(self, rounds: int) -> None:
         """Raise if there would be too many change points."""
-        self._number(rounds)
+        self.trace.number(rounds)
 
 
 @dataclass(frozen=True)
@@ -454,36 +454,6 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     order = list(dict.fromkeys(groups))
     # Shares that do not sum to 1 exactly would make a draw fail.
     return Concepts(tuple(names), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
-
-
-def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file atomically."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list[tuple[int, float, int]]:
-    """Read the change points of a file as (client, time, position of the concept in `names`).
-
-    Raises:
-        FedtideError: the file or one of its rows is wrong; the message names both.
-    """
-    cells = read_cells(path, COLUMNS)
-    ids = list(view.names) or [str(client) for client in range(len(view.group))]
-    clients, concepts = ({name: k for k, name in enumerate(names_in_order)} for names_in_order in (ids, names))
-    changes: dict[tuple[int, float], int] = {}
-    for row, (client, time, concept) in enumerate(zip(*map(cells.texts, COLUMNS), strict=True)):
-        where = cells.where(row)
-        if client not in clients:
-            allowed = f"the source's names, such as {shown(ids[0])}" if view.names else f"0 to {len(ids) - 1}"
-            raise refused(f"{where}: client", client, allowed)
-        if concept not in concepts:
-            raise unknown(f"{where}: concept", concept, list(concepts))
-        key = clients[client], number(where, "round", time, 0)
-        if key in changes:
-            raise refused(f"{where}: round", time, f"once for client {client}", "it is there twice")
-        changes[key] = concepts[concept]
-    return [(client, time, concept) for (client, time), concept in changes.items()]
 
 
 Labels = tuple[int, ...]

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
+from fedtide.data.shift.changes import Drawn, Tested, Trace, When, check_test
 from fedtide.data.shift.what import Chain, PopulationView, Python, count_events
 from fedtide.draw.prose import listed, share_of
-from fedtide.fields.types import Fraction, Positive, Whole, ingredient
+from fedtide.fields.types import ClassCount, Fraction, Positive, Whole, ingredient
 from fedtide.fields.user_code import call
 
 
@@ -51,6 +52,16 @@ class RowTransform(Protocol):
     @abstractmethod
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`; `client` (rows,) holds them."""
+
+    @property
+    def judged(self) -> "RowTransform":
+        """Transform of the rows on which clients are judged."""
+        return self
+
+    @property
+    def pictures(self) -> bool:
+        """Tell whether pictures change at events, and not labels alone."""
+        return False
 
     def group(self, time: float) -> Tensor | None:
         """Return the true concept of each client (clients,); None if the groups are those of the population."""
@@ -354,6 +365,241 @@ class Shared(Swapped):
         return self.state(time)
 
 
+Angle = Literal[0, 90, 180, 270]
+Channel = Literal["all", "red", "green", "blue"]
+CHANNELS = ("red", "green", "blue", "all")
+
+
+@ingredient
+class Concept:
+    """A way to read rows: pictures are turned and colored by their labels in the source, and labels change.
+
+    Args:
+        labels: for each label of the source the label that its rows have, each once. If empty, labels stay.
+        swaps: pairs of labels that are exchanged then, one pair after the other.
+        angles: angle by which pictures are turned, counter-clockwise: one for all, or one for each label of the source.
+        colors: channel that pictures keep, with "all" for all three: one for all, or one for each label of the source.
+    """
+
+    labels: tuple[Whole, ...] = ()
+    swaps: tuple[tuple[Whole, Whole], ...] = ()
+    angles: Annotated[tuple[Angle, ...], Field(min_length=1)] = (0,)
+    colors: Annotated[tuple[Channel, ...], Field(min_length=1)] = ("all",)
+
+    @property
+    def reads(self) -> bool:
+        """Tell whether the concept depends on labels, or changes them."""
+        return bool(self.labels or self.swaps or len(self.angles) > 1 or len(self.colors) > 1)
+
+    def check(self, key: str, classes: int) -> None:
+        """Raise if the concept does not fit the number of labels; `key` is its place in a configuration."""
+        if self.labels and sorted(self.labels) != list(range(classes)):
+            raise refused(f"{key}.labels", list(self.labels), f"each label from 0 to {classes - 1} once")
+        for pair in self.swaps:
+            if max(pair) >= classes:
+                raise refused(f"{key}.swaps", list(pair), f"labels from 0 to {classes - 1}")
+        for name, values in (("angles", self.angles), ("colors", self.colors)):
+            if len(values) not in (1, classes):
+                raise refused(f"{key}.{name}", list(values), f"one for all, or one for each of {classes} labels")
+
+    def table(self, classes: int) -> Tensor:
+        """Return the new label, the quarter turns and the channel (3 for all) of each label of the source (3, classes).
+
+        >>> Concept(swaps=((1, 2),), angles=(90,)).table(3).tolist()
+        [[0, 2, 1], [1, 1, 1], [3, 3, 3]]
+        """
+        labels = np.array(self.labels or range(classes))
+        for a, b in self.swaps:
+            labels = np.where(labels == a, b, np.where(labels == b, a, labels))
+        turns = [angle // 90 for angle in self.angles] * (classes if len(self.angles) == 1 else 1)
+        channels = [CHANNELS.index(color) for color in self.colors] * (classes if len(self.colors) == 1 else 1)
+        return torch.from_numpy(np.stack([labels, turns, channels]).astype(np.int64))
+
+
+@ingredient
+class DrawnConcepts:
+    """Concepts that are drawn once and are all different.
+
+    Args:
+        number: number of concepts.
+        exchanged: number of labels, drawn for all concepts together, that each concept exchanges among each other at
+            random.
+        turned: number of labels, drawn for each concept, whose pictures are turned by drawn angles: 0, 90, 180 or 270.
+        colored: number of labels, drawn for each concept, whose pictures keep one drawn channel.
+    """
+
+    number: ClassCount = 4
+    exchanged: Whole = 0
+    turned: Whole = 0
+    colored: Whole = 0
+
+    def check(self, classes: int) -> None:
+        """Raise if there are too few labels, or fewer different concepts than are asked for."""
+        for name in ("exchanged", "turned", "colored"):
+            if (labels := getattr(self, name)) > classes:
+                raise refused(f"shift.how.drawn.{name}", labels, f"at most {classes}, the number of labels")
+        most = math.factorial(self.exchanged) * (4**self.turned) * (3**self.colored)
+        if self.number > most:
+            allowed = f"at most {most}, or more labels that are exchanged, turned or colored"
+            raise refused("shift.how.drawn.number", self.number, allowed)
+
+    def tables(self, classes: int, rng: Rng) -> Tensor:
+        """Return the table of each concept, as `Concept.table` (concepts, 3, classes)."""
+        draw, tables = rng.at("concepts").numpy(), list[np.ndarray]()
+        pool = draw.choice(classes, self.exchanged, replace=False)
+        while len(tables) < self.number:
+            table = np.stack([np.arange(classes), np.zeros(classes, dtype=np.int64), np.full(classes, 3)])
+            table[0, pool] = draw.permutation(pool)
+            table[1, draw.choice(classes, self.turned, replace=False)] = draw.integers(0, 4, self.turned)
+            table[2, draw.choice(classes, self.colored, replace=False)] = draw.integers(0, 3, self.colored)
+            if not any((table == other).all() for other in tables):
+                tables.append(table)
+        return torch.from_numpy(np.stack(tables))
+
+
+@ingredient
+class ConceptDrift(Reading):
+    """One of several ways to read rows for each client, which changes at change points: labels, angles, colors.
+
+    Rows for training, validation and testing change alike, if `test` does not say otherwise.
+
+    Args:
+        concepts: the ways to read rows; an empty table, {}, is that of the source.
+        drawn: ways that are drawn, if none are listed.
+        when: the change points: "drawn", "planned", a "cycle", or a "file".
+        test: concept of the rows on which a client is judged: that of the moment ("now"), its "first" one, or one that
+            it never trains on ("unseen", if change points are drawn).
+    """
+
+    concepts: tuple[Concept, ...] = ()
+    drawn: DrawnConcepts | None = None
+    when: When = Drawn()
+    test: Tested = "now"
+    kind: Literal["concept-drift"] = "concept-drift"
+    drifts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if len(self.concepts) < 2 if self.drawn is None else self.concepts:
+            raise ValueError(f"found {len(self.concepts)} concepts; allowed: two or more, or a table drawn")
+        if len(set(self.concepts)) < len(self.concepts):
+            raise ValueError("found a concept twice; allowed: concepts that differ")
+
+    @property
+    def count(self) -> int:
+        """Number of concepts."""
+        return len(self.concepts) if self.drawn is None else self.drawn.number
+
+    @property
+    def turns(self) -> bool:
+        """Tell whether pictures are turned by a quarter, or three, so that they must be square."""
+        return any(angle in (90, 270) for concept in self.concepts for angle in concept.angles)
+
+    @property
+    def pictures(self) -> tuple[bool, bool]:
+        """Tell whether some pictures are turned, and whether some are colored."""
+        if self.drawn is not None:
+            return self.drawn.turned > 0, self.drawn.colored > 0
+        turned = any(any(concept.angles) for concept in self.concepts)
+        return turned, any(color != "all" for concept in self.concepts for color in concept.colors)
+
+    def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
+        """Raise if the concepts do not fit the rows; `classes` is None for sequences."""
+        turned, colored = self.pictures
+        if self.drawn is not None or any(concept.reads for concept in self.concepts):
+            labels = check_exchangeable(self.kind, classes)
+            for number, concept in enumerate(self.concepts):
+                concept.check(f"shift.how.concepts[{number}]", labels)
+            if self.drawn is not None:
+                self.drawn.check(labels)
+        square = self.turns or (self.drawn is not None and turned)
+        if turned and (len(shape) != 3 or (square and shape[1] != shape[2])):
+            raise refused("shift.how.concepts.angles", "angles", "none, or (square) images", f"rows have shape {shape}")
+        if colored and (len(shape) != 3 or shape[0] != 3):
+            allowed = "none, or images with three channels (data.source.channels = 3)"
+            raise refused("shift.how.concepts.colors", "colors", allowed, f"rows have shape {shape}")
+        self.when.check(self.count, "shift.how.when")
+        check_test(self.test, self.when, self.count, "shift.how.test")
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Describe the concepts and their changes."""
+        what = ["labels"] if self.exchanges else []
+        what += [name for name, changes in zip(("angles", "colors"), self.pictures, strict=True) if changes]
+        return (
+            f"There are {self.count} ways to read rows, which differ in {listed(what)}, and {self.when.words(unit)}. "
+        )
+
+    @property
+    def exchanges(self) -> bool:
+        """Tell whether some concept changes labels."""
+        if self.drawn is not None:
+            return self.drawn.exchanged > 0
+        return any(concept.labels or concept.swaps for concept in self.concepts)
+
+    def plan(self, view: PopulationView) -> RowTransform:
+        """Build the transform of a population's rows."""
+        return ByConcept(self, view)
+
+
+@dataclass(frozen=True)
+class ByConcept(RowTransform):
+    """A transform by the concept of each client; `for_judging` is that of the rows on which clients are judged."""
+
+    how: ConceptDrift
+    view: PopulationView
+    for_judging: bool = False
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Concept of each client over time."""
+        names = tuple(map(str, range(self.how.count)))
+        return Trace(self.how.when, self.view, names, "shift.how.when", self.how.test)
+
+    @cached_property
+    def tables(self) -> Tensor:
+        """New label, quarter turns and channel of each label of the source in each concept (concepts, 3, classes)."""
+        classes = self.view.rows.classes
+        if self.how.drawn is not None:
+            return self.how.drawn.tables(classes, self.view.rng)
+        return torch.stack([concept.table(classes) for concept in self.how.concepts])
+
+    @cached_property
+    def judged(self) -> RowTransform:
+        """Transform of the rows on which clients are judged."""
+        return self if self.how.test == "now" else replace(self, for_judging=True)
+
+    @property
+    def pictures(self) -> bool:
+        """Tell whether pictures change at events."""
+        return any(self.how.pictures)
+
+    def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
+        """Return the rows with their meaning at `time`."""
+        concept = self.trace.concept(time, judged=self.for_judging)[client]
+        turned, colored = self.how.pictures
+        x = x.clone() if turned or colored else x
+        if turned:
+            turns = self.tables[concept, 1, y]
+            for quarters in (1, 2, 3):
+                x[turns == quarters] = torch.rot90(x[turns == quarters], quarters, (-2, -1))
+        if colored:
+            channels = self.tables[concept, 2, y]
+            for channel in range(x.shape[1]):
+                x[(channels != channel) & (channels < 3), channel] = 0
+        return x, self.tables[concept, 0, y] if self.how.exchanges else y
+
+    def group(self, time: float) -> Tensor | None:
+        """Return the concept of each client."""
+        return self.trace.concept(time)
+
+    def changed(self, time: float, before: float) -> Tensor:
+        """Return the registered clients whose concept differs from that at `before`."""
+        return self.trace.changed(time, before)
+
+    def events(self, time: float, before: float) -> tuple[str, ...]:
+        """Return ("change",) if the concept of any client changed since `before`, otherwise ()."""
+        return self.trace.events(time, before)
+
+
 @dataclass(frozen=True)
 class ReadBy(Reading):
     """A `how` by a function from rows, their clients' groups and the time to the meaning of the rows.
@@ -374,4 +620,4 @@ class ReadBy(Reading):
         return result
 
 
-How = Annotated[Identity | Rotation | Permutation | LabelSwaps | Python, Field(discriminator="kind")]
+How = Annotated[Identity | Rotation | Permutation | LabelSwaps | ConceptDrift | Python, Field(discriminator="kind")]

@@ -53,10 +53,12 @@ class IDX(Loading):
     Args:
         path: the folder, below the data directory or absolute.
         verify: compare with the published checksum if the folder has the name of a published data set.
+        channels: 1, or 3 for three equal copies of each picture, which a shift may color.
     """
 
     path: str
     verify: Flag = True
+    channels: Literal[1, 3] = 1
     kind: Literal["idx"] = "idx"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
@@ -76,6 +78,7 @@ class IDX(Loading):
         letters = int("letters" in folder.name.lower() and y.min() == 1)
         with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused
             pictures = (x if x.dtype == np.uint8 else x.astype(np.float32))[:, None]
+        pictures = np.repeat(pictures, self.channels, axis=1)
         classes, held_out = classes_of(str(folder), y - letters), np.arange(len(y)) >= len(train[1])
         return make_rows(folder.name, classes, x=pictures, y=y - letters, held_out=held_out)
 
