@@ -5,6 +5,7 @@
 (Flip(p=0.5, kind='flip'),)
 """
 
+from fedtide.learn.by_batch import ModelByBatch, mean_loss
 from fedtide.learn.local import (
     Augment,
     Correction,
@@ -25,7 +26,7 @@ from fedtide.learn.training import FairTraining, Training, Weighting, client_wei
 
 __all__ = [
     "KERAS", "SGD", "Augment", "Correction", "FairTraining", "Fitted", "Flip", "LocalTrainer",
-    "LocalUpdate", "Losses", "Proximal", "ProximalTo", "RandomCrop", "Server", "Steps", "Stepwise", "Task", "Term",
-    "Train", "Training", "Weighting", "client_weight", "fair_totals", "local_update", "mean_losses", "needs_likelihood",
-    "step_server", "training_cost",
+    "LocalUpdate", "Losses", "ModelByBatch", "Proximal", "ProximalTo", "RandomCrop", "Server", "Steps", "Stepwise",
+    "Task", "Term", "Train", "Training", "Weighting", "client_weight", "fair_totals", "local_update", "mean_loss",
+    "mean_losses", "needs_likelihood", "step_server", "training_cost",
 ]  # fmt: skip

@@ -206,6 +206,11 @@ class Scratch:
         return self._home[1]
 
     @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Running statistics of the module: a view of its storage, on its device."""
+        return self._views.buffers
+
+    @property
     def _changes(self) -> int:
         """How often the module's storage was changed."""
         return sum(leaf._version for leaf in (*self.values, *self._views.buffers.values()))

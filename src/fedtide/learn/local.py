@@ -28,7 +28,7 @@ from fedtide.fields.types import (
     ingredient,
 )
 from fedtide.learn.device import Scratch, read
-from fedtide.learn.losses import Loss
+from fedtide.learn.losses import Columns, Loss
 from fedtide.learn.module_check import check_first_label, check_outputs, find_notes
 from fedtide.learn.schedules import Constant, Schedule
 from fedtide.learn.target import CLASSES
@@ -261,6 +261,38 @@ LocalUpdate = Literal["averaging", "gradient"]
 
 
 @dataclass(frozen=True)
+class Batch:
+    """A mini-batch of local training, on the device of the task.
+
+    Args:
+        epoch: its number, from 0 on.
+        x: prepared inputs (samples, ...).
+        y: labels.
+        shared: what the loss has prepared for all samples.
+        columns: and for these samples.
+        counts: (samples,) number of labels that count in each sequence; None if each sample has one.
+    """
+
+    epoch: int
+    x: Tensor
+    y: Tensor
+    shared: Any
+    columns: Columns
+    counts: Tensor | None = None
+
+    @property
+    def labels(self) -> int:
+        """Number of labels that count."""
+        return len(self.y) if self.counts is None else int(self.counts.sum())
+
+    def pick(self, where: slice) -> "Batch":
+        """Return a part of the samples."""
+        counts = None if self.counts is None else self.counts[where]
+        columns = tuple(column[where] for column in self.columns)
+        return Batch(self.epoch, self.x[where], self.y[where], self.shared, columns, counts)
+
+
+@dataclass(frozen=True)
 class Fitted:
     """The result of local training.
 
@@ -383,11 +415,6 @@ class LocalTrainer:
         optimizer = LocalOptimizer(self, rate, scratch.values)
         terms = self.terms(term)
         received = [task.to_device(weights.params[name]) for name in scratch.names] if terms else []
-        shared, columns = loss.prepare(shard)
-        shared, table = task.to_device((shared, (task.inputs(shard.x), shard.y, *columns)))
-        # Labels are counted on the CPU: a device would be waited for in every step.
-        table += () if shard.mask is None else (shard.mask.sum(1),)
-        draw = rng.at("augment").torch(task.device) if self.augment else None
         # Gradients are changed in place.
         separate = bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0
         total, seen, steps, done = 0.0, 0, 0, 0
@@ -400,16 +427,12 @@ class LocalTrainer:
             unread.clear()
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
-        work = self if moment.part is None else self.draw_partial(moment.part)
-        batches = work._batches(table, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
-        for epoch, (x, y, *rest) in batches:
-            if epoch > done:
-                done = epoch
+        for batch in self.batches(task, loss, shard, moment, rng):
+            if batch.epoch > done:
+                done = batch.epoch
                 yield fitted()
                 scratch.set_mode(True)  # the caller may have evaluated
-            if draw is not None:
-                x = task.inputs(self.augmented(x, draw))
-            value, gradient = task.differentiate(loss, x, y, shared, tuple(rest[: len(columns)]))
+            value, gradient = task.differentiate(loss, batch.x, batch.y, batch.shared, batch.columns)
             if separate:
                 gradient = unshare(gradient)  # autograd lets added parameters share one storage
             for added in terms:
@@ -417,11 +440,34 @@ class LocalTrainer:
             if self.max_grad_norm is not None:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)
-            labels = len(y) if shard.mask is None else int(rest[-1].sum())
+            labels = batch.labels
             unread.append((value, labels))
             seen += labels
             steps += 1
         yield fitted()
+
+    def batches(self, task: Task, loss: Loss, shard: Shard, moment: Moment, rng: Rng) -> Iterator[Batch]:
+        """Yield the mini-batches of local training in their order, for methods that take steps of their own.
+
+        Args:
+            task: the model.
+            loss: the loss of the steps.
+            shard: the client's samples.
+            moment: the time, for clients that do only a part of their work.
+            rng: the client's key, as of `__call__`.
+        """
+        shared, columns = loss.prepare(shard)
+        shared, table = task.to_device((shared, (task.inputs(shard.x), shard.y, *columns)))
+        # Labels are counted on the CPU: a device would be waited for in every step.
+        table += () if shard.mask is None else (shard.mask.sum(1),)
+        draw = rng.at("augment").torch(task.device) if self.augment else None
+        work = self if moment.part is None else self.draw_partial(moment.part)
+        cut = work._batches(table, rng.at("shuffle").torch(), smallest=2 if task.scratch.needs_pairs else 1)
+        for epoch, (x, y, *rest) in cut:
+            if draw is not None:
+                x = task.inputs(self.augmented(x, draw))
+            counts = None if shard.mask is None else rest[-1]
+            yield Batch(epoch, x, y, shared, tuple(rest[: len(columns)]), counts)
 
     def terms(self, term: Term | None) -> list[Term]:
         """Return the terms of each gradient: the method's own term, and FedProx's pull."""

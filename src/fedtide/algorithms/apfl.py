@@ -1,0 +1,136 @@
+"""APFL: FedAvg, and on each client a mix of the global model and one of its own, with a weight that it learns.
+
+Deng, Kamani, Mahdavi: *Adaptive Personalized Federated Learning*, 2020, Algorithm 1. With nothing but its name it
+plays Algorithm 1, with the weights of clients learned.
+
+| symbol | meaning |
+| --- | --- |
+| `w`, `w_i` | the global weights, and client i's after local training |
+| `v_i` | the weights that client i keeps |
+| `alpha_i` | the share of `v_i` in the mix, which client i keeps |
+| `m` | the mix `alpha_i v_i + (1 - alpha_i) w_i` |
+
+    w_i     <- w_i - eta * grad f_i(w_i)                                              for each batch
+    v_i     <- v_i - eta * alpha_i * grad f_i(m)
+    alpha_i <- alpha_i - eta * <v_i - w_i, grad f_i(m)>, clipped to [0, 1]
+    w       <- mean of w_i
+
+When to use it: clients differ by unknown degrees. Each client finds by itself how much of the global model it wants. It
+costs twice the training of FedAvg.
+
+Choices:
+    - paper: a client judges by `alpha_i v_i + (1 - alpha_i) w`, with the global model as it is now. A client that has
+      never trained is served the global model (ours).
+    - ours: `v_i` starts as the global model that the client receives first, and `alpha_i` at `alpha = 0.5`.
+    - ours: all three steps of a batch use gradients at the models before the batch. `alpha_i` moves with each batch;
+      the code of the authors moves it with the first batch of a round.
+    - paper: `adaptive = false` leaves `alpha_i` at `alpha`: at 0 it is FedAvg, and at 1 each client trains alone.
+    - released code: `variant = "released"` is PFLlib's. Both models step along gradients of their own. The gradient of
+      `alpha_i` is `<v_i - w_i, alpha_i grad f_i(v_i) + (1 - alpha_i) grad f_i(w_i)> + 0.02 alpha_i`, with models after
+      their steps. The mix replaces `v_i` at the end of a round, and a client judges by it. PFLlib begins with
+      `alpha = 1`.
+    - ours: FedProx's pull (`local.proximal`) is on `w_i` alone. The mix has mixed running statistics, too.
+    - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.entry import Entry
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.rng import Rng
+from fedtide.core.trees import map_leaves
+from fedtide.core.weights import sub
+from fedtide.fields.types import Flag, Fraction
+from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, client_weight, mean_loss
+from fedtide.personal import OWN_MODELS, by_own_weights
+
+State = OneModel
+
+PENALTY = 0.02
+"""Weight of alpha in its own gradient, in the released code."""
+
+
+def apfl(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    alpha: Fraction = 0.5,
+    adaptive: Flag = True,
+    variant: Literal["paper", "released"] = "paper",
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[State]:
+    """FedAvg, and on each client a mix of the global model and one of its own, with a weight that it learns.
+
+    Sends the weights down and the update up, as a weighted sum; clients keep a model and its share in the mix.
+
+    Args:
+        local: local training of both models.
+        alpha: share of a client's own model in the mix; with `adaptive` its first value.
+        adaptive: whether clients learn their shares.
+        variant: "paper" is Algorithm 1; "released" is the code of PFLlib.
+    """
+    released = variant == "released"
+
+    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        v, a = (w, alpha) if memory is None else (memory["own"], memory["alpha"])
+        shared, personal = (
+            ModelByBatch(task, trainer, start, moment)
+            for trainer, start in ((local, w), (replace(local, proximal=0), v))
+        )
+        seen = []
+        for batch in local.batches(task, task.loss, shard, moment, rng):
+            value, g = shared.gradient(batch)
+            difference = torch._foreach_sub(personal.values, shared.values)
+            at = None if released else torch._foreach_lerp(shared.values, personal.values, a)
+            _, slope = personal.gradient(batch, at)
+            shared.step(g)
+            personal.step(slope if released else torch._foreach_mul(slope, a))
+            if released:
+                difference = torch._foreach_sub(personal.values, shared.values)
+                slope = torch._foreach_lerp(g, slope, a)
+            if adaptive:
+                steep = sum(float((d * s).sum()) for d, s in zip(difference, slope, strict=True))
+                a = min(max(a - shared.rate * (steep + PENALTY * a * released), 0.0), 1.0)
+            seen.append((value, batch.labels))
+        if not shared.steps:
+            return None
+        w_i, v_i = shared.trained(), personal.trained()
+        delta = sub(w_i, w)
+        total = {
+            "delta": Weighted(delta, client_weight(shard, weighting)),
+            "loss": Weighted(mean_loss(seen), len(shard)),
+        }
+        return Answer(total, memory={"own": mix(w_i, v_i, a) if released else v_i, "alpha": a}, update=delta)
+
+    def serve_mix(w: Weights, memory: Any) -> Weights:
+        personal: Weights = memory["own"] if released else mix(w, memory["own"], memory["alpha"])
+        return personal
+
+    def trained(rows: Tensor) -> Tensor:
+        return 2 * local.samples(rows)
+
+    traits: dict[str, Any] = {"keeps": 1, "remembers": True, "refuses": OWN_MODELS}
+    predict = by_own_weights(task, serve_mix)
+    return build_method("apfl", task, local, server, cohort, train, predict=predict, trained=trained, **traits)
+
+
+def mix(w: Weights, v: Weights, alpha: float) -> Weights:
+    """Return `alpha v + (1 - alpha) w`, at 0 and 1 one of them bit for bit.
+
+    >>> mix(Weights({"w": torch.tensor([1.0])}), Weights({"w": torch.tensor([5.0])}), 0.25).params
+    {'w': tensor([2.])}
+    """
+    mixed: Weights = map_leaves(lambda one, other: torch.lerp(one, other, alpha), w, v)
+    return mixed
+
+
+ENTRY = Entry(
+    "apfl", apfl, "weights down, update up", "personal", keeps="a model of its own, and its share in the mix",
+    helps=("groups", "meaning"),
+)  # fmt: skip
