@@ -93,7 +93,7 @@ def apfl(
             personal.step(slope if released else torch._foreach_mul(slope, a))
             if released:
                 difference = torch._foreach_sub(personal.values, shared.values)
-                slope = torch._foreach_lerp(g, slope, a)
+                slope = list(torch._foreach_lerp(g, slope, a))
             if adaptive:
                 steep = sum(float((d * s).sum()) for d, s in zip(difference, slope, strict=True))
                 a = min(max(a - shared.rate * (steep + PENALTY * a * released), 0.0), 1.0)
