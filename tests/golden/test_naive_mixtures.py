@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from functools import cache
 
@@ -11,14 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
-from fedtide.core.rng import Rng
 from fedtide.learn.features import principal
 from fedtide.runs.build import host_of
-from helpers.branchnet import as_numpy, close, close_params, shard_of
+from helpers.branchnet import as_numpy, close, close_params
 from helpers.naive_em import (
-    Rows,
     diagonal_log_density,
     fedem_round,
     fedgmm_round,
@@ -26,6 +22,7 @@ from helpers.naive_em import (
     full_log_density,
     pfedem_round,
 )
+from helpers.naive_runs import clients_of, copies_of
 from helpers.toys import played, toy
 
 ROUNDS = 12
@@ -58,23 +55,6 @@ def run_of(algorithm, options, model, memory):
     run = played(experiment, memory=memory, host=host)
     center, components = (part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3))
     return run, {"center": center, "components": components}
-
-
-def clients_of(population, t, rounds=ROUNDS):
-    """Who takes part in a round, with their rows; each model starts the generator of the shuffles anew."""
-    moment = Moment(t, rounds, float(t))
-    return {
-        client: Rows(*shard_of(population, client, moment), shuffled(Rng(0).at(t, client, "train", "shuffle")))
-        for client in population.arrivals(4, moment).tolist()
-    }
-
-
-def shuffled(key: Rng):
-    def start(k: int):
-        generator = key.torch()
-        return lambda count: torch.randperm(count, generator=generator).numpy()
-
-    return start
 
 
 def agree(step, models, **others):
@@ -113,7 +93,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     splits = set()
     for step in run.steps:
         t = step.moment.round
-        clients = clients_of(run.host.population, t)
+        clients = clients_of(run.host.population, t, ROUNDS)
         made = pfedem_round(models, mu, var, pi, clients, **local, **space, weights=divide, update=update)
         models, mu, var, pi = made.models, made.mu, made.var, made.pi
         agree(step, models, mu=mu, spread=var, pi=pi)
@@ -140,7 +120,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
     models, mu, cov, blends = models_of(first.weights), first.mu.numpy(), first.spread.numpy(), {}
     for step in run.steps:
         t = step.moment.round
-        clients = clients_of(run.host.population, t)
+        clients = clients_of(run.host.population, t, ROUNDS)
         made = fedgmm_round(models, mu, cov, blends, clients, **local, **space, em_steps=em_steps, train="last")
         models, mu, cov, blends = made.models, made.mu, made.cov, made.blends
         agree(step, models, mu=mu, spread=cov)
@@ -220,15 +200,6 @@ def test_naive_predictions_of_fedgmm_agree():
 
 
 # -- FedEM as published, with K whole models ---------------------------------------------------------------------------
-
-
-def copies_of(weights) -> list[dict[str, np.ndarray]]:
-    """The three models in the weights of a network that is repeated as a whole."""
-    models: list[dict[str, np.ndarray]] = [{} for _ in range(3)]
-    for name, value in as_numpy(weights.params).items():
-        k, own = re.fullmatch(r"model\.copies\.(\d)\.(.*)", name).groups()
-        models[int(k)][own] = value.astype(np.float64)
-    return models
 
 
 CASES = {

@@ -31,23 +31,16 @@ The safe form has an anchor, as one more component for all clients (docs/never-w
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.rounds import init_models, refuse_equal_start
-from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Notes, Reply, Shard, Weighted, Weights, mean
+from fedtide.cohorts import Arrivals, Cohort, play_rounds
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight, step_server
-from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.task import Task, join_models, needs_likelihood, with_branches
-from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight, step_server
+from fedtide.mixtures.em import Components
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
 
@@ -87,15 +80,10 @@ def fedem(
     Raises:
         FedtideError: the loss has only a mean.
     """
-    weighs_rows(task.loss, "FedEM")
-    needs_likelihood(task, "algorithm", "fedem")
-    refuse_equal_start(task, components)
-    plain, task = task, with_branches(task, component_layer, components, key="component_layer")
-    even = torch.full((components,), 1 / components, dtype=torch.float64)
+    em = Components("FedEM", task, local, components, component_layer, e_steps, weighting)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        whole = component_layer == WHOLE
-        weights = join_models(init_models(plain, rng, components), WHOLE) if whole else task.init(rng)
+        weights = em.init(rng)
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         total = None if reply is None else reply.total
         everyone = 0.0 if total is None else total["rows"].weight
@@ -104,25 +92,12 @@ def fedem(
     def weigh(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
-    def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log pi_k p_k(row) (rows, K) and posteriors (rows, K), from losses (K, rows)."""
-        joints = pi.clamp(min=LEAST).log() - losses.double().T
-        return joints, joints.softmax(1)
-
     @Stepwise
     def train(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        (pi,) = shares_of([memory], even)
-        joints, q = e_step((yield BranchLosses(task, payload, shard)), pi)
-        pi = q.mean(0)
-        fitted = yield Train(task, local, payload, shard, moment, rng, loss=Blended(q, task.loss))
-        if not fitted.steps:
-            return None
-        weight, notes = client_weight(shard, weighting), Notes(branch=pi.argmax(), component=q.argmax(1))
-        total = {"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}
-        total |= {"pi": Weighted(pi, weight)} | mixture_notes(q, joints)
-        return Answer(total, memory={"pi": pi}, notes=notes, update=fitted.delta)
+        joints, q = yield from em.posteriors(payload, memory, shard)  # q_k(s), of which pi_ik is the mean
+        return (yield from em.train(payload, joints, q, shard, moment, rng))
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         got = mean(reply.total)
@@ -133,24 +108,11 @@ def fedem(
         return state, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
     def adapt(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not len(shard):
-            return None
-        losses = losses_of(task, payload, shard)
-        (pi,) = shares_of([memory], even)
-        for _ in range(e_steps):
-            pi = e_step(losses, pi)[1].mean(0)
-        return Answer({}, memory={"pi": pi})
+        return em.adapt(payload, memory, shard)
 
-    # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
-    models = components if component_layer == WHOLE else 1
     works = {"train": train} | ({"weigh": weigh} if normalize_by == "everyone" else {})
     round, serve = play_rounds(cohort, step, attrgetter("weights"))
-    predict, trained = partial(predict_by_shares, task, even), lambda rows: models * local.samples(rows)
-    algorithm = Algorithm("fedem", init, works, round, serve, predict, adapt)
-    forward = {"train": models, "weigh": 0, "loss": 2 * models}
-    traits: Any = {"models": "mixture", "refuses": {"shared": "component_layer says in which layer components differ"}}
-    traits |= {"remembers": True}
-    return with_cohort(algorithm, cohort, task, local, forward=forward, trained=trained, **traits)
+    return em.build(Algorithm("fedem", init, works, round, serve, em.predict, adapt), cohort)
 
 
 ENTRY = Entry(
