@@ -41,15 +41,17 @@ class AskRecord:
     Attributes:
         asks: the questions of this round.
         arrivals: by the number that was wanted, the clients that were drawn in this round.
+        scored: by node, the bytes of the evaluations in this round.
     """
 
     asks: list[dict[str, Any]] = field(default_factory=list)
     arrivals: dict[str, list[int]] = field(default_factory=dict)
+    scored: dict[str, dict[str, int]] = field(default_factory=dict)
     _lines: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self) -> None:
         """Begin a round."""
-        self.asks, self.arrivals = [], {}
+        self.asks, self.arrivals, self.scored = [], {}, {}
 
     def add(self, ask: Ask, sent: Tensor | None, reply: Reply, nodes: Mapping[str, Any]) -> None:
         """Add a question: enough to play it again, and to tell each node what was asked."""
@@ -65,6 +67,12 @@ class AskRecord:
         }
         self.asks.append(line)
 
+    def score(self, nodes: Mapping[str, Any]) -> None:
+        """Add the bytes of an evaluation, of which no answers are recorded."""
+        for name, node in nodes.items():
+            before = self.scored.get(name, {"down": 0, "up": 0})
+            self.scored[name] = {way: before[way] + node[way] for way in before}
+
     def end_round(self, moment: Moment, elapsed: float, clients: int, present: list[str], reachable: list[int]) -> None:
         """Add the line of a round that is over."""
         line = {
@@ -76,6 +84,7 @@ class AskRecord:
             "reachable": reachable,
             "arrivals": self.arrivals,
             "asks": self.asks,
+            "scored": self.scored,
         }
         self._lines.append(line)
 
@@ -110,8 +119,8 @@ class NodeRecord:
         words: how many answers of clients became what: "answered", "late", "refused", ...
         reasons: why answers were refused or lost.
         shown: names of what the server was shown of each of its clients.
-        down: bytes that it received.
-        up: bytes that it sent.
+        down: bytes that it received, with those of evaluations.
+        up: bytes that it sent, with those of evaluations.
         seconds: from each question to its answer.
     """
 
@@ -203,4 +212,7 @@ def nodes_of(lines: Sequence[Mapping[str, Any]]) -> list[NodeRecord]:
         for ask in line["asks"]:
             for name, node in ask["nodes"].items():
                 records.setdefault(name, NodeRecord(name)).hear(ask, node)
+        for name, node in line.get("scored", {}).items():
+            record = records.setdefault(name, NodeRecord(name))
+            record.down, record.up = record.down + node["down"], record.up + node["up"]
     return [records[name] for name in sorted(records)]

@@ -476,6 +476,7 @@ class RemoteFleet:
         answers, zero = self._mail.received("score", set(ids)), torch.zeros(1, dtype=torch.float64)
         for client in ids:
             self._mail.forget("score", client)
+        self.record.score(self._mail.nodes)
         scores = {client: answer.content for client, answer in answers.items() if answer.content}
         return concat_scores(scores.get(client) or Scores(torch.tensor([client]), zero, zero, zero) for client in ids)
 

@@ -37,7 +37,7 @@ from fedtide.remote.messages import (
     secrets_tree,
 )
 from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
-from fedtide.remote.policy import Policy
+from fedtide.remote.policy import Policy, Unreadable
 from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge, check_units, form_of
@@ -111,14 +111,20 @@ class Node:
         """
         began = time.monotonic()
         try:
-            with threads(self.threads):
-                answer, sent = self._answer(header, payload, began)
+            asked = read_question(header)
         except Exception as error:
-            answer, sent = {"clients": {}, "failed": self._described(error)}, b""
+            answer: dict[str, Any] = {"clients": {}, "failed": self._described(error)}
+            return {**answer, "seconds": round(time.monotonic() - began, 3)}, b""
+        try:
+            with threads(self.threads):
+                answer, sent = self._answer(asked, header, payload, began)
+        except Exception as error:
+            answer, sent = _refusal(asked, self._described(error))
         return {**answer, "seconds": round(time.monotonic() - began, 3)}, sent
 
-    def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
-        asked = read_question(header)
+    def _answer(
+        self, asked: AnyHeader, header: Mapping[str, Any], payload: bytes, began: float
+    ) -> tuple[dict[str, Any], bytes]:
         model = hashlib.sha256(payload).hexdigest()
         why = self._objection(asked) or self.refuses(header, model)
         if why is not None:
@@ -198,7 +204,9 @@ class Node:
             except Exception as error:
                 sent.pop(client, None)
                 words[str(client)] = REFUSED + self._described(error)
-                if self.wire.hides and not isinstance(error, TooLarge | MemoryLost):  # it may tell of the rows
+                if self.wire.hides and not isinstance(
+                    error, TooLarge | MemoryLost | Unreadable
+                ):  # it may tell of the rows
                     with suppress(MemoryLost):
                         sent[client], keeps = self._keep_and_send(asked, ask, client, Answer({}), memory)
                         keeping += [client] * keeps
@@ -271,6 +279,8 @@ class Node:
         """Describe an error without its text, which may hold data; the node's log has it in full."""
         if isinstance(error, TooLarge):
             return TOO_LARGE.removeprefix(REFUSED)
+        if isinstance(error, Unreadable):
+            return str(error)
         if isinstance(error, MemoryLost):
             self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
             return str(error)

@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 
 from fedtide.core.base import Scores
+from fedtide.core.errors import FedtideError
 from fedtide.fields.types import Count, Flag, Positive, Strict, spelled
 
 SCORE = "score"
@@ -34,6 +35,13 @@ COLUMNS = ("choice", "weights", "density")
 
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 Fingerprint = Annotated[str, spelled("SHA256:[A-Za-z0-9+/]{43}", "a fingerprint as fedtide join prints it, SHA256:...")]
+
+
+class Unreadable(FedtideError):
+    """The owner's rules cannot be read: nothing is answered meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__("its owner's rules cannot be read now")
 
 
 class Policy(Strict):

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from fedtide.core.atomic import is_locked, lock
 from fedtide.core.errors import FedtideError
-from fedtide.remote.grpc.line import Caller, Failed, Line
+from fedtide.remote.grpc.line import Answer, Caller, Failed, Line
 from fedtide.site.machine import Log, end_with_parent, read_private_key
 
 STARTING = 300.0
@@ -44,6 +44,9 @@ KEEP = 1.0
 """Seconds between two looks at a worker at rest."""
 SUCCESSION = 15.0
 """Seconds in which the rest of a node that was killed has to end."""
+
+REFUSED, REASONS = "refused: ", 20
+"""Beginning of a node's word for a client whose answer is refused, and reasons of a round that are said at most."""
 
 Handle = Callable[[dict[str, Any], bytes], tuple[Mapping[str, Any], bytes]]
 """Answers a question: header and payload in, header and payload out."""
@@ -258,6 +261,40 @@ class Worker:
         self._next = time.monotonic() + self._pause
 
 
+class Refusals:
+    """Says in a node's log why questions are refused, each reason once in a round.
+
+    Args:
+        answer: answers a question.
+        say: takes a line for a person.
+        log: the worker's log, which may say more.
+    """
+
+    def __init__(self, answer: Answer, say: Callable[[str], None], log: Path) -> None:
+        self._answer, self._say, self._log = answer, say, log
+        self._round, self._reasons = None, set[str]()
+
+    def answer(self, header: bytes, payload: bytes, seconds: float) -> tuple[bytes, bytes]:
+        """Answer a question, and say why it is refused."""
+        answer = self._answer(header, payload, seconds)
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a stranger's words
+            words = {word for word in json.loads(answer[0])["clients"].values() if word.startswith(REFUSED)}
+            if words:
+                asked = json.loads(header)
+                self._note(asked["moment"]["round"], asked["question"], words)
+        return answer
+
+    def _note(self, number: Any, question: str, words: set[str]) -> None:
+        if number != self._round:
+            self._round, self._reasons = number, set()
+        for word in sorted(words - self._reasons)[: REASONS - len(self._reasons)]:
+            self._reasons.add(word)
+            more = (
+                f" ({self._log} says more)" if any(end in word for end in ("cannot be read now", "says more")) else ""
+            )
+            self._say(f"round {number}: '{question[:100]}' is {word[:500]}{more}")
+
+
 def answer_questions(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
     """Answer questions in a worker until the node's process is gone.
 
@@ -314,7 +351,8 @@ def main(path: Path) -> int:
         rests=settings.get("health") is None,  # a health address is one of the worker
     )
     try:
-        stream = Line(line.server, worker.answer, say, path.with_name("let-in"))
+        refusals = Refusals(worker.answer, say, path.with_name("worker.log"))
+        stream = Line(line.server, refusals.answer, say, path.with_name("let-in"))
         return asyncio.run(_run(stream, worker, alive))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")

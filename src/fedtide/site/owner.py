@@ -19,7 +19,7 @@ from fedtide.core.files import read_toml
 from fedtide.core.trees import size_in_bytes
 from fedtide.fields.types import checked
 from fedtide.remote.offline import CLIENTS, trial
-from fedtide.remote.policy import COLUMNS, SCORE, Policy
+from fedtide.remote.policy import COLUMNS, SCORE, Policy, Unreadable
 from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
 from fedtide.site.accounts import Budget
@@ -50,10 +50,23 @@ class Owner:
     rounds: int
     log: Callable[[str], None] = print
     budget: Budget | None = None
+    _mistakes: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def policy(self) -> Policy:
-        """Return the rules as they are now."""
-        return read_policy(self.file)
+        """Return the rules as they are now.
+
+        Raises:
+            Unreadable: they cannot be read; the log is told why, once.
+        """
+        try:
+            policy = read_policy(self.file)
+        except FedtideError as error:
+            if self._mistakes != [str(error)]:
+                self.log(str(error))
+            self._mistakes[:] = [str(error)]
+            raise Unreadable from None
+        self._mistakes.clear()
+        return policy
 
     def shown(self, scores: Scores) -> Scores:
         """Return the scores that the server receives."""
@@ -63,9 +76,8 @@ class Owner:
         """Return the reason why a question is not allowed, by its header and the digest of its payload."""
         try:
             policy = self.policy()
-        except FedtideError as error:
-            self.log(str(error))
-            return "its owner's rules cannot be read now"
+        except Unreadable as why:
+            return str(why)
         why = policy.refuses(header)
         if why is None and header["kind"] == SCORE:
             return self._too_often(header, model)
@@ -245,6 +257,7 @@ def describe_terms(
         values = ", ".join(f"{name} ({numbers}{_cut(name, wire)})" for name, numbers in term.sums.items())
         sizes = f"receives {bytes_of(term.down)}, sends {bytes_of(term.up)}"
         yield printable(f"asks: {term.question}: {sizes}: {values or 'nothing to be summed'}")
+    yield "sizes: of the numbers for each client and question; messages are some hundred bytes longer"
     columns = ", ".join(["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)])
     sends = "sends after work on the rows here," if algorithm.adapt is not None else "sends"
     withheld, answer = policy.withholds_score(wire.hides), f"{sends} of each client by itself: {columns}"

@@ -566,6 +566,14 @@ def test_a_server_that_stays_away_is_told_once(rome, monkeypatch):
     assert "the server closed the connection" in line
 
 
+def test_a_node_that_said_that_it_is_away_says_that_it_is_back(rome):
+    said = []
+    line = Line(rome, echo, said.append)
+    for news in ("connected", "away", "away", "connected", "away", "connected"):
+        line._tell(news, news)
+    assert said == ["connected", "away", "connected"]  # the second loss came within a minute of the first
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -18,9 +18,10 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("grpc")
 
+from fedtide.remote import asks
 from fedtide.remote.grpc.line import Failed
 from fedtide.site import node_process
-from fedtide.site.node_process import Worker, answer_questions, node_command, write_log, write_settings
+from fedtide.site.node_process import Refusals, Worker, answer_questions, node_command, write_log, write_settings
 from helpers.federation import Federation, until
 from helpers.processes import children, gone
 
@@ -202,6 +203,22 @@ def test_a_worker_answers_whatever_goes_wrong_and_says_no_text_of_it(capsys):
     assert all(header.keys() == {"failed"} and sent == b"" for header, sent in answers[1:-1])
     assert answers[-1] == ({"got": {"a": 1}}, b"x")
     assert "failed: ValueError: a secret of the clients" in capsys.readouterr().out
+
+
+def test_a_node_says_why_its_owner_refuses_once_a_round(tmp_path):
+    said, words = [], {"0": f"{asks.REFUSED}its owner says so", "1": "answered"}
+    refusals = Refusals(lambda *unused: (json.dumps({"clients": words}).encode(), b""), said.append, tmp_path / "log")
+    for number in (3, 3, 4):
+        for question in ("train", "score"):
+            header = {"moment": {"round": number}, "question": question}
+            assert refusals.answer(json.dumps(header).encode(), b"", 1.0)[1] == b""
+    assert said == [f"round {number}: 'train' is refused: its owner says so" for number in (3, 4)]
+    words["0"] = "refused: its owner's rules cannot be read now"
+    refusals.answer(json.dumps(header).encode(), b"", 1.0)
+    assert said[2].endswith(f"cannot be read now ({tmp_path / 'log'} says more)")
+    for answer in (b"[]", b"{}", b'{"clients": 3}', b"no JSON"):
+        assert Refusals(lambda *unused, a=answer: (a, b""), said.append, tmp_path).answer(b"", b"", 1.0)[0] == answer
+    assert len(said) == 3
 
 
 # -- the process -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.totals import Vectors
+from fedtide.remote.asks import nodes_of as told_of
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.node import Node
 from fedtide.remote.offline import NearCarrier, near_fleet
@@ -138,6 +139,10 @@ def test_a_real_run_reports_refusals_by_their_reason_and_neither_waiting_nor_a_s
     assert "not finite" not in page
     assert "imulated" not in page
     assert sum(line["seconds"] for line in read_rounds(site.record, "timings.jsonl")) < 1e6
+    for node in told_of(read_rounds(site.record, "asks.jsonl")):  # what the server counts, the node counts too
+        asked = [json.loads(line) for line in (tmp_path / node.name / "asked.jsonl").read_text().splitlines()]
+        assert node.down == sum(line["received"] for line in asked)
+        assert node.up == sum(line["sent"] for line in asked)
 
 
 def test_lost_answers_are_lost_again(tmp_path, capsys):

@@ -30,7 +30,7 @@ from fedtide.site.machine import Health
 from fedtide.site.seat import Seat, WatchedNode, node_of, predict_at_node
 from fedtide.wire.pipeline import FLOATING
 from helpers.hospitals import CLASSES, COLUMNS, NAMES
-from helpers.near_sites import site_of
+from helpers.near_sites import nodes_of, played, site_of, words
 from helpers.shell import done, refused
 
 
@@ -133,6 +133,18 @@ def test_questions_and_answers_are_written_down(tmp_path):
     want = {"round": 7, "kind": "ask", "question": "train", "reveal": ["count"], "members": 3}
     want |= {"clients": {"0": "answered"}, "received": 5, "sent": 6}
     assert [json.loads(line) | {"at": ""} for line in lines] == [want | {"at": ""}] * 2
+
+
+def test_rules_that_become_unreadable_are_the_reason_everywhere(tmp_path, capsys):
+    site = site_of(tmp_path)
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    (tmp_path / "oslo.toml").write_text("fewest = ")
+    why = "refused: its owner's rules cannot be read now"
+    assert words(played(site, nodes, rounds=1)) == {"answered", why}
+    (line,) = map(json.loads, (tmp_path / "oslo" / "asked.jsonl").read_text().splitlines())
+    assert (line["question"], line["clients"]) == ("train", {"2": why})
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "oslo.toml: not valid TOML" in said
 
 
 def test_nothing_is_sent_that_cannot_be_written_down(tmp_path):

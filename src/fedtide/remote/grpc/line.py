@@ -24,6 +24,8 @@ INTRODUCTION = 30.0
 """Seconds in which a server has to let a node in, or say why not."""
 MINUTE = 60.0
 """Seconds after which a line is said once more."""
+CONNECTED = "connected"
+"""News that a node is connected."""
 QUESTIONS = 1000
 """Questions that may wait at a node."""
 OPTIONS = [*protocol.BOTH, ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -151,6 +153,7 @@ class Line:
     _out: asyncio.Queue[Message] | None = None
     _recent: dict[str, float] = field(default_factory=dict)
     _last: str = ""
+    _said: str = ""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -187,13 +190,17 @@ class Line:
             work.cancel()
 
     def _tell(self, line: str, news: str) -> None:
-        """Say a line whose news is neither that of the last line, nor of one that was said within a minute."""
+        """Say a line whose news is neither that of the last line, nor of one that came within a minute.
+
+        A node that has said that it is away also says that it is back.
+        """
         now = time.monotonic()
         self._recent = {
             earlier: at for earlier, at in self._recent.items() if now - at < MINUTE or earlier == self._last
         }
-        if news != self._last and news not in self._recent:
+        if news != self._last and (news not in self._recent or (news == CONNECTED != self._said)):
             self.say(line)
+            self._said = news
         self._recent[news] = now
         self._last = news
 
@@ -205,7 +212,7 @@ class Line:
             try:
                 async with asyncio.timeout(INTRODUCTION):
                     await self._introduce(call, grpc.aio.EOF)
-                self._tell(f"connected to the server at {self.caller.address}", "connected")
+                self._tell(f"connected to the server at {self.caller.address}", CONNECTED)
                 if self.let_in is not None:
                     self.let_in.touch()
                 return await self._exchange(call, grpc.aio.EOF)
