@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import shlex
 import socket
 import sys
@@ -142,6 +144,20 @@ def test_a_cohort_larger_than_the_nodes_is_set_as_the_error_says(tmp_path, capsy
     assert "the nodes have 2 clients" in line
     assert line.endswith(f"type --set {option}")
     assert done(*words, "--set", *shlex.split(option), "--out", tmp_path / "site") == 0
+
+
+@pytest.mark.parametrize(("scale", "scaled", "said"), [(1.0, False, 0), (1e4, False, 1), (1e4, True, 0)])
+def test_features_that_differ_by_orders_of_magnitude_are_noted(tmp_path, capsys, scale, scaled, said):
+    source = {"kind": "csv", "path": str(tmp_path / "pilot.csv"), "client": "hospital", "scaled": scaled}
+    study = hospitals(tmp_path, data={"source": source})
+    with open(tmp_path / "pilot.csv", newline="") as file:
+        header, *lines = csv.reader(file)
+    with open(tmp_path / "pilot.csv", "w", newline="") as file:
+        csv.writer(file).writerows([header, *([line[0], float(line[1]) * scale, *line[2:]] for line in lines)])
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "a,b,c", "--out", tmp_path / "site") == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if "nothing is scaled" in line]
+    assert len(notes) == said
+    assert all(re.search("feature age varies .* times as much as .*; set data.source.scaled = true", x) for x in notes)
 
 
 def test_each_command_says_what_comes_next(tmp_path, capsys, monkeypatch):

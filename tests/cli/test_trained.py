@@ -363,7 +363,8 @@ def test_a_real_client_is_at_its_node(run, here, capsys, tmp_path):
     for name in ("a", "ifca"):
         (tmp_path / "copy" / name / "0" / "asks.jsonl").write_text("{}\n")
         line = refused(capsys, here, "export", "copy", "--format", "safetensors", "--method", name, "--client", 1)
-        assert line == "--client: found 1, allowed: none: its rows, and what it keeps, are at its node"
+        at_nodes = "none, because rows and memory of the clients are at their nodes: predict there"
+        assert line == f"--client: found '1', allowed: {at_nodes}"
         assert done("export", "copy", "--format", "safetensors", "--method", name) == 0
 
 

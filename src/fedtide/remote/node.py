@@ -52,6 +52,9 @@ it comes again, and the digest of the payload."""
 ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None}
 """Values of a header that are others when a question comes again."""
 
+SAFE = (TooLarge, MemoryLost, Unreadable)
+"""Errors that tell nothing of rows, but for the range of their numbers."""
+
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
 """Columns of `Scores` that a node sends."""
 
@@ -204,9 +207,7 @@ class Node:
             except Exception as error:
                 sent.pop(client, None)
                 words[str(client)] = REFUSED + self._described(error)
-                if self.wire.hides and not isinstance(
-                    error, TooLarge | MemoryLost | Unreadable
-                ):  # it may tell of the rows
+                if self.wire.hides and not isinstance(error, SAFE):  # another one may tell of the rows
                     with suppress(MemoryLost):
                         sent[client], keeps = self._keep_and_send(asked, ask, client, Answer({}), memory)
                         keeping += [client] * keeps

@@ -19,6 +19,9 @@ from fedtide.report.topic import plan_picture, plan_table, table_of
 SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1.0, "seconds"))
 """Units of time: shortest time written in it, its seconds, its name."""
 
+SAME = 3
+"""Smallest number of evaluations of which it is said that all are the same."""
+
 REFUSED = Number("refused", count, "refused answers")
 
 COSTS = (
@@ -47,6 +50,7 @@ OTHERS = (
     Number("reached_target", percent),
     Number("answered", count),
     Number("diverged", count),
+    Number("one_answer", count),
     Number("first_loss", single=True),
     Number("peak_loss", single=True),
     Number("epsilon"),
@@ -68,11 +72,28 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
         out |= {"asked_to_train": asked / rounds, "counted_in_a_round": counted / rounds, "counted": counted / asked}
     if "epsilon" in run.lines[-1]:
         out["epsilon"] = float(run.lines[-1]["epsilon"])
+    out["one_answer"] = float(record.real and _answers_one_class(run, record.view))
     losses = run.every_round(at("client_loss", "q50"))
+    if record.real:  # a server sees no loss of a client
+        losses = run.fact("loss")
     losses = losses[np.isfinite(losses)]
     if len(losses):
         out |= {"first_loss": float(losses[0]), "peak_loss": float(losses.max())}
     return out | (_times(record, run) if run.ends_judged(record.view) else {})
+
+
+def _answers_one_class(run: RunRecord, view: str) -> bool:
+    """Tell whether the model of a run seems to answer one class, by what real clients tell of evaluations.
+
+    Its hits are then the same in all of them. Its loss is never below the entropy of hits and misses, because that of
+    any constant answer is not.
+    """
+    pairs = [(score_in(scores), scores.get("loss")) for _, scores in run.entries(view)]
+    first = pairs[0][0] if pairs else None
+    if len(pairs) < SAME or first is None or not 0.0 < first < 1.0:
+        return False
+    entropy = -first * math.log(first) - (1.0 - first) * math.log(1.0 - first)
+    return all(score == first and loss is not None and loss >= entropy for score, loss in pairs)
 
 
 def _times(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:

@@ -43,6 +43,10 @@ A guess among a thousand classes costs 7 nats.
 """
 
 
+CAUSES = "usual causes are features that are not scaled (data.source.scaled) and too large a learning rate"
+"""Why a model explodes."""
+
+
 def alarms(summary: Summary) -> list[str]:
     """Return a sentence for each method whose training went wrong, or that made clusters without groups."""
     lines = [line for method in summary.methods for line in _alarms_of(method, summary.target)]
@@ -55,7 +59,7 @@ def alarms(summary: Summary) -> list[str]:
 def broken(method: MethodSummary) -> bool:
     """Tell whether a method's training went so wrong that no headline may praise it."""
     refused = _not_finite(method)
-    useless = bool(_explosions(method)) and method.no_better
+    useless = (bool(_explosions(method)) and method.no_better) or bool(_total(method, "one_answer"))
     return useless or bool(_total(method, "diverged")) or refused > SOME * (_total(method, "answered") + refused)
 
 
@@ -99,13 +103,12 @@ def _alarms_of(method: MethodSummary, words: TargetWords) -> list[str]:
     out = _refusals(method)
     if diverged:
         out.append(f"{method.name}: at {diverged:,} evaluations its predictions were NaN, so it has no {words.score}")
-    if exploded := _explosions(method):
+    if _total(method, "one_answer"):
+        out.append(f"{method.name}: it seems to answer one class for all rows, at every evaluation; {CAUSES}")
+    elif exploded := _explosions(method):
         first, peak = max(exploded, key=itemgetter(1))
         after = f", and in the end it is no better than always {words.constant}" * method.no_better
-        out.append(
-            f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; usual causes are features "
-            "that are not scaled (data.source.scaled) and too large a learning rate"
-        )
+        out.append(f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; {CAUSES}")
     clusters, silhouette = (method.measure(name).mean for name in ("clusters", "silhouette"))
     if clusters is not None and clusters > 1 and silhouette is not None and silhouette < GROUPED:
         out.append(

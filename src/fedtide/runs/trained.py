@@ -45,6 +45,10 @@ TOLERANCE = 1e-5
 """How far probabilities of the same model may be apart: they are computed in another order."""
 
 
+AT_NODES = "none, because rows and memory of the clients are at their nodes: predict there"
+"""Clients of a server of real clients."""
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Models:
     """Trained models and their predictions.
@@ -89,6 +93,8 @@ class Models:
             FedtideError: no client has the name; the message has a few that there are.
         """
         names = self.host.population.names
+        if name is not None and self.real:
+            raise refused("--client", name, AT_NODES)
         if name is None or name in names:
             return None if name is None else names.index(name)
         if (last := name.partition("=")[2]) in names:
@@ -127,7 +133,7 @@ class Models:
         everyone = population.registered + len(population.held_out_clients)
         if self.real:
             if client is not None:
-                raise refused("--client", client, "none: its rows, and what it keeps, are at its node")
+                raise refused("--client", client, AT_NODES)
             everyone += REAL
         if client is not None and not 0 <= client < everyone:
             raise refused("--client", client, f"0 to {everyone - 1}")

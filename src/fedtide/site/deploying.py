@@ -14,6 +14,7 @@ Nothing here imports Flower.
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +45,8 @@ from fedtide.wire.keys import library
 
 PACKAGE = "fedtide_study"
 """Name of the app's package."""
+APART = 100.0
+"""Ratio of the standard deviations of two features from which a person is told."""
 TICKETS = "tickets"
 """Folder with a ticket for each node."""
 MODULE = '''"""The {end} of the study: Fedtide, as it is installed here."""
@@ -188,6 +191,23 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
     )
 
 
+def warn_of_scales(experiment: Experiment, rows: Rows) -> Iterator[str]:
+    """Say in a line that features differ by orders of magnitude, if nothing scales them."""
+    source, transforms = experiment.data.source, experiment.data.transforms
+    if rows.x.dim() != 2 or not rows.x.is_floating_point() or getattr(source, "scaled", True) or transforms:
+        return
+    spreads = rows.x.double().std(0, correction=0)
+    used = spreads > 0
+    if not used.any() or (largest := spreads.max()) < APART * (smallest := spreads[used].min()):
+        return
+    directory = Path(experiment.data.directory) if experiment.data.directory else None
+    columns = source.feature_names(directory) if isinstance(source, CSV) else range(len(spreads))
+    wide, narrow = (columns[int((spreads == spread).nonzero()[0])] for spread in (largest, smallest))
+    scale = "set data.source.scaled = true" if isinstance(source, CSV) else "scale them before"
+    ratio = f"{float(largest / smallest):,.0f}"
+    yield f"data.source: feature {wide} varies {ratio} times as much as {narrow}, and nothing is scaled; {scale}"
+
+
 def _plan_site(
     experiment: Experiment, method: str | None, roster: Roster, root: Path, address: str | None, where: str
 ) -> Site:
@@ -204,6 +224,8 @@ def _plan_site(
         but = f"the study deals its rows to {clients} clients"
         raise refused(f"{where}: --nodes", f"{roster.clients} clients", "as many; NAME:3 is a node with three", but)
     rows = cast(Rows, rows_of(study, study.seeds[0]))
+    for line in warn_of_scales(study, rows):
+        print(f"fedtide: {line}", file=sys.stderr)
     if names := [name for name in host.algorithm.traits.reveals if name in SIMULATION_ONLY]:
         but = f"it asks for '{names[0]}', which only a simulation knows"
         raise refused(f"{where}: --method", method, "one whose clients train together", but)

@@ -76,8 +76,8 @@ class Owner:
         """Return the reason why a question is not allowed, by its header and the digest of its payload."""
         try:
             policy = self.policy()
-        except Unreadable as why:
-            return str(why)
+        except Unreadable as error:
+            return str(error)
         why = policy.refuses(header)
         if why is None and header["kind"] == SCORE:
             return self._too_often(header, model)

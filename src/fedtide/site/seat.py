@@ -26,6 +26,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.sources.table_files import Spelling
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.transforms import shape_after
+from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.grpc import stream_protocol as protocol
@@ -498,6 +499,9 @@ def _read_model(folder: Path, name: str | None) -> tuple[JudgedModel, Ticket, in
         raise FedtideError(f"{folder}: {but}") from None
     numbers = {str(client): client for client in ticket.clients}
     client = ticket.clients[0] if name is None and len(numbers) == 1 else numbers.get(name or "")
+    if client is None and name is None:
+        allowed = " or ".join(f"--client {number}" for number in numbers)
+        raise FedtideError(f"{folder}: this node has {counted(len(numbers), 'client')}: add {allowed}")
     if client is None:
         raise refused("--client", name, ", ".join(numbers))
     node, judged, experiment = node_of(settings), Judged.read(folder / "judged"), ticket.experiment

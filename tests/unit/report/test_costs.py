@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from fedtide.core.record import ASKS
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
 from fedtide.report.costs import clock_table, cost_table, epsilon_and_accuracy
+from fedtide.report.narrative import alarms
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
@@ -148,6 +150,28 @@ def test_real_clients_have_no_simulated_clock(tmp_path):
     assert summary.clock == "rounds"
     assert "simulated_seconds" not in summary.method("Base").measures
     assert clock_table(real, summary) is None
+
+
+@pytest.mark.parametrize(("accuracies", "loss", "stuck"), [
+    ([0.4, 0.4, 0.4, 0.4, 0.4], 0.7, True),  # the entropy of hits and misses is 0.673
+    ([0.4, 0.4, 0.4, 0.4, 0.4], 0.6, False),
+    ([0.4, 0.4, 0.4, 0.4, 0.5], 0.7, False),
+    ([1.0, 1.0, 1.0, 1.0, 1.0], 0.7, False),
+    ([0.4, 0.4], 0.7, False),
+])  # fmt: skip
+def test_a_model_of_real_clients_that_answers_one_class_is_told(tmp_path, accuracies, loss, stuck):
+    real = record(tmp_path, seeds=1, curves={"Base": [accuracies]})
+    assert not summarize(real).method("Base").measures["one_answer"].values[0]
+    (folder,) = [run.folder for run in real.runs]
+    (folder / ASKS).write_text('{"round": 0, "present": [], "asks": []}\n')
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["scores"] = {view: scores | {"loss": loss} for view, scores in line.get("scores", {}).items()}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    real = ExperimentRecord("", real.experiment, [replace(real.methods[0], runs=[replace(real.runs[0])])])
+    told = [line for line in alarms(summarize(real)) if "seems to answer one class" in line]
+    assert len(told) == stuck
+    assert all("not scaled (data.source.scaled)" in line for line in told)
 
 
 def test_a_seed_that_does_not_arrive_passes_no_bound_from_below(tmp_path):

@@ -104,6 +104,16 @@ def test_predictions_that_cannot_be_made_are_named(place, tmp_path, capsys):
         predict_at_node(tmp_path, place / "berlin.csv", tmp_path / "x.csv")
 
 
+def test_a_node_with_several_clients_asks_for_one(tmp_path):
+    site, data = site_of(tmp_path, "berlin:2,lyon"), [tmp_path / "berlin.csv", tmp_path / "oslo.csv"]
+    seat = Seat.read(site.root / "tickets" / "berlin.ticket", data, home=tmp_path / "berlin")
+    seat.settle()
+    (seat.home / "run").mkdir()
+    (seat.home / "run" / "worker.json").write_text(json.dumps(seat.settings))
+    with pytest.raises(FedtideError, match="berlin: this node has 2 clients: add --client 0 or --client 1"):
+        predict_at_node(tmp_path / "berlin", data[0], tmp_path / "x.csv")
+
+
 # -- the record of a node ----------------------------------------------------------------------------------------------
 
 HEADER = {"kind": "ask", "question": "train", "reveal": ["count"], "members": 3, "clients": [0], "moment": {"round": 7}}
