@@ -1,0 +1,98 @@
+"""Per-FedAvg: a global model from which one step on a client's samples makes a good model for the client.
+
+Fallah, Mokhtari, Ozdaglar: *Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach*, NeurIPS 2020, Algorithm 1 with the first-order gradient, Per-FedAvg (FO). With nothing but its name it plays
+that.
+
+| symbol | meaning |
+| --- | --- |
+| `w`, `w_i` | the global weights, and client i's after local training |
+| `alpha` | size of the step that a client takes for itself |
+| `beta` | size of the steps of `w_i`, here `local.lr` |
+| `D`, `D'` | two parts of a batch |
+
+    w~  <- w_i - alpha * grad f_i(w_i, D)                                             for each batch
+    w_i <- w_i - beta * grad f_i(w~, D')
+    w   <- mean of w_i
+
+When to use it: clients differ, each has few samples, and new clients shall have a model of their own at once. Clients
+keep nothing.
+
+Choices:
+    - paper: before a client is judged, it takes one step of size `alpha` on its samples. The step is on all of them at
+      once (ours). A client without labeled samples is served the global model.
+    - ours: `local.batch_size` counts the samples of both parts, which are the halves of a batch; the second is the
+      larger one. PFLlib counts one half. In a batch too small for two parts both are the whole batch.
+    - paper: first-order gradients. They leave out the second derivative, whose estimate (HF) costs two more gradients.
+    - ours: `alpha = 0.01`. With 0 it is FedAvg on the second halves of batches.
+    - ours: both steps are without schedule and optimizer but for `beta`, which has those of `local`.
+    - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
+
+PFLlib plays the local training of a round twice: with the double of its batches that is `local.epochs = 2`.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+
+from fedtide.algorithms.entry import Entry
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted
+from fedtide.core.rng import Rng
+from fedtide.core.weights import add, sub
+from fedtide.fields.types import ForWeights, NonNegative
+from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, client_weight, mean_loss
+from fedtide.learn.local import gradient_step
+from fedtide.personal import by_own_weights
+
+State = OneModel
+
+
+def per_fedavg(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    alpha: Annotated[NonNegative, ForWeights] = 0.01,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[State]:
+    """FedAvg of steps that make the model good after one step of each client.
+
+    Sends the weights down and the update up, as a weighted sum; clients keep nothing.
+
+    Args:
+        local: local training; its learning rate is the paper's beta.
+        alpha: size of the step that a client takes before it is judged, and in training.
+    """
+
+    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        model, fewest = ModelByBatch(task, local, w, moment), 2 if task.scratch.needs_pairs else 1
+        seen = []
+        for batch in local.batches(task, task.loss, shard, moment, rng):
+            half = len(batch.y) // 2
+            first, second = (
+                (batch, batch) if half < fewest else (batch.pick(slice(half)), batch.pick(slice(half, None)))
+            )
+            _, gradient = model.gradient(first)
+            value, gradient = model.gradient(second, torch._foreach_add(model.values, gradient, alpha=-alpha))
+            model.step(gradient)
+            seen.append((value, second.labels))
+        if not model.steps:
+            return None
+        delta = sub(model.trained(), w)
+        total = {
+            "delta": Weighted(delta, client_weight(shard, weighting)),
+            "loss": Weighted(mean_loss(seen), len(shard)),
+        }
+        return Answer(total, update=delta)
+
+    def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        step = gradient_step(task, LocalTrainer(alpha), w, shard, moment) if alpha else None
+        return None if step is None else Answer({}, memory={"own": add(w, step[0])})
+
+    plain = build_method("per-fedavg", task, local, server, cohort, train)
+    return replace(plain, adapt=adapt, predict=by_own_weights(task, "own"), unpersonalized=plain)
+
+
+ENTRY = Entry("per-fedavg", per_fedavg, "weights down, update up", "personal", helps=("groups", "labels"))
