@@ -89,6 +89,7 @@ SHOWN: Mapping[str, Shown] = {
     "centers": Shown("centers of its rows, at the start"),
     "counts": Shown("how many rows these are of"),
     "spreads": Shown("how far its rows are from these"),
+    "profile": Shown("its profile: means and deviations of its features, over all rows and by label"),
     "representation": Shown("its representation, whenever it drifts"),
     "shifted": Shown("how far its labels moved"),
     "bad": Shown("how badly each model does on its rows"),

@@ -1,0 +1,160 @@
+"""Profiles of clients' rows: means and deviations of features under a frozen model, over all rows and by label.
+
+Li, Fenoglio, Gjoreski, Langheinrich: *Federated Learning with Profile Mapping under Distribution Shifts and Drifts*,
+ICLR 2026 (arXiv 2602.07671), and its forerunner FLUX. A profile is 2 (C + 1) groups of numbers, of C classes: the means
+and the deviations over all rows, which need no labels, and then the means, and the deviations, of each label.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.clusters.distance import between
+from fedtide.clusters.rounds import Served, decision_rows
+from fedtide.core.base import Answer, Memory, Moment, Shard, Weights, Work
+from fedtide.core.rng import Rng
+from fedtide.learn import Task
+from fedtide.learn.features import Extract, Network, feature_width, principal
+from fedtide.learn.task import classes_of
+
+POINTS, SIDE, SEED = 200, 2.0, 1
+"""Uniform random points in a cube that give the fixed projection of features, the side of the cube, and their seed."""
+ABSENT = -1.0
+"""Number in place of those of a label with fewer than two rows."""
+FLAT = 1e-12
+"""Deviation below which a group of numbers is not scaled."""
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """The profile of a client's rows.
+
+    Args:
+        task: model, with an example sample.
+        layer: layer whose inputs are the features.
+        halves: number of random halves of the rows that are profiled, one after the other; 0 profiles all rows once.
+        epsilon: Laplace noise of scale range / (rows epsilon) on each number; None adds none.
+        key: key of the method's options, for errors.
+    """
+
+    task: Task
+    layer: str = "head"
+    halves: int = 0
+    epsilon: float | None = None
+    key: str = "profile"
+
+    @cached_property
+    def classes(self) -> int:
+        """Number of classes, C."""
+        return classes_of(self.task)
+
+    @cached_property
+    def width(self) -> int:
+        """Number of projected features in a group: C, or fewer if the layer has fewer inputs."""
+        return min(self.classes, feature_width(self.task, self.layer, self.key), POINTS - 1)
+
+    @cached_property
+    def _points(self) -> Tensor:
+        wide = feature_width(self.task, self.layer, self.key)
+        return torch.from_numpy(Rng(SEED).at("profile").numpy().uniform(0.0, SIDE, (POINTS, wide)))
+
+    @cached_property
+    def _basis(self) -> tuple[Tensor, Tensor]:
+        return principal(self._points, self.width)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project features (rows, d) to (rows, width), float64."""
+        center, components = self._basis
+        return (features.double() - center) @ components
+
+    @cached_property
+    def _extract(self) -> Extract:
+        return Network(self.layer).of(self.task, self.key)
+
+    def _features(self, model: Weights, x: Tensor) -> Tensor:
+        return self.project(self._extract(model, x))
+
+    def label_free(self, model: Weights, x: Tensor) -> Tensor:
+        """Return the first two groups (2 width,) of the profile of all rows, which need no labels."""
+        return moments(self._features(model, x)).flatten()
+
+    def __call__(self, model: Weights, shard: Shard, rng: Rng) -> Tensor:
+        """Return the profile (2 (C + 1) width,) float64 of a client's rows, of which there is one or more."""
+        z, y = self._features(model, shard.x), shard.labels
+        if self.halves:
+            half = max(len(shard) // 2, 1)
+            orders = [rng.at("half", k).numpy().permutation(len(shard))[:half] for k in range(self.halves)]
+            chosen = torch.cat([torch.from_numpy(order).sort().values for order in orders])
+            z, y = z[chosen], y[chosen]
+        absent = torch.full((2, self.width), ABSENT, dtype=torch.float64)
+        by_label = [moments(z[y == c]) if int((y == c).sum()) > 1 else absent for c in range(self.classes)]
+        profile = torch.cat([moments(z), *torch.stack(by_label, 1)]).flatten()
+        if self.epsilon is None:
+            return profile
+        values = torch.cat([z, self.project(self._points)])
+        scale = float(values.max() - values.min()) / (len(z) * self.epsilon)
+        return profile + torch.from_numpy(rng.at("noise").numpy().laplace(0.0, scale, len(profile)))
+
+
+def moments(z: Tensor) -> Tensor:
+    """Return the mean and the deviation (2, d) of each column of rows (rows, d).
+
+    >>> moments(torch.tensor([[1.0], [5.0]])).tolist()
+    [[3.0], [2.0]]
+    """
+    return torch.stack([z.mean(0), z.std(0, correction=0)])
+
+
+def profile_question(profiler: Profiler) -> Work:
+    """Build the question "profile": the profile of a client's validation rows, or training rows if it has none."""
+
+    def profile(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        rows = decision_rows(shard)
+        return Answer({}, {"profile": profiler(payload, rows, rng)}) if len(shard) and len(rows) else None
+
+    return profile
+
+
+def scales_of(profiles: Tensor, width: int) -> Tensor:
+    """Return the mean and the deviation (2, groups) of each group of `width` numbers, over all profiles (n, q).
+
+    >>> scales_of(torch.tensor([[1.0, 3.0, 7.0, 7.0]]), 2).tolist()
+    [[2.0, 7.0], [1.0, 1.0]]
+    """
+    groups = profiles.unflatten(1, (-1, width)).transpose(0, 1).flatten(1)
+    mean, deviation = groups.mean(1), groups.std(1, correction=0)
+    return torch.stack([mean, torch.where(deviation > FLAT, deviation, 1.0)])
+
+
+def scale_profiles(profiles: Tensor, scales: Tensor, width: int) -> Tensor:
+    """Scale the first groups of numbers of profiles (n, groups * width) by means and deviations (2, groups or more)."""
+    groups = profiles.unflatten(1, (-1, width))
+    mean, deviation = scales[:, : groups.shape[1], None]
+    return ((groups - mean) / deviation).flatten(1)
+
+
+@dataclass(frozen=True)
+class ProfileMap:
+    """Payload to find a model by: the frozen model, the scaled label-free profiles (K, 2 width), and the scales."""
+
+    extractor: Weights
+    profiles: Tensor
+    scales: Tensor
+
+
+def find_by_profile(profiler: Profiler) -> Work:
+    """Build the `adapt` of methods whose clients take the model with the nearest label-free profile."""
+
+    def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        places: Any = payload.places
+        rows = decision_rows(shard)
+        if places is None or not len(rows):
+            return None
+        profile = profiler.label_free(places.extractor, rows.x)[None]
+        far = between(scale_profiles(profile, places.scales, profiler.width), places.profiles, "l2")
+        return Answer({}, memory={"found": far[0].argmin()})
+
+    return adapt
