@@ -151,12 +151,12 @@ def feroma(
         if not len(state.trained.clients):
             return [Served((state.weights,), usual=0)], torch.zeros_like(clients)
         n, numbers = len(state.trained.clients), torch.cat([clients, state.trained.clients])
-        own = torch.full((int(numbers.max()) + 1,), -1).index_copy(0, state.trained.clients, torch.arange(n))
+        position = torch.full((int(numbers.max()) + 1,), -1).index_copy(0, state.trained.clients, torch.arange(n))
         models = [shape_model(model, state.weights) for model in state.trained.models]
         places = ProfileMap(
             state.weights, scale_profiles(state.profiles[:, : 2 * width], state.scales, width), state.scales
         )
-        served, slot = serve_clusters(models, own, clients, places=places)
+        served, slot = serve_clusters(models, position, clients, places=places)
         mean_model = shape_model(mix_client_models(state.trained, torch.ones(1, n))[0], state.weights)
         return [*served[:-1], replace(served[-1], models=(*models, mean_model), usual=n, numbers=None)], slot
 
