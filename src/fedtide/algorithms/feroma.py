@@ -62,7 +62,7 @@ from fedtide.clusters.distance import between
 from fedtide.clusters.profile import ProfileMap, Profiler, find_by_profile, profile_question, scale_profiles, scales_of
 from fedtide.clusters.rounds import Served, build_clustered, mean_over_slots, serve_clusters
 from fedtide.cohorts import Cohort, Everyone, ask_to_train
-from fedtide.core.base import Algorithm, Facts, Fleet, Weights, mean
+from fedtide.core.base import Algorithm, Facts, Fleet, Weights, Work, mean
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add
 from fedtide.fields.types import Positive, Whole
@@ -143,7 +143,8 @@ def feroma(
         """Return the model for each of the profiles (n, q), or one for all while no client has trained one."""
         if not len(state.trained.clients):
             return [state.weights]
-        far = between(*(scale_profiles(part, state.scales, width) for part in (profiles, state.profiles)), "l2")
+        now, before = (scale_profiles(part, state.scales, width) for part in (profiles, state.profiles))
+        far = between(now, before, "l2")
         mixed = mix_client_models(state.trained, 1 / (far + NEAREST))  # a_ij
         return [shape_model(model, state.weights) for model in mixed]
 
@@ -160,7 +161,10 @@ def feroma(
         mean_model = shape_model(mix_client_models(state.trained, torch.ones(1, n))[0], state.weights)
         return [*served[:-1], replace(served[-1], models=(*models, mean_model), usual=n, numbers=None)], slot
 
-    works = {"profile": profile_question(profiler), "train": reveal_model(Training(task, local, weighting))}
+    works: dict[str, Work] = {
+        "profile": profile_question(profiler),
+        "train": reveal_model(Training(task, local, weighting)),
+    }
     traits: Any = {"sends": (ProfileMap,), "reveals": (*REVEALED, "profile"), "refuses": NOT_BY_SUMS}
     find = find_by_profile(profiler)
     algorithm = build_clustered("feroma", task, local, cohort, init, round, serve, works, find, **traits)
