@@ -17,6 +17,7 @@ from fedtide.data.partition import (
     Dirichlet,
     DirichletClass,
     LabelShards,
+    LabelsInOrder,
     Majority,
     Pachinko,
     Resample,
@@ -35,7 +36,9 @@ DEALS = {
     "dirichlet-class": DirichletClass(alpha=0.3, min_samples=2),
     "dirichlet": Dirichlet(alpha=0.3),
     "dirichlet-rows": Dirichlet(alpha=0.3, samples=4),
+    "dirichlet-base": DirichletClass(alpha=0.3, min_samples=2, base=1, limited=False),
     "shards": LabelShards(),
+    "in-order": LabelsInOrder(),
     "majority": Majority(p=0.6),
     "pachinko": Pachinko(alpha=0.3, beta=1.0),
     "pachinko-rows": Pachinko(samples=4),
@@ -43,7 +46,7 @@ DEALS = {
     "resample": Resample(samples=30),
 }
 DISJOINT = [name for name in DEALS if name != "resample"]
-COMPLETE = ["iid", "dirichlet-class", "shards", "rotation"]
+COMPLETE = ["iid", "dirichlet-class", "dirichlet-base", "shards", "rotation"]
 
 
 @st.composite
@@ -109,7 +112,8 @@ def test_every_partition_deals_sorted_rows_once_and_evenly_where_it_says_so(name
 def test_a_partition_follows_its_seed(name, data, seed):
     once, again = (lists(dealt(DEALS[name], *data, seed)) for _ in range(2))
     assert once == again
-    assert once != lists(dealt(DEALS[name], *data, seed + 1))
+    if name != "in-order" or data[2] > data[1] / 2:  # else a class has one taker, and nothing is drawn
+        assert once != lists(dealt(DEALS[name], *data, seed + 1))
 
 
 @pytest.mark.parametrize("name", DISJOINT)
@@ -323,6 +327,86 @@ def test_a_client_of_shards_holds_at_most_a_class_per_shard(per_client, shards_p
     ragged = dealt(LabelShards(per_client=per_client), y, classes, clients, seed)
     assert ((classes_held(ragged, y, classes) > 0).sum(1) <= per_client).all()
     assert set(ragged.counts.tolist()) == {12 * per_client}
+
+
+# -- classes in order -------------------------------------------------------------------------------------------------
+
+
+def test_two_classes_for_each_of_twenty_clients_in_order():
+    """PFLlib with ten classes of 7,000: each class has four takers, 20 / 10 * 2; clients 0 to 3 lack two, and so on.
+
+    An even share is 1,750, of which three take from 175 to 1,749, and the last one takes the rest.
+    """
+    y = balanced(10, 7000)
+    ragged = dealt(LabelsInOrder(), y, 10, 20)
+    held = classes_held(ragged, y, 10)
+    for client in range(20):
+        first = client // 4 * 2
+        assert np.flatnonzero(held[client]).tolist() == [first, first + 1]
+        for label in (first, first + 1):
+            assert 175 <= held[client, label] <= (1749 if client % 4 < 3 else 7000 - 3 * 175)
+    assert held.sum() == 70_000
+    assert len(set(held[:, ::2].max(1).tolist())) > 15
+    assert ragged[0].tolist() != sorted(np.flatnonzero(y == 0)[: held[0, 0]].tolist())[: len(ragged[0])]
+
+
+@law
+@given(labeled(), seeds, st.integers(1, 3))
+def test_a_client_has_the_next_classes_that_it_lacks(data, seed, per_client):
+    """By the listing: a class has so many takers, the first clients that lack one; without takers it is unused."""
+    y, classes, clients = data
+    held = classes_held(dealt(LabelsInOrder(per_client=per_client), *data, seed), y, classes)
+    lacking, takers = [per_client] * clients, -(-clients * per_client // classes)
+    for c in range(classes):
+        chosen = [client for client in range(clients) if lacking[client]][:takers]
+        assert np.flatnonzero(held[:, c]).tolist() == chosen
+        assert held[:, c].sum() == ((y == c).sum() if chosen else 0)
+        for client in chosen:
+            lacking[client] -= 1
+        even = (y == c).sum() / max(len(chosen), 1)
+        assert all(max(even // 10, 1) <= held[client, c] <= max(even - 1, 1) for client in chosen[:-1])
+
+
+@pytest.mark.parametrize(("y", "said"), [
+    (np.repeat([0, 1, 2], [1, 20, 20]), "clients: found 3, but label 0 has 1 rows for 2 of them; allowed: fewer"),
+    (np.zeros(20, int), "per_client: found 2, allowed: at most 1, the number of labels"),
+])  # fmt: skip
+def test_classes_in_order_that_cannot_be_dealt_are_one_line(y, said):
+    with pytest.raises(FedtideError, match=said):
+        dealt(LabelsInOrder(), y, 3, 3)
+
+
+# -- a base of each class ---------------------------------------------------------------------------------------------
+
+
+@law
+@given(labeled(), seeds, st.integers(0, 2), st.sampled_from([1e-3, 0.1, 1.0]))
+def test_each_client_gets_the_base_of_each_class(data, seed, base, alpha):
+    y, classes, _ = data
+    partition = DirichletClass(alpha=alpha, min_samples=0, base=base, limited=False)
+    ragged = dealt(partition, *data, seed)
+    assert (classes_held(ragged, y, classes) >= base).all()
+    assert ragged.rows.sort().values.tolist() == list(range(len(y)))
+
+
+def test_a_base_leaves_the_rest_to_the_draw_whoever_holds_an_equal_part():
+    """With a tiny alpha one client draws a whole class: of 40 rows 5 clients have a base of 2, and one has 30 more.
+
+    Shares are rounded down but that of the last client, which may have one of them.
+    """
+    y = balanced(10, 40)
+    partition, most = DirichletClass(alpha=1e-3, min_samples=0, base=2, limited=False), []
+    for seed in range(10):
+        held = classes_held(dealt(partition, y, 10, 5, seed), y, 10)
+        assert held.min() == 2
+        assert set(held.max(0).tolist()) <= {31, 32}
+        most.append(held.sum(1).max())
+    assert max(most) >= 20 + 5 * 29  # five classes: two or three are an equal part of all rows
+
+
+def test_too_large_a_base_is_one_line():
+    with pytest.raises(FedtideError, match=r"base: found 5, but label 0 has 8 rows for 2 clients; allowed: at most 4"):
+        dealt(DirichletClass(base=5), balanced(3, 8), 3, 2)
 
 
 # -- majority ---------------------------------------------------------------------------------------------------------

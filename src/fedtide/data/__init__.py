@@ -18,6 +18,7 @@ from fedtide.data.partition import (
     Groups,
     HeldOutClients,
     LabelShards,
+    LabelsInOrder,
     Majority,
     Natural,
     OneGroup,
@@ -53,9 +54,9 @@ from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, S
 
 __all__ = [
     "CIFAR", "CSV", "IDX", "IID", "LEAF", "NPZ", "ByDomain", "ByGroup", "ByLabels", "CenterCrop", "Counts",
-    "DayNightCharacters", "DealtBy", "Dirichlet", "DirichletClass", "Domains", "Downscale", "GasSensors",
-    "Gaussians", "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Labels", "Majority", "Manifest",
-    "Natural", "Normalize", "Number", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population", "Prepare",
-    "Quantiles", "Resample", "Rotation", "Rows", "Series", "Source", "Split", "Standardize", "Text", "stack",
-    "table",
+    "DayNightCharacters", "DealtBy", "Dirichlet", "DirichletClass", "Domains", "Downscale", "GasSensors", "Gaussians",
+    "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Labels", "LabelsInOrder", "Majority",
+    "Manifest", "Natural", "Normalize", "Number", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population",
+    "Prepare", "Quantiles", "Resample", "Rotation", "Rows", "Series", "Source", "Split", "Standardize", "Text",
+    "stack", "table",
 ]  # fmt: skip

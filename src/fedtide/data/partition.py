@@ -15,7 +15,7 @@ from fedtide.core.rng import Rng
 from fedtide.data.ragged import Ragged, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.saved import Saved
-from fedtide.fields.types import Count, Fraction, OpenFraction, Positive, Spelled, Whole, explained, ingredient
+from fedtide.fields.types import Count, Flag, Fraction, OpenFraction, Positive, Spelled, Whole, explained, ingredient
 from fedtide.fields.user_code import Python, call
 
 
@@ -87,11 +87,13 @@ class Split:
         by: "random" or "time". With "time" the latest rows of all clients are for testing and the latest before these
             for validation. So no row for training is later than a row for validation or testing. Shares then differ
             between clients and may be 0. Held-out clients are judged on the latest rows, too.
+        merge: deal the source's own test set as all other rows, and divide each client's rows, as PFLlib does.
     """
 
     val: OpenFraction = 0.1
     test: OpenFraction | None = None
     by: Literal["random", "time"] = "random"
+    merge: Flag = False
 
     def in_time(self, rows: Rows | GeneratedRows) -> tuple[float, float]:
         """Return from when on rows are for validation, and for testing.
@@ -345,6 +347,51 @@ class LabelShards(Dealing):
 
 
 @ingredient
+class LabelsInOrder(Dealing):
+    """Give each client `per_client` classes in the order of labels and of clients; sizes are uneven.
+
+    The "pathological" partition of PFLlib (released code). A class goes to the first clients that still lack classes,
+    clients / classes * `per_client` of them, rounded up. Each of them takes a number of rows, drawn uniformly between a
+    tenth of an even share and an even share. The last one takes all others instead. Rows of a class that no client
+    lacks stay unused.
+
+    Args:
+        clients: number of clients over all groups.
+        per_client: number of classes of each client.
+
+    >>> y = np.arange(4).repeat(50)
+    >>> dealt = LabelsInOrder(clients=4, per_client=2).deal(y, 4, 4, Rng(0))
+    >>> [sorted(set(y[dealt[client].numpy()].tolist())) for client in range(4)]
+    [[0, 1], [0, 1], [2, 3], [2, 3]]
+    """
+
+    clients: Count = 100
+    per_client: Count = 2
+    kind: Literal["labels-in-order"] = "labels-in-order"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal rows with labels `y` to clients."""
+        check_enough(len(y), clients, clients)
+        draw, owner = rng.at("rows").numpy(), np.full(len(y), -1, dtype=np.int64)
+        present, lacking = np.unique(y), np.full(clients, self.per_client)
+        if len(present) < self.per_client:
+            raise refused("data.partition.per_client", self.per_client, f"at most {len(present)}, the number of labels")
+        for c in present.tolist():
+            takers = np.flatnonzero(lacking)[: math.ceil(clients * self.per_client / len(present))]
+            rows = draw.permutation(np.flatnonzero(y == c))
+            if len(rows) < len(takers):
+                but = f"label {c} has {len(rows)} rows for {len(takers)} of them"
+                raise refused("data.partition.clients", clients, "fewer clients, or more rows", but)
+            if len(takers):
+                even = len(rows) / len(takers)
+                least, most = max(int(even / 10), 1), max(int(even), 2)
+                cuts = np.cumsum(draw.integers(least, most, len(takers) - 1))
+                owner[rows] = takers[np.searchsorted(cuts, np.arange(len(rows)), side="right")]
+                lacking[takers] -= 1
+        return Ragged.from_owner(owner, clients)
+
+
+@ingredient
 class Majority(Dealing):
     """Two majority classes with p/2 of a client's rows each, and the rest uniformly from the other classes.
 
@@ -419,34 +466,51 @@ class DirichletClass(Dealing):
     As in NIID-Bench, clients that already hold an equal part get no more of a class. The draw is repeated until all
     clients have `min_samples`. After `tries` draws rows move from the largest clients instead.
 
+    The "practical" partition of PFLlib (released code) is `alpha = 0.1` with `split.merge`. The code draws until each
+    client has one row, and 40 rows with its batches of ten in former versions. The partition of FedCCFA (released code)
+    is `base = 5` and `limited = false`. The source's test set follows the shares of each client; the code deals two
+    test rows of each class to each client first.
+
     Args:
         clients: number of clients over all groups.
         alpha: concentration; a small value means that few clients share a class.
         min_samples: smallest number of rows of a client; 0 allows clients without rows.
         tries: number of draws before rows are moved.
+        base: number of rows of each class that each client gets before the draw.
+        limited: give no more of a class to clients that hold an equal part.
     """
 
     clients: Count = 100
     alpha: Positive = 0.5
     min_samples: Whole = 10
     tries: Count = 100
+    base: Whole = 0
+    limited: Flag = True
     kind: Literal["dirichlet-class"] = "dirichlet-class"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
         check_enough(len(y), clients * max(self.min_samples, 1), clients)
+        supply = np.bincount(y, minlength=classes)
+        if (supply[supply > 0] < clients * self.base).any():
+            c = int(np.flatnonzero((supply > 0) & (supply < clients * self.base))[0])
+            but = f"label {c} has {supply[c]} rows for {clients} clients"
+            raise refused("data.partition.base", self.base, f"at most {supply[c] // clients}", but)
         for attempt in range(self.tries):
             draw = rng.at("rows", attempt).numpy()
             owner = np.empty(len(y), dtype=np.int64)
             counts = np.zeros(clients, dtype=np.int64)
             for c in range(classes):
                 rows = draw.permutation(np.flatnonzero(y == c))
-                # NIID-Bench: clients that hold an equal part already get none of this class.
-                share = draw.dirichlet(np.full(clients, self.alpha)) * (counts < len(y) / clients)
+                share = draw.dirichlet(np.full(clients, self.alpha))
+                if self.limited:  # NIID-Bench: clients that hold an equal part already get none of this class.
+                    share = share * (counts < len(y) / clients)
                 share = share / share.sum() if share.sum() > 0 else np.full(clients, 1 / clients)
+                dealt, rows = np.split(rows, [clients * self.base if len(rows) else 0])
+                owner[dealt] = np.arange(len(dealt)) % clients
                 cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
                 owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-                counts += np.bincount(owner[rows], minlength=clients)
+                counts += np.bincount(owner[y == c], minlength=clients)
             if counts.min() >= self.min_samples:
                 break
         return Ragged.from_owner(_top_up(owner, clients, self.min_samples, rng.at("moved").numpy()), clients)
@@ -599,7 +663,7 @@ def allocate(
     return counts
 
 
-OnePartition = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
+OnePartition = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | LabelsInOrder | Majority
 """Partitions that deal each row of a group to one client."""
 
 
@@ -610,8 +674,8 @@ class ByGroup(Dealing):
     Held-out clients are still divided equally between the groups; each is dealt by its group's partition.
 
     Args:
-        of: a partition for each group name: "iid", "dirichlet", "dirichlet-class", "pachinko", "label-shards" or
-            "majority"; its `clients` is the number of clients of the group.
+        of: a partition for each group name: "iid", "dirichlet", "dirichlet-class", "pachinko", "label-shards",
+            "labels-in-order" or "majority"; its `clients` is the number of clients of the group.
 
     >>> partition = ByGroup(of={"day": IID(clients=3), "night": Dirichlet(clients=5, alpha=0.1)})
     >>> partition.clients, [part.clients for part in partition.within(("night", "day"))]
@@ -643,8 +707,8 @@ class ByGroup(Dealing):
 
 
 Partition = Annotated[
-    IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority | Resample | Natural | Rotation | ByGroup
-    | Saved | Python,
+    IID | DirichletClass | Dirichlet | Pachinko | LabelShards | LabelsInOrder | Majority | Resample | Natural
+    | Rotation | ByGroup | Saved | Python,
     Field(discriminator="kind"),
 ]  # fmt: skip
 

@@ -61,6 +61,8 @@ def build(
     if partition is None:
         named = isinstance(rows, GeneratedRows) or rows.client is not None
         partition = Natural() if named else IID()
+    if split.merge:
+        rows, split = _merged(rows, split)
     val_from = test_from = math.inf
     in_time = split.by == "time"
     if in_time:
@@ -128,6 +130,13 @@ def _fit(people: Population) -> Population:
     rows = cast(Rows, people.rows)
     rows_fitted = rows.fitted(people.trained_on)
     return people if rows_fitted is rows else replace(people, rows=rows_fitted)
+
+
+def _merged(rows: Rows | GeneratedRows, split: Split) -> tuple[Rows, Split]:
+    """Return rows and split with the source's own test set among all other rows."""
+    if isinstance(rows, GeneratedRows) or rows.held_out is None or not bool(rows.held_out.any()):
+        raise refused("data.split.merge", True, "false", f"{rows.name} has no test set of its own")
+    return replace(rows, held_out=None), replace(split, merge=False)
 
 
 def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:

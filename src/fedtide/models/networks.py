@@ -153,20 +153,27 @@ class CNN:
 class LeafCNN:
     """The network of LEAF for FEMNIST (6.6 M parameters for 28 x 28 images and 62 classes; Caldas et al. 2018).
 
-    conv 5x5 -> 32, ReLU, max pool 2, conv 5x5 -> 64, ReLU, max pool 2, dense 2048, ReLU, head.
+    conv 5x5 -> 32, ReLU, max pool 2, conv 5x5 -> 64, ReLU, max pool 2, dense 2048, ReLU, head. The network of PFLlib is
+    `padding = "valid"` and `dense = 512`.
 
     Args:
         padding: "same" keeps the image size in a convolution, as in LEAF. "valid" does not, as in the code of FedEM and
             of adaptive expert models.
+        channels: output channels of the two convolutions.
+        dense: width of the dense layer, whose output is the feature.
         dropout: probability of dropping units of the dense layer.
 
     >>> sum(p.numel() for p in LeafCNN().build((1, 28, 28), 62).parameters())
     6603710
     >>> sum(p.numel() for p in LeafCNN(padding="valid").build((1, 28, 28), 62).parameters())
     2278334
+    >>> sum(p.numel() for p in LeafCNN(padding="valid", dense=512).build((1, 28, 28), 10).parameters())
+    582026
     """
 
     padding: Literal["same", "valid"] = "same"
+    channels: tuple[Count, Count] = (32, 64)
+    dense: Count = 2048
     dropout: OpenFraction = 0.0
     init: Init = "torch"
     kind: Literal["leaf-cnn"] = "leaf-cnn"
@@ -175,12 +182,13 @@ class LeafCNN:
         """Return a module with fresh initial weights."""
         same = self.padding == "same"
         depth, *sides = check_picture(self.kind, shape, smallest=4 if same else 16)
+        a, b = self.channels
         high, wide = (side // 2 // 2 if same else ((side - 4) // 2 - 4) // 2 for side in sides)
         return sequence(
-            conv1=nn.Conv2d(depth, 32, 5, padding=self.padding), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(32, 64, 5, padding=self.padding), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(), dense=nn.Linear(64 * high * wide, 2048), relu3=nn.ReLU(),
-            **dropout("dropout", self.dropout), head=nn.Linear(2048, classes),
+            conv1=nn.Conv2d(depth, a, 5, padding=self.padding), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(a, b, 5, padding=self.padding), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(), dense=nn.Linear(b * high * wide, self.dense), relu3=nn.ReLU(),
+            **dropout("dropout", self.dropout), head=nn.Linear(self.dense, classes),
         )  # fmt: skip
 
 

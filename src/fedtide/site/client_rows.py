@@ -99,8 +99,9 @@ def divide_rows(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:
     The k-th of equal rows has an id of its own, and is in the same part as the others.
     """
     x, y = rows.x.contiguous().numpy(), rows.y.numpy()
-    held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
-    test_share = split.test if split.test is not None else 0.0 if rows.held_out is not None else 0.2
+    own_test = None if split.merge else rows.held_out
+    held_out = torch.zeros(len(rows), dtype=torch.bool) if own_test is None else own_test
+    test_share = split.test if split.test is not None else 0.0 if own_test is not None else 0.2
     seen, ids, shares = Counter[bytes](), np.empty(len(rows), np.int64), np.empty(len(rows))
     for row in range(len(rows)):
         content = x[row].tobytes() + y[row].tobytes()

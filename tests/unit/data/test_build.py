@@ -25,6 +25,7 @@ from fedtide.data.partition import (
     Groups,
     HeldOutClients,
     LabelShards,
+    LabelsInOrder,
     Majority,
     Natural,
     OneGroup,
@@ -45,7 +46,7 @@ from fedtide.runs.preflight import preflight
 from helpers.examples import examples
 from helpers.toys import PARTS
 
-DEALS = (IID, DirichletClass, Dirichlet, LabelShards, Majority, Resample)
+DEALS = (IID, DirichletClass, Dirichlet, LabelShards, LabelsInOrder, Majority, Resample)
 
 
 def balanced(n: int = 1000, test: int = 0, classes: int = 10, domains: int = 1) -> Rows:
@@ -103,6 +104,18 @@ def test_unseen_clients_may_know_some_of_their_labels():
 def test_a_test_share_beside_a_given_test_set_is_one_line():
     with pytest.raises(FedtideError, match=r"data.split.test: found 0.3, but toy has a test set of its own"):
         build(balanced(test=100), IID(clients=5), split=Split(test=0.3))
+
+
+def test_a_given_test_set_may_be_dealt_as_all_other_rows():
+    """Of 1,000 rows of which 100 are for testing each of five clients has 200, and 50 of these for testing."""
+    population = build(balanced(test=100), IID(clients=5), split=Split(val=0.0, test=0.25, merge=True))
+    rows = torch.cat([population.parts[part].rows for part in PARTS])
+    assert rows.sort().values.tolist() == list(range(1000))
+    assert [population.counts(population.clients, part).tolist() for part in PARTS] == [[150] * 5, [0] * 5, [50] * 5]
+    own_test = population.parts["test"].rows >= 900
+    assert 0 < int(own_test.sum()) < 100
+    with pytest.raises(FedtideError, match=r"data.split.merge: found True, but toy has no test set of its own"):
+        build(balanced(), IID(clients=5), split=Split(merge=True))
 
 
 def test_the_dealing_may_have_a_seed_of_its_own():

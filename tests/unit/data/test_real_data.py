@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedtide.core.base import Moment
-from fedtide.data.partition import IID, ByDomain, Natural
+from fedtide.data.partition import IID, ByDomain, DirichletClass, LabelsInOrder, Natural, Split
 from fedtide.data.population_builder import build
 from fedtide.data.shift import Shift, Stream
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, GasSensors, Images, Series, Text
@@ -39,6 +39,27 @@ def mnist():
 @pytest.fixture(scope="module")
 def letters():
     return IDX("emnist-letters").load(real("emnist-letters"), 0)
+
+
+@pytest.mark.parametrize("partition", [
+    LabelsInOrder(clients=20), DirichletClass(clients=20, alpha=0.1, min_samples=40, tries=1000),
+], ids=["pathological", "practical"])  # fmt: skip
+def test_merged_clothes_are_dealt_as_in_pfllib(partition):
+    """All 70,000 rows are dealt to 20 clients, who train on three quarters each."""
+    rows = IDX("fashion-mnist").load(real("fashion-mnist"), 0)
+    population = build(rows, partition, split=Split(val=0.0, test=0.25, merge=True))
+    train, test = (population.counts(population.clients, part) for part in ("train", "test"))
+    assert int((train + test).sum()) == 70_000
+    assert int((train + test).min()) >= 40
+    assert (((train + test) * 0.25 - test).abs() <= 0.5).all()
+    held = population.label_shares(population.clients, Moment(0, 1)) > 0
+    assert (held.sum(1) == 2).all() if partition.kind == "labels-in-order" else (held.sum(1) <= 10).all()
+
+
+def test_color_is_three_equal_channels():
+    rows = IDX("fashion-mnist", channels=3).load(real("fashion-mnist"), 0)
+    assert rows.shape == (3, 28, 28)
+    assert torch.equal(rows.x[:, 0], rows.x[:, 2])
 
 
 def test_mnist_has_its_published_sizes(mnist):
