@@ -134,7 +134,9 @@ class TwoLosses:
     def each(self, outputs: Tensor, y: Tensor, shared: Any, eps: float = 0.0) -> Tensor:
         """Return the sum of both for every label, given the logits of G and P side by side."""
         generic, own = outputs.chunk(2, -1)
-        return self.balanced.each(generic, y, shared[0], eps) + self.base.each(generic.detach() + own, y, shared[1], eps)
+        return self.balanced.each(generic, y, shared[0], eps) + self.base.each(
+            generic.detach() + own, y, shared[1], eps
+        )
 
     def stacked(self, shared: Sequence[Any]) -> tuple[Any, ...]:
         """Stack the prepared values of several clients."""
