@@ -77,13 +77,13 @@ def fedrod(
         if not fitted.steps:
             return None
         delta = renamed(fitted.delta, back)
-        own = pick_layers(add(start, fitted.delta), is_own)
+        next_own = pick_layers(add(start, fitted.delta), is_own)
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, memory={"own": own} if all_finite(own) else None, update=delta)
+        return Answer(total, memory={"own": next_own} if all_finite(next_own) else None, update=delta)
 
     def predict(w: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        told: Prediction = by_own_weights(both, lambda _, memory: join(w, memory))(join(w, None), memories, x, owner)
-        return told
+        prediction: Prediction = by_own_weights(both, lambda _, memory: join(w, memory))(join(w, None), memories, x, owner)
+        return prediction
 
     traits: dict[str, Any] = {"keeps": 1, "refuses": OWN_MODELS}
     plain = build_method("fedrod", task, local, server, cohort, train, **traits)
@@ -107,8 +107,8 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of G and P side by side in training, and else their sum."""
         generic = self.model(x)
-        own = self.own(self.features.pop().detach())  # the loss of P does not reach the trunk
-        return torch.cat([generic, own], -1) if self.training else generic + own
+        personal = self.own(self.features.pop().detach())  # the loss of P does not reach the trunk
+        return torch.cat([generic, personal], -1) if self.training else generic + personal
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,9 @@ class TwoLosses:
 
     def each(self, outputs: Tensor, y: Tensor, shared: Any, eps: float = 0.0) -> Tensor:
         """Return the sum of both for every label, given the logits of G and P side by side."""
-        generic, own = outputs.chunk(2, -1)
-        return self.balanced.each(generic, y, shared[0], eps) + self.base.each(
-            generic.detach() + own, y, shared[1], eps
-        )
+        generic, personal = outputs.chunk(2, -1)
+        both = generic.detach() + personal
+        return self.balanced.each(generic, y, shared[0], eps) + self.base.each(both, y, shared[1], eps)
 
     def stacked(self, shared: Sequence[Any]) -> tuple[Any, ...]:
         """Stack the prepared values of several clients."""
