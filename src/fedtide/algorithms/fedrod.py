@@ -82,7 +82,9 @@ def fedrod(
         return Answer(total, memory={"own": next_own} if all_finite(next_own) else None, update=delta)
 
     def predict(w: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        prediction: Prediction = by_own_weights(both, lambda _, memory: join(w, memory))(join(w, None), memories, x, owner)
+        prediction: Prediction = by_own_weights(both, lambda _, memory: join(w, memory))(
+            join(w, None), memories, x, owner
+        )
         return prediction
 
     traits: dict[str, Any] = {"keeps": 1, "refuses": OWN_MODELS}
