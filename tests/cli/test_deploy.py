@@ -160,6 +160,17 @@ def test_features_that_differ_by_orders_of_magnitude_are_noted(tmp_path, capsys,
     assert all(re.search("feature age varies .* times as much as .*; set data.source.scaled = true", x) for x in notes)
 
 
+def test_the_plan_of_a_private_study_is_said(tmp_path, capsys):
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "clip": {"delta": 1.0, "loss": 5.0}, "distance": 2}
+    study = hospitals(tmp_path, wire={"fewest": 3, "privacy": privacy})
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "a,b,c", "--out", tmp_path / "site") == 0
+    said = capsys.readouterr().err
+    assert "each client may spend epsilon 8 at delta 1e-05, with answers in at most 2 of 4 rounds" in said
+    assert "two answers of a client are at least 2 rounds apart" in said
+    assert "the server adds noise to sums (multiplier " in said
+    assert re.search("warning: noise on the mean of 3 clients is about [0-9]+ times as long as the mean can be", said)
+
+
 def test_each_command_says_what_comes_next(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = hospitals(tmp_path, method=[{"algorithm": "fedavg", "cohort": 3}], deploy={"fewest": 2})

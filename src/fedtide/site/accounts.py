@@ -6,8 +6,9 @@ were. These have to be as few and as far from each other as its ticket says. Fro
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_eps
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
 from fedtide.wire.ledger import Ledger, Line, Place, Safe, read, safe_of
-from fedtide.wire.noise import Recorded, Release, SystemNoise, stream_of, with_noise
+from fedtide.wire.noise import Recorded, Release, SystemNoise, deviations, groups_of, stream_of, with_noise
 from fedtide.wire.pipeline import Wire
+from fedtide.wire.vector import Form
 
 SEEDS = "noise.jsonl"
 """File in a site's private folder."""
@@ -265,9 +267,7 @@ def describe_budget(
             yield f"will be refused: {which} (your policy allows epsilon {most:g}, and there is no noise)"
         return
     plan, z, delta = study.plan, study.z, study.delta
-    yield _describe_whole(study)
-    if plan.distance > 1:
-        yield f"privacy: two answers of a client are at least {plan.distance} rounds apart"
+    yield from describe_plan(study)
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}){bare and f'; {bare} has none'}"
@@ -278,6 +278,27 @@ def describe_budget(
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
         yield f"will be refused: all answers of a client after {enough} (your policy allows epsilon {most:g})"
+
+
+def describe_plan(study: Ledger) -> Iterator[str]:
+    """Say in lines what a client may spend in a private study, and when it may answer."""
+    yield _describe_whole(study)
+    if study.plan.distance > 1:
+        yield f"privacy: two answers of a client are at least {study.plan.distance} rounds apart"
+
+
+def warn_of_noise(study: Ledger, clip: Clip, forms: Iterable[Form]) -> Iterator[str]:
+    """Say in lines how much noise the server adds, and that it is large beside the mean of so few clients."""
+    line, longest = f"privacy: the server adds noise to sums (multiplier {study.z:.3g})", (1.0, 0)
+    for form in forms:
+        groups = groups_of(form, clip.bounds_of(form))
+        sizes = deviations(groups, study.z)
+        for name, group in groups.items():
+            longest = max(longest, (sizes[name] * math.sqrt(group.size) / (group.bound * form.people), form.people))
+    yield line
+    if longest[0] > 1:
+        than = f"{longest[0]:.0f} times as long as the mean can be: more clients or a smaller model would help"
+        yield f"warning: noise on the mean of {counted(longest[1], 'client')} is about {than}"
 
 
 def _cut(clip: Clip, name: str, rounds: int) -> str:

@@ -38,7 +38,7 @@ from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import plan_without_sampling
 from fedtide.site import certificates
-from fedtide.site.accounts import ledger_for
+from fedtide.site.accounts import describe_plan, ledger_for, warn_of_noise
 from fedtide.site.site import Roster, Site, check_fewest, check_hidden, installed_versions
 from fedtide.site.tickets import READ, SCHEME, AboutSite, RowsAbout, check_portable
 from fedtide.wire.keys import library
@@ -215,10 +215,13 @@ def _plan_site(
     method = name_method(experiment, method, where)
     study = choose(experiment, method, roster.clients, address, where)
     check_hidden(study, roster, where)
-    for line in preflight(study, where).notes:
+    trial = preflight(study, where)
+    for line in trial.notes:
         print(f"fedtide: {line}", file=sys.stderr)
     host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
-    ledger_for(study, host.algorithm)
+    if (ledger := ledger_for(study, host.algorithm)) is not None and host.wire.clip is not None:
+        for line in (*describe_plan(ledger), *warn_of_noise(ledger, host.wire.clip, trial.forms)):
+            print(f"fedtide: {line}", file=sys.stderr)
     clients = host.population.registered
     if clients != roster.clients:
         but = f"the study deals its rows to {clients} clients"
