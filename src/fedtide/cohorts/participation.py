@@ -54,9 +54,11 @@ def with_cohort(
         traits: of the algorithm.
 
     Raises:
-        FedtideError: the cohort asks for label fractions, and the task does not know the number of classes.
+        FedtideError: the cohort asks for label fractions, and the task does not know the number of classes. Terms of
+            local training that do not suit the task or the method are refused, too.
     """
     algorithm = replace(algorithm, traits=replace(algorithm.traits, **traits))
+    local.check_terms(task, algorithm.traits.models)
     works, train = dict(algorithm.works), algorithm.works["train"]
     asks = cohort.asks if asks is None else asks
     passes = {"train": train.forward_passes} if isinstance(train, Training) else {}

@@ -85,6 +85,8 @@ def _as_file(value: Any) -> Any:
     """Return a value with ingredients in it as tables."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _as_file(changed(value))
+    if isinstance(value, list | tuple):
+        return [_as_file(child) for child in value]
     return {key: _as_file(child) for key, child in value.items()} if isinstance(value, dict) else value
 
 

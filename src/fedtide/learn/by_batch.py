@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Moment, Weights
+from fedtide.core.errors import refused
 from fedtide.core.trees import map_leaves
 from fedtide.learn.device import read, to_cpu
 from fedtide.learn.local import Batch, LocalOptimizer, LocalTrainer, clip
@@ -30,6 +31,9 @@ class ModelByBatch:
         weights: the initial weights; left unchanged.
         moment: the time, for the schedule of the rate.
 
+    Raises:
+        FedtideError: local training has terms of the loss.
+
     >>> from fedtide.core.base import Shard
     >>> from fedtide.core.rng import Rng
     >>> task, local, now = Task(lambda: torch.nn.Linear(1, 2)), LocalTrainer(), Moment(0, 1)
@@ -43,13 +47,16 @@ class ModelByBatch:
     """
 
     def __init__(self, task: Task, local: LocalTrainer, weights: Weights, moment: Moment) -> None:
+        if local.terms:
+            kinds = [term.kind for term in local.terms]
+            raise refused("local.terms", kinds, "none", "the method takes steps of its own")
         self.task, self.local = task, local
         params = {name: task.to_device(weights.params[name]).clone() for name in task.scratch.names}
         self.weights = Weights(params, {name: task.to_device(b).clone() for name, b in weights.buffers.items()})
         self.values = list(params.values())
         self.rate = local.lr * local.lr_schedule(moment)
         self.steps = 0
-        self._terms = local.terms(None)
+        self._terms = local.gradient_terms(None)
         self._received = [value.clone() for value in self.values] if self._terms else []
         self._optimizer = LocalOptimizer(local, self.rate, self.values)
 

@@ -1,6 +1,6 @@
 """Local training: epochs or steps of SGD or Adam on one client's samples."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.base import ComputeCost, Moment, Shard, Weights
+from fedtide.core.base import ComputeCost, Models, Moment, Shard, Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, unshare
@@ -33,6 +33,7 @@ from fedtide.learn.module_check import check_first_label, check_outputs, find_no
 from fedtide.learn.schedules import Constant, Schedule
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
+from fedtide.learn.terms import Distill, Proximal, Summed, Term, Terms, terms_of
 
 
 @ingredient
@@ -133,128 +134,8 @@ def _picture(kind: str, shape: tuple[int, ...], key: str) -> tuple[int, int, int
     return shape[0], shape[1], shape[2]
 
 
-# -- gradient terms ----------------------------------------------------------------------------------------------------
-
-
-Layout = Callable[[list[Tensor]], list[Tensor]]
-"""Puts tensors of the shapes of the parameters into the layout in which several clients' are held."""
-
-
-@dataclass(frozen=True)
-class Proximal:
-    """The gradient of (mu/2) * ||v - w||^2, a pull towards the received parameters w (Li et al. 2020, FedProx).
-
-    Only trainable parameters are affected, not running statistics.
-
-    >>> Proximal(0.5)([torch.tensor([3.0])], [torch.tensor([1.0])])
-    [tensor([1.])]
-    """
-
-    mu: float
-
-    @property
-    def alike(self) -> float:
-        """Terms of several clients are of one kind if this is equal."""
-        return self.mu
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return mu * (v - w)."""
-        pull = list(torch._foreach_sub(now, received))
-        torch._foreach_mul_(pull, self.mu)
-        return pull
-
-    def stacked(self, terms: Sequence["Proximal"], layout: Layout) -> "Proximal":
-        """Return the term of several clients that are trained at once, which have the same `mu`."""
-        return self
-
-
-@dataclass(frozen=True)
-class ProximalTo:
-    """The gradient of (mu/2) * ||v - a||^2, a pull towards parameters other than the received ones (Ditto).
-
-    >>> ProximalTo(0.5, [torch.tensor([1.0])])([torch.tensor([3.0])], [torch.tensor([9.0])])
-    [tensor([1.])]
-    """
-
-    mu: float
-    anchor: list[Tensor] = field(repr=False)
-
-    @property
-    def alike(self) -> float:
-        """Terms of several clients are of one kind if this is equal."""
-        return self.mu
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return mu * (v - a)."""
-        return Proximal(self.mu)(now, [leaf.to(value.device) for leaf, value in zip(self.anchor, now, strict=True)])
-
-    def stacked(self, terms: Sequence["ProximalTo"], layout: Layout) -> "StackedProximalTo":
-        """Return the term of several clients that are trained at once, which have the same `mu`."""
-        anchors = [layout(term.anchor) for term in terms]
-        return StackedProximalTo(self.mu, [torch.stack(parts) for parts in zip(*anchors, strict=True)])
-
-
-@dataclass(frozen=True)
-class StackedProximalTo:
-    """The pulls of several clients towards anchors (clients, ...).
-
-    >>> StackedProximalTo(0.5, [torch.tensor([[1.0], [2.0]])])([torch.tensor([[3.0]])], [])
-    [tensor([[1.]])]
-    """
-
-    mu: float
-    anchor: list[Tensor]
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the pulls of the clients that take the step, which come first."""
-        return Proximal(self.mu)(now, [leaf[: len(value)] for leaf, value in zip(self.anchor, now, strict=True)])
-
-
-@dataclass(frozen=True)
-class Correction:
-    """A constant correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).
-
-    >>> Correction([torch.tensor([-1.0])])([torch.tensor([3.0])], [torch.tensor([1.0])])
-    [tensor([-1.])]
-    """
-
-    by: list[Tensor]
-
-    @property
-    def alike(self) -> bool:
-        """Return True, as any corrections can be stacked."""
-        return True
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the correction, which does not depend on the parameters."""
-        return [leaf.to(value.device) for leaf, value in zip(self.by, now, strict=True)]
-
-    def stacked(self, terms: Sequence["Correction"], layout: Layout) -> "StackedCorrection":
-        """Return the term of several clients that are trained at once."""
-        corrections = [layout(term.by) for term in terms]
-        return StackedCorrection([torch.stack(parts) for parts in zip(*corrections, strict=True)])
-
-
-@dataclass(frozen=True)
-class StackedCorrection:
-    """The corrections of several clients (clients, ...).
-
-    >>> StackedCorrection([torch.tensor([[1.0], [2.0]])])([torch.zeros(1, 1)], [])
-    [tensor([[1.]])]
-    """
-
-    by: list[Tensor]
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the corrections of the clients that take the step, which come first."""
-        return [leaf[: len(value)] for leaf, value in zip(self.by, now, strict=True)]
-
-
 # -- local training ----------------------------------------------------------------------------------------------------
 
-
-Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-"""A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
 LocalUpdate = Literal["averaging", "gradient"]
 """Ways for a client to make its update: by local training, or by one gradient over all its samples."""
@@ -347,6 +228,7 @@ class LocalTrainer:
         lr_schedule: factor on the learning rate over the rounds.
         augment: random changes of images, applied in order, in training only (never in evaluation or decisions).
         proximal: strength mu of FedProx's pull toward the received weights; 0 for none.
+        terms: terms that are added to the loss, in training only; "distill" is FedNTD's.
     """
 
     lr: Annotated[Positive, ForWeights] = 0.1
@@ -360,6 +242,7 @@ class LocalTrainer:
     lr_schedule: Annotated[Schedule, Spelled] = Constant()
     augment: tuple[Annotated[Augment, Spelled], ...] = ()
     proximal: NonNegative = 0.0
+    terms: tuple[Annotated[Distill, Spelled], ...] = ()
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.local_steps is not None:
@@ -376,7 +259,7 @@ class LocalTrainer:
         moment: Moment,
         rng: Rng,
         *,
-        term: Term | None = None,
+        term: Terms = None,
     ) -> Fitted:
         """Train from `weights` on `shard`.
 
@@ -387,7 +270,7 @@ class LocalTrainer:
             shard: the client's samples; without samples there is no step.
             moment: the time, for the schedule and for clients that do only a part of their work.
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
-            term: a gradient term, for example a proximal pull or a control variate.
+            term: a gradient term or several, for example a proximal pull or a control variate.
         """
         *_, fitted = self.iter_epochs(task, loss, weights, shard, moment, rng, term)
         return fitted
@@ -400,7 +283,7 @@ class LocalTrainer:
         shard: Shard,
         moment: Moment,
         rng: Rng,
-        term: Term | None = None,
+        term: Terms = None,
     ) -> Iterator[Fitted]:
         """Train like `__call__`, and yield the result so far after each epoch, and at the end.
 
@@ -410,10 +293,12 @@ class LocalTrainer:
         self.check(scratch, tuple(shard.x.shape[1:]))
         if weights is scratch.weights:  # training continues from fitted weights: keep a copy of the start
             weights = detached(weights)
+        loss = self.objective(task, loss, weights)
+        batches = self.batches(task, loss, shard, moment, rng)  # first, as terms of the loss may evaluate models
         scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
         optimizer = LocalOptimizer(self, rate, scratch.values)
-        terms = self.terms(term)
+        terms = self.gradient_terms(term)
         received = [task.to_device(weights.params[name]) for name in scratch.names] if terms else []
         # Gradients are changed in place.
         separate = bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0
@@ -427,7 +312,7 @@ class LocalTrainer:
             unread.clear()
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
-        for batch in self.batches(task, loss, shard, moment, rng):
+        for batch in batches:
             if batch.epoch > done:
                 done = batch.epoch
                 yield fitted()
@@ -447,7 +332,7 @@ class LocalTrainer:
         yield fitted()
 
     def batches(self, task: Task, loss: Loss, shard: Shard, moment: Moment, rng: Rng) -> Iterator[Batch]:
-        """Yield the mini-batches of local training in their order, for methods that take steps of their own.
+        """Return the mini-batches of local training in their order, for methods that take steps of their own.
 
         Args:
             task: the model.
@@ -463,16 +348,29 @@ class LocalTrainer:
         draw = rng.at("augment").torch(task.device) if self.augment else None
         work = self if moment.part is None else self.draw_partial(moment.part)
         cut = work._batches(table, rng.at("shuffle").torch(), smallest=2 if task.scratch.needs_pairs else 1)
-        for epoch, (x, y, *rest) in cut:
-            if draw is not None:
-                x = task.inputs(self.augmented(x, draw))
-            counts = None if shard.mask is None else rest[-1]
-            yield Batch(epoch, x, y, shared, tuple(rest[: len(columns)]), counts)
 
-    def terms(self, term: Term | None) -> list[Term]:
-        """Return the terms of each gradient: the method's own term, and FedProx's pull."""
+        def batches() -> Iterator[Batch]:
+            for epoch, (x, y, *rest) in cut:
+                if draw is not None:
+                    x = task.inputs(self.augmented(x, draw))
+                counts = None if shard.mask is None else rest[-1]
+                yield Batch(epoch, x, y, shared, tuple(rest[: len(columns)]), counts)
+
+        return batches()
+
+    def gradient_terms(self, term: Terms) -> list[Term]:
+        """Return the terms of each gradient: the method's own terms, and FedProx's pull."""
         pull: list[Term] = [Proximal(self.proximal)] if self.proximal else []
-        return pull if term is None else [term, *pull]
+        return [*terms_of(term), *pull]
+
+    def objective(self, task: Task, loss: Loss, received: Weights) -> Loss:
+        """Return a loss with the terms of local training from these weights."""
+        return Summed.of(loss, self.terms, task, received)
+
+    @property
+    def passes(self) -> int:
+        """Number of passes without gradients over a client's samples before training, for its terms."""
+        return sum(term.passes for term in self.terms)
 
     def check(self, scratch: Scratch, shape: tuple[int, ...], key: str = "local") -> None:
         """Raise if the settings, written at `key`, do not fit the model or samples of this shape."""
@@ -480,6 +378,14 @@ class LocalTrainer:
             raise refused(f"{key}.batch_size", 1, "2 or more (or 0), as the model has BatchNorm")
         for change in self.augment:
             shape = change.shape(shape, key)
+
+    def check_terms(self, task: Task, models: Models) -> None:
+        """Raise if the terms do not suit the task, or a method that trains such models."""
+        for term in self.terms:
+            term.check(task, "local")
+        if self.terms and models in ("mixture", "branches"):
+            kinds = [term.kind for term in self.terms]
+            raise refused("local.terms", kinds, "none", "the method trains several branches at once")
 
     def augmented(self, x: Tensor, draw: torch.Generator) -> Tensor:
         """Apply the augmentation to a batch."""
@@ -629,6 +535,8 @@ def plain_sgd(local: LocalTrainer, why: str) -> None:
     fedtide.core.errors.FedtideError: local.momentum: found 0.9, allowed: 0, as the method infers gradients
     """
     usual = {"optimizer": "sgd", "momentum": 0, "max_grad_norm": None, "proximal": 0}
+    if local.terms:
+        raise refused("local.terms", [term.kind for term in local.terms], f"none, {why}")
     for key, plain in usual.items():
         if getattr(local, key) != plain:
             words = "none" if plain is None else repr(plain)
@@ -699,7 +607,8 @@ def training_cost(
     """
 
     def cost(question: str, rows: Tensor) -> Tensor:
-        once = rows * forward.get(question, 0 if question == "train" else 1) / 3
+        passes = forward.get(question, 0 if question == "train" else 1) + (local.passes if question == "train" else 0)
+        once = rows * passes / 3
         return once + (train or local.samples)(rows) if question == "train" else once
 
     return cost

@@ -23,6 +23,7 @@ from fedtide.learn.local import LocalOptimizer, LocalTrainer
 from fedtide.learn.losses import Columns, is_stacked
 from fedtide.learn.steps import Train
 from fedtide.learn.task import joined
+from fedtide.learn.terms import terms_of
 
 CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors of torch if several copies of a model cannot be trained at once."""
@@ -83,7 +84,7 @@ def unstackable(request: Train) -> str | None:
     task = request.task
     if not is_stacked(request.objective):
         return "its loss has no per-row form (`each`, `stacked`), so clients cannot be trained together"
-    if request.term is not None and not hasattr(request.term, "stacked"):
+    if not all(hasattr(term, "stacked") for term in terms_of(request.term)):
         return "its gradient term is not known to work on several clients at once"
     if task.bfloat:
         return "its passes are in bfloat16 (precision)"
@@ -141,15 +142,15 @@ def train_stacked(stack: Copies, requests: Sequence[Train]) -> Fit:
     local = first.local
     scratch = stack.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
-    scratch.set_mode(True)
     prepared, columns = zip(*(request.objective.prepare(request.shard) for request in requests), strict=True)
+    scratch.set_mode(True)  # terms of the loss may have evaluated models
     steps = _Steps(scratch, local, shards, [request.rng for request in requests], stack.device, columns)
     starts: Any = stack.starts([request.weights for request in requests])
     params, others = stack.load(starts)
     stacked = stack.loss.stacked(prepared)
     shared = map_leaves(lambda leaf: None if leaf is None else leaf.to(stack.device), stacked)
-    term = first.term and first.term.stacked([request.term for request in requests], stack.layout)
-    added = local.terms(term)
+    each_term = zip(*(terms_of(request.term) for request in requests), strict=True)
+    added = local.gradient_terms([terms[0].stacked(terms, stack.layout) for terms in each_term])
     rate = local.lr * local.lr_schedule(first.moment)
     update = LocalOptimizer(local, rate, params)
     plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)

@@ -17,9 +17,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
 from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.fast.stacks import LayerStack, stack_models
-from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
+from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, gradient_step
 from fedtide.learn.losses import Loss
 from fedtide.learn.task import Task, joined
+from fedtide.learn.terms import Terms, kind_of, terms_of
 
 SIDE_BY_SIDE_BYTES = 32 * 2**20
 """Bytes of models that are held side by side: of larger ones the product takes so long that a copy weighs little."""
@@ -142,12 +143,6 @@ def same_weights(weights: Sequence[Weights]) -> Hashable:
     return tuple(id(leaf) for leaf in leaves(list(weights)))
 
 
-def _kind(part: Any) -> Hashable:
-    """Return a key that is equal for losses, or gradient terms, of clients that can be trained together."""
-    alike = getattr(part, "alike", None)
-    return None if part is None else (type(part), id(part) if alike is None else alike)
-
-
 @dataclass(frozen=True, eq=False)
 class Train:
     """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `FittedPart` of a stack.
@@ -168,18 +163,23 @@ class Train:
 
     @property
     def key(self) -> Hashable:
-        """Model and loss, settings, the kind of the gradient term, and whether features are wanted."""
-        return Train, id(self.task), _kind(self.objective), self.local, _kind(self.term), self.features
+        """Model and loss, settings, the kinds of the gradient terms, and whether features are wanted."""
+        terms = tuple(map(kind_of, terms_of(self.term)))
+        return Train, id(self.task), kind_of(self.objective), self.local, terms, self.features
 
     @property
     def objective(self) -> Loss:
-        """The loss that is minimized."""
-        objective: Loss = self.task.loss if self.loss is None else self.loss
-        return objective
+        """The loss that is minimized, with the terms of local training."""
+        return self.local.objective(self.task, self._loss, self.weights)
+
+    @property
+    def _loss(self) -> Loss:
+        loss: Loss = self.task.loss if self.loss is None else self.loss
+        return loss
 
     def run_single(self) -> Fitted:
         """Train one client."""
-        fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, term=self.term)
+        fitted = self.local(self.task, self._loss, self.weights, self.shard, self.moment, self.rng, term=self.term)
         if not (self.features and fitted.steps):
             return fitted
         return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).run_single())
@@ -251,11 +251,11 @@ def local_update(
     shard: Shard,
     moment: Moment,
     rng: Rng,
-    term: Term | None = None,
+    term: Terms = None,
 ) -> Steps[tuple[Weights, float] | None]:
     """Return a client's update and its training loss, by local training or by one gradient; None without a step.
 
-    `term` is the gradient term of local training.
+    `term` has the gradient terms of local training.
     """
     if variant == "gradient":
         return gradient_step(task, local, weights, shard, moment)

@@ -13,10 +13,11 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.weights import mul, squared_lengths
 from fedtide.learn.device import CPU, to_cpu
-from fedtide.learn.local import LocalTrainer, Term
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import Fit
 from fedtide.learn.steps import Steps, Train, run_steps, utility
 from fedtide.learn.task import Task
+from fedtide.learn.terms import Terms
 
 Weighting = Annotated[
     Literal["samples", "uniform"],
@@ -40,7 +41,7 @@ class Training:
         task: model and loss.
         local: local training.
         weighting: weight of a client in the mean.
-        term: a gradient term.
+        term: a gradient term, or several.
         utility: also reveal "utility", which Oort asks for.
         squares: also sum the squared length of each layer of the update, and the squared weight, for partial pooling.
 
@@ -54,7 +55,7 @@ class Training:
     task: Task
     local: LocalTrainer
     weighting: Weighting
-    term: Term | None = None
+    term: Terms = None
     utility: bool = False
     squares: bool = False
 

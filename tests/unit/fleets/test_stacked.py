@@ -22,9 +22,10 @@ from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import with_rows
 from fedtide.learn import stack
 from fedtide.learn.fast.stacks import FuncStack
-from fedtide.learn.local import LocalTrainer, Proximal
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
 from fedtide.runs.runner import Run, judge_of
@@ -88,6 +89,8 @@ CASES = {
     "fedlc": {"loss": "fedlc", "local": {"epochs": 2}},
     "masked": {"loss": "masked", "local": {"epochs": 2}},
     "uniform": {"weighting": "uniform"},
+    "distilled": {"local": {"epochs": 2, "terms": ["distill"]}},
+    "distilled wsm": {"loss": "wsm", "local": {"proximal": 0.1, "terms": [{"kind": "distill", "tau": 2.0}]}},
 }
 
 
@@ -114,7 +117,9 @@ def test_what_clients_send_together_is_the_sum_of_what_each_sends(weighting):
     near(total, work.sum_of(stack.train_stacked(stack.make_stack(requests[0]), requests), shards))
 
 
-@pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "feddrift", "fedadam", "fedavgm"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "feddrift", "fedadam", "fedavgm", "fedntd", "moon"]
+)
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     seen = []
     whole = engines.train_stacked

@@ -12,11 +12,12 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.fast.layers import known_layers
 from fedtide.learn.fast.stacks import FuncStack, LayerStack, stack_copies
-from fedtide.learn.local import Correction, LocalTrainer, Proximal
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.stack import train_stacked
 from fedtide.learn.steps import Train
 from fedtide.learn.task import Task, with_branches
+from fedtide.learn.terms import Correction, Proximal
 from fedtide.mixtures.branches import BranchLoss
 
 NOW = Moment(0, 1)

@@ -20,10 +20,11 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.weights import sub
-from fedtide.learn.local import LocalOptimizer, LocalTrainer, Proximal, clip
+from fedtide.learn.local import LocalOptimizer, LocalTrainer, clip
 from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.schedules import Exponential
 from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
 from helpers.examples import examples
 
 law = examples(25)

@@ -1,0 +1,38 @@
+"""FedNTD: FedAvg whose clients keep what the received model says of the classes that a row is not.
+
+Lee, Jeong, Shin, Bae, Yun: *Preservation of the Global Knowledge by Not-True Distillation in Federated Learning*,
+NeurIPS 2022, Algorithm 1. With nothing but its name it plays Algorithm 1, with beta = tau = 1.
+
+| symbol | meaning |
+| --- | --- |
+| `q` | softmax of a model's logits divided by `tau`, over all classes but the row's own |
+| `beta` | weight of the distillation |
+
+    minimize  cross-entropy + beta * KL( q_received || q_now )
+
+When to use it: clients hold few of the classes and forget the others in local training. It sends as much as FedAvg. A
+client takes one more pass without gradients over its samples.
+
+Choices:
+    - ours: the distillation is a term of local training, `local.terms = ["distill"]`, which every method with one
+      network at a time can have.
+    - ours: the received model is evaluated once a round, in evaluation mode and on rows without augmentation. The
+      released code evaluates it on each batch, as the batch is.
+    - paper: the divergence is as in equation 3. The released code multiplies it by `tau^2`, which is 1 by default.
+    - ours: clients are weighted by their samples, as in FedAvg. With `beta = 0` or without terms it is FedAvg.
+"""
+
+from fedtide.algorithms.entry import Entry, preset
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.terms import Distill
+
+fedntd = preset(
+    "fedntd", fedavg, "FedAvg with distillation from the received model, of all classes but the true one.", __name__,
+    local=LocalTrainer(terms=(Distill(),)),
+)  # fmt: skip
+
+ENTRY = Entry(
+    "fedntd", fedntd, "weights down, update up", "global", helps=("labels",),
+    exempt={"numbers": "it distills classes"},
+)  # fmt: skip

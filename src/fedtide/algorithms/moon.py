@@ -1,0 +1,83 @@
+"""MOON: FedAvg whose clients learn features like those of the received model, and unlike those of their last own one.
+
+Li, He, Song: *Model-Contrastive Federated Learning*, CVPR 2021, Algorithm 1. With nothing but its name it plays
+Algorithm 1 with mu = 1 and tau = 0.5.
+
+| symbol | meaning |
+| --- | --- |
+| `z` | features of a row: the inputs of `layer` |
+| `z_glob`, `z_prev` | by the received model, and by the client's last own model |
+| `mu`, `tau` | weight and temperature of the contrast |
+
+    l_con = -log( e^(cos(z, z_glob)/tau) / (e^(cos(z, z_glob)/tau) + e^(cos(z, z_prev)/tau)) )
+    minimize  loss + mu * l_con
+
+When to use it: clients differ in labels, and participate often enough that their last own model means something. A
+client takes two more passes without gradients over its samples, and keeps a model.
+
+Choices:
+    - paper: mu is 1 by default; the paper tunes it among 0.1, 1, 5 and 10 (5 for CIFAR-10, 10 for CIFAR-100).
+    - paper: features are the inputs of the output layer, after a projection head. A model without such a head contrasts
+      the inputs of its last layer (ours).
+    - released code: before it has a model of its own, a client takes the received one, with which the term is constant.
+    - ours: `z_glob` and `z_prev` are computed once a round, in evaluation mode and on rows without augmentation.
+    - ours: features that are no vectors are flattened; of sequences they are means over the steps that count.
+    - ours: clients are weighted by their samples, as in FedAvg. With mu = 0 it is FedAvg.
+"""
+
+from typing import Any
+
+from fedtide.algorithms.entry import Entry
+from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.core.weights import add
+from fedtide.fields.types import NonNegative, Positive
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Summed, Task, Train, Weighting, client_weight
+from fedtide.learn.task import join_models, split_models, with_branches
+from fedtide.learn.terms import Contrastive
+from fedtide.models.branched import WHOLE
+
+
+def moon(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    mu: NonNegative = 1.0,
+    tau: Positive = 0.5,
+    layer: str = "head",
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[OneModel]:
+    """FedAvg with a model-contrastive term in the local loss.
+
+    Sends the weights down and the update up, as a weighted sum; a client keeps its last own model.
+
+    Args:
+        mu: weight of the contrast.
+        tau: temperature.
+        layer: the layer whose inputs are the features.
+
+    Raises:
+        FedtideError: the model has no such layer.
+    """
+    if layer == WHOLE:
+        raise refused("layer", layer, "a layer of the model, such as 'head'")
+    one = with_branches(task, layer, 1, key="layer")  # a network that also returns its features
+
+    @Stepwise
+    def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        received, previous = (join_models([model], layer) for model in (w, w if memory is None else memory["own"]))
+        loss = Summed.of(task.loss, [Contrastive(mu, tau, previous)], one, received)
+        fitted = yield Train(one, local, received, shard, moment, rng, loss=loss)
+        if not fitted.steps:
+            return None
+        (delta,) = split_models(fitted.delta, w, layer, 1)
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
+        return Answer(total, memory={"own": add(w, delta)}, update=delta)
+
+    return build_method("moon", task, local, server, cohort, train, forward={"train": 2}, keeps=1)
+
+
+ENTRY = Entry("moon", moon, "weights down, update up", "global", keeps="its last own model", helps=("labels",))
