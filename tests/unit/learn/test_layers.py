@@ -10,8 +10,10 @@ from torch import nn
 
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
+from fedtide.core.trees import map_leaves
 from fedtide.learn.fast.layers import known_layers
 from fedtide.learn.fast.stacks import FuncStack, LayerStack, stack_copies
+from fedtide.learn.layers import freeze_layers, freeze_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.stack import train_stacked
@@ -109,6 +111,32 @@ def test_clients_are_trained_as_alone(model, case):
                 torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("place", [0, -1])
+def test_layers_that_are_frozen_stay_and_others_are_trained_as_by_torch(model, place):
+    task = Task(MODELS[model], dtype=torch.float64)
+    layer = task.scratch.names[place].rpartition(".")[0]
+    frozen = freeze_layers(task, lambda name: name.startswith(f"{layer}."))
+    local = LocalTrainer(lr=0.1, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01)
+    starts = [freeze_weights(task.init(Rng(k)), lambda name: name.startswith(f"{layer}.")) for k in range(3)]
+    requests = [
+        Train(frozen, local, weights, shard, NOW, Rng(0).at(client))
+        for client, (weights, shard) in enumerate(zip(starts, some_shards(ties=True), strict=True))
+    ]
+    fast = stack_of(frozen)
+    assert isinstance(fast, LayerStack)
+    fits = [map_leaves(torch.clone, train_stacked(stack, requests).delta)
+            for stack in (fast, FuncStack(frozen.scratch, frozen.loss))]  # fmt: skip
+    for client, request in enumerate(requests):
+        alone = request.run_single().delta
+        for fit in fits:
+            for one, other in ((fit.params, alone.params), (fit.buffers, alone.buffers)):
+                assert one.keys() == other.keys()
+                for name, change in other.items():
+                    torch.testing.assert_close(one[name][client], change, rtol=1e-9, atol=1e-9)
+        assert alone.buffers and not any(bool(change.any()) for change in alone.buffers.values())
+
+
 @pytest.mark.filterwarnings("ignore:Using padding")
 @pytest.mark.parametrize(
     "layer",
@@ -117,7 +145,6 @@ def test_clients_are_trained_as_alone(model, case):
         nn.Conv2d(2, 2, 3, padding_mode="circular", padding=1),
         nn.MaxPool2d(3), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, stride=1),
         nn.Linear(11, 2), nn.Tanh(), nn.BatchNorm2d(2), nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
-        nn.Conv2d(2, 2, 3).requires_grad_(False),
     ],
     ids=repr,
 )  # fmt: skip

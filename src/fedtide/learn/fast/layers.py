@@ -180,10 +180,11 @@ class Product(ABC):
     Args:
         name: name of the layer in the model.
         layer: the module.
-        first: whether nothing before it has parameters, so that no gradient goes further back.
+        first: whether nothing before it is trained, so that no gradient goes further back.
     """
 
     sizes: list[tuple[int, ...]]  # of what is held of a client
+    frozen = False  # with weights that no step changes
     bound = False  # to parameters of a module
 
     def __init__(self, name: str, layer: nn.Conv2d | nn.Linear, first: bool) -> None:
@@ -240,7 +241,7 @@ class Linear(Product):
     Args:
         name: name of the layer in the model.
         layer: the module.
-        first: whether nothing before it has parameters.
+        first: whether nothing before it is trained.
         branches: all of the layers; None for one that is not repeated.
     """
 
@@ -297,6 +298,8 @@ class Linear(Product):
         if not self.first:
             back = plan.room.take((self, "dx"), clients, rows, self.inputs)
             plan.do(torch.bmm, dy, self._now(clients)[0], out=back)
+        if self.frozen:
+            return back
         matrix, *bias = self._target(plan, clients)
         plan.add_product(matrix, dy.transpose(1, 2), self.x)
         for vector in bias:
@@ -407,6 +410,8 @@ class Conv2d(Product):
         flat, back = dy.view(clients, outputs, -1), None
         if not self.first:
             back = self._back(flat, high, across, plan)
+        if self.frozen:
+            return back
         flat = flat.transpose(1, 2)
         for into, met in zip(self._target(plan, clients), self.meets, strict=True):
             plan.add_product(into, met, flat)
@@ -589,12 +594,16 @@ def known_layers(scratch: Scratch, shape: tuple[int, ...], within: str = "") -> 
             return None
         if isinstance(step, Flatten) and len(shape) == 1:
             continue
+        if isinstance(step, Product):
+            step.frozen = not {*step.names} & {*scratch.names}
         if isinstance(step, MaxPool2d) and layers and isinstance(layers[-1], Conv2d):
             layers[-1].cropped = True
         layers.append(step)
         shape = step.output(shape)
     products = [layer for layer in layers if isinstance(layer, Product)]
-    names = [name for layer in products for name in layer.names]
+    if any(name not in scratch.weights.buffers for layer in products if layer.frozen for name in layer.names):
+        return None
+    names = [name for layer in products if not layer.frozen for name in layer.names]
     if not names or len(shape) != 1 or sorted(names) != sorted(n for n in scratch.names if n.startswith(within)):
         return None
     for product in products:
@@ -646,7 +655,7 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
 
 def _layer_for(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...]) -> Layer | None:
     """Return the layer of this file for a module on rows of a shape, after those before it; None without one."""
-    first, branches = not any(isinstance(size, Product) for size in before), None
+    first, branches = not any(isinstance(size, Product) and not size.frozen for size in before), None
     if type(layer) is Branches and {type(copy) for copy in layer.copies} == {nn.Linear}:
         branches, layer = layer, layer.copies[0]
     kind = type(layer)

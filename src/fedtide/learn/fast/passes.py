@@ -35,7 +35,7 @@ class ModulePasses:
         self.stack, self.names, self.copies = LayerStack(scratch, layers, room, None), scratch.names, copies
         self.params = scratch.params
         self.feature = feature_of(scratch) if copies or self.stack.branches is not None else None
-        values = dict(zip(self.names, scratch.values, strict=True))
+        values = {name: param.detach() for name, param in scratch.module.named_parameters()}
         self.copied = [
             pair
             for layer in self.stack.products

@@ -1,7 +1,7 @@
 """Copies of a network that are trained or evaluated side by side: by its layers, or any network by `torch.func`."""
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -67,7 +67,8 @@ class LayerStack:
     def __init__(self, scratch: Scratch, layers: Sequence[Layer], room: Room, loss: Any) -> None:
         self.scratch, self.loss, self.device = scratch, loss, room.device
         self.layers, self.room, self.branches = layers, room, branch_count(layers)
-        self.products = [layer for layer in layers if isinstance(layer, Product)]
+        products = [layer for layer in layers if isinstance(layer, Product)]
+        self.products = sorted(products, key=lambda layer: layer.frozen)  # those that are trained come first
         self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
         self.plans: dict[Hashable, Plan] = {}
         self.fitted: Plan | None = None
@@ -76,21 +77,21 @@ class LayerStack:
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return one client's parameters in the layout of the stack."""
-        return [part for parts in self._by_layer(params) for part in parts]
-
-    def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
         named = dict(zip(self.scratch.names, params, strict=True))
-        return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
+        trained = [layer for layer in self.products if not layer.frozen]
+        return [part for parts in self._by_layer(named, trained) for part in parts]
+
+    def _by_layer(self, named: Mapping[str, Tensor], layers: Sequence[Product]) -> list[list[Tensor]]:
+        return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in layers]
 
     def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
         """Return the initial parameters of each client (clients, ...), by layers, in the layout of the stack."""
-        names = self.scratch.names
-        return stack_trees(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
+        return stack_trees(received, lambda weights: self._by_layer(weights.buffers | weights.params, self.products))
 
     def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy initial parameters; return the copies, and nothing else that a forward pass reads."""
-        pairs = zip(self.products, starts, strict=True)
-        return [loaded for layer, parts in pairs for loaded in layer.load(parts, self.room)], []
+        """Copy initial parameters; return the copies of those that are trained, and nothing else."""
+        copies = [(layer, layer.load(parts, self.room)) for layer, parts in zip(self.products, starts, strict=True)]
+        return [part for layer, parts in copies if not layer.frozen for part in parts], []
 
     def read(self, starts: Sequence[list[Tensor]]) -> None:
         """Use initial parameters without a copy, for passes that train nothing."""
@@ -176,14 +177,15 @@ class LayerStack:
 
     def difference(self, like: Weights, starts: Tree, params: list[Tensor], others: list[Tensor]) -> Weights:
         """Return new minus old (clients, ...), in place, by the names of a client's weights."""
-        named = self.named([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
-        return Weights({name: named[name] for name in like.params}, {})
+        named = self.named([now.sub_(old) for now, old in zip(params, leaves(starts), strict=False)])
+        zeros = {name: value.new_zeros(len(params[0]), *value.shape) for name, value in like.buffers.items()}
+        return Weights({name: named[name] for name in like.params}, zeros)
 
     def named(self, stored: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of all layers (clients, ...) by their names."""
+        """Return the parameters of all layers that are trained (clients, ...) by their names."""
         left = iter(stored)
         named: dict[str, Tensor] = {}
-        for layer in self.products:
+        for layer in (product for product in self.products if not product.frozen):
             parts = layer.split([next(left) for _ in layer.weights])
             named |= dict(zip(layer.names, parts, strict=True))
         return named
