@@ -125,9 +125,9 @@ def test_laws_hold_for_a_method_with_a_transform(name, kind, thorough):
     case = Case(
         lambda given=None, **changes: toy(name, {**(given or {}), "transforms": [WRITTEN[kind]]}, **changes), None
     )
-    held = 0
+    held, exempt = 0, [law.check for law in every.LAWS if law.name in REGISTRY[name].exempt]
     for law in LAWS:
-        if law.__name__ in REGISTRY[name].exempt:
+        if law in exempt:
             continue
         try:
             law(case)
