@@ -151,8 +151,8 @@ def fedsoft(
 
     def predict(payload: Served, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         shares = [even if memory is None else memory["u"] for memory in memories]
-        own = [{"own": mix_models(payload.models, u)} for u in shares]
-        mixed: Prediction = by_own_weights(task, "own")(payload.models[0], own, x, owner)
+        models = [{"own": mix_models(payload.models, u)} for u in shares]
+        mixed: Prediction = by_own_weights(task, "own")(payload.models[0], models, x, owner)
         return replace(mixed, choice=torch.stack(shares).argmax(1)[owner])
 
     round, serve = play_rounds(cohort, step, lambda state: Served(state.weights))
