@@ -48,6 +48,7 @@ ONE_CLUSTER = {
     "fielding": K_MEANS,
     "fielding-by-sums": K_MEANS,
     "flexcfl": {"clusters": 1, "pretrain": 3, "group_init": "same"},
+    "flux-like": {"warmup": 99},
     "ifca": {"clusters": 1},
     "pfedem": {"components": 1},
 }

@@ -1,0 +1,160 @@
+"""FLUX-like: clients in clusters by the density of their profiles, made once, and a model for each cluster.
+
+After Fenoglio, Li, Barbiero, Lane, Langheinrich, Gjoreski: *FLUX: Efficient Descriptor-Driven Clustered Federated
+Learning under Arbitrary Distribution Shifts*, NeurIPS 2025 (arXiv 2511.22305). It is named so because profiles are
+those of FEROMA, its successor, and not all of the paper was at hand.
+
+| symbol | meaning |
+| --- | --- |
+| `g` | model of FedAvg after `warmup` rounds, frozen |
+| `p_i` | profile of client i under `g`, its groups of numbers scaled |
+| `d_i` | distance of `p_i` from the nearest other profile |
+
+    warm-up     FedAvg
+    once        each client sends p_i;   eps = eps_scale * (elbow of the sorted d_i)
+                clusters = DBSCAN of the p_i, with two clients within eps;   all others are clusters of one
+                each cluster begins with g
+    then        FedAvg inside each cluster
+    newcomer    joins the nearest mean profile; without labels by the label-free part
+
+When to use it: clients are of an unknown number of kinds that stay as they are, and the server may see profiles. Models
+come from sums. Clusters are never made again: with drift take FEROMA or Fielding.
+
+Choices:
+    - released code: eps is the distance at the elbow, and clients in no cluster get a model of their own.
+    - ours: the elbow is the point farthest below the line between the ends of the sorted distances.
+    - ours: the warm-up has `warmup` rounds, as in FEROMA. The released code ends it when accuracy rises by less than
+      6 points in a round, from the third round on.
+    - released code: a profile is of all rows; ours are validation rows, or training rows if there are none.
+    - ours: profiles are those of FEROMA in their layer and points, without noise.
+    - ours: all reachable clients are profiled at once. A participant without a cluster is profiled when it comes, and
+      joins the nearest mean profile. Without rows it does not train.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.entry import Entry
+from fedtide.clusters.clusterer import dbscan, elbow
+from fedtide.clusters.distance import between
+from fedtide.clusters.profile import ProfileMap, Profiler, find_by_profile, profile_question, scale_profiles, scales_of
+from fedtide.clusters.rounds import build_clustered, serve_clusters, train_clusters
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weights, Work
+from fedtide.core.rng import Rng
+from fedtide.core.trees import per_client
+from fedtide.fields.types import Positive, Whole
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
+
+
+@dataclass(frozen=True)
+class State:
+    """The clusters' models, the optimizer's memo of each, and the clusters; there is one model before they are made.
+
+    cluster: (registered,) of each client, -1 for none; extractor: g; centers: (K, q) mean scaled profiles, (0, q)
+    before; scales: (2, groups) mean and deviation of each group of numbers; cohort: the cohort's memo.
+    """
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    cluster: Tensor = field(metadata=per_client(new=-1))
+    extractor: Weights
+    centers: Tensor
+    scales: Tensor
+    cohort: Any = None
+
+
+def flux_like(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    warmup: Whole = 5,
+    layer: str = "head",
+    eps_scale: Positive = 1.0,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[State]:
+    """Federated averaging in clusters by the density of profiles.
+
+    Sends a cluster's model down and its update up in sums; the server sees one profile of each client.
+
+    Args:
+        task: model and loss; `example` set.
+        warmup: rounds of FedAvg before profiles are asked.
+        layer: layer whose inputs are the features.
+        eps_scale: factor on the distance of neighbors.
+    """
+    profiler = Profiler(task, layer, key="flux-like")
+    width = profiler.width
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights, nobody = task.init(rng), torch.full((len(fleet.clients),), -1)
+        none = torch.zeros(0, 2 * width * (profiler.classes + 1), dtype=torch.float64)
+        memo = cohort.init(fleet)
+        return State((weights,), (server.init(weights),), nobody, weights, none, none.new_zeros(2, 0), memo)
+
+    def make_clusters(state: State, fleet: Fleet) -> State:
+        """Cluster all reachable clients; unchanged if none answers."""
+        reply = fleet.ask("profile", fleet.reachable, state.weights[0], reveal=("profile",))
+        if not len(reply.clients):
+            return state
+        scales = scales_of(reply.rows["profile"], width)
+        profiles = scale_profiles(reply.rows["profile"], scales, width)
+        label = cluster_profiles(profiles, eps_scale)
+        count = int(label.max()) + 1
+        centers = torch.stack([profiles[label == k].mean(0) for k in range(count)])
+        cluster = state.cluster.index_copy(0, reply.clients, label)
+        models, memos, frozen = state.weights * count, state.server * count, state.weights[0]
+        return State(models, memos, cluster, frozen, centers, scales, cohort.renewed(state.cohort))
+
+    def place(state: State, fleet: Fleet, clients: Tensor) -> State:
+        """Let newcomers among the participants join the clusters with the nearest mean profiles."""
+        late = clients[state.cluster[clients] < 0]
+        reply = fleet.ask("profile", late, state.extractor, reveal=("profile",)) if len(late) else None
+        if reply is None or not len(reply.clients):
+            return state
+        nearest = between(scale_profiles(reply.rows["profile"], state.scales, width), state.centers, "l2").argmin(1)
+        return replace(state, cluster=state.cluster.index_copy(0, reply.clients, nearest))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        if fleet.moment.round >= warmup and not len(state.centers):
+            state = make_clusters(state, fleet)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        if len(state.centers):
+            state = place(state, fleet, clients)
+            clients = clients[state.cluster[clients] >= 0]
+        cluster = state.cluster[clients].clamp(min=0)
+        state, _, facts = train_clusters(fleet, state, clients, cluster, server, cohort)
+        return state, {**facts, "clusters": len(state.weights)}
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+        places = ProfileMap(state.extractor, state.centers[:, : 2 * width], state.scales)
+        return serve_clusters(state.weights, state.cluster, clients, places=places if len(state.centers) else None)
+
+    works: dict[str, Work] = {"profile": profile_question(profiler), "train": Training(task, local, weighting)}
+    find, traits = find_by_profile(profiler), {"sends": (ProfileMap,), "reveals": ("profile",)}
+    return build_clustered("flux-like", task, local, cohort, init, round, serve, works, find, **traits)
+
+
+def cluster_profiles(profiles: Tensor, eps_scale: float) -> Tensor:
+    """Return the cluster (n,) of each profile (n, q) by density; profiles in no cluster are clusters of one.
+
+    >>> cluster_profiles(torch.tensor([[0.0], [5.0], [0.1], [9.0], [0.2]]), 1.0).tolist()
+    [0, 1, 0, 2, 0]
+    """
+    far = between(profiles, profiles, "l2")
+    apart = far.clone().fill_diagonal_(torch.inf).min(1).values
+    eps = elbow(apart) * eps_scale if len(profiles) > 1 else 0.0
+    label = dbscan(far, eps)
+    single = (label < 0).nonzero().flatten()
+    return label.index_copy(0, single, torch.arange(len(single)) + int(label.max()) + 1)
+
+
+ENTRY = Entry(
+    "flux-like", flux_like, "weights of a cluster down, update up", "clustered", reveals=("profile",),
+    tells="its cluster", helps=("labels", "groups"),
+)  # fmt: skip
