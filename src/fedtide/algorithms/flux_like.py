@@ -136,7 +136,8 @@ def flux_like(
         return serve_clusters(state.weights, state.cluster, clients, places=places if len(state.centers) else None)
 
     works: dict[str, Work] = {"profile": profile_question(profiler), "train": Training(task, local, weighting)}
-    find, traits = find_by_profile(profiler), {"sends": (ProfileMap,), "reveals": ("profile",)}
+    find = find_by_profile(profiler)
+    traits: Any = {"sends": (ProfileMap,), "reveals": ("profile",)}
     return build_clustered("flux-like", task, local, cohort, init, round, serve, works, find, **traits)
 
 
@@ -147,8 +148,8 @@ def cluster_profiles(profiles: Tensor, eps_scale: float) -> Tensor:
     [0, 1, 0, 2, 0]
     """
     far = between(profiles, profiles, "l2")
-    apart = far.clone().fill_diagonal_(torch.inf).min(1).values
-    eps = elbow(apart) * eps_scale if len(profiles) > 1 else 0.0
+    nearest = far.clone().fill_diagonal_(torch.inf).min(1).values
+    eps = elbow(nearest) * eps_scale if len(profiles) > 1 else 0.0
     label = dbscan(far, eps)
     single = (label < 0).nonzero().flatten()
     return label.index_copy(0, single, torch.arange(len(single)) + int(label.max()) + 1)
