@@ -118,7 +118,20 @@ def test_what_clients_send_together_is_the_sum_of_what_each_sends(weighting):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "feddrift", "fedadam", "fedavgm", "fedntd", "moon"]
+    "algorithm",
+    [
+        "fedprox",
+        "oracle",
+        "flexcfl",
+        "fielding",
+        "feddrift",
+        "fedadam",
+        "fedavgm",
+        "fedntd",
+        "moon",
+        "feddyn",
+        "fednova",
+    ],
 )
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     seen = []
