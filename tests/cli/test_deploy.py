@@ -10,6 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtide.site.certificates import make_node_key
@@ -23,10 +24,15 @@ pytest.importorskip("cryptography")
 
 @pytest.fixture(scope="module")
 def hospital(tmp_path_factory) -> Path:
-    """A folder with a study, rows, and a site."""
+    """A folder with a study, rows, and a site; and with files that are wrong."""
     folder = tmp_path_factory.mktemp("hospital")
     study = hospitals(folder)
     assert done("deploy", study, "--method", "SCAFFOLD", "--nodes", "berlin,lyon,oslo", "--out", folder / "site") == 0
+    ticket = (folder / "site" / "tickets" / "berlin.ticket").read_text()
+    (folder / "cut.ticket").write_text(ticket[:700])
+    (folder / "cut-line.ticket").write_text("".join(ticket.splitlines(keepends=True)[:4]))
+    (folder / "puls.csv").write_text((folder / "berlin.csv").read_text().replace("pulse", "puls"))
+    (folder / "trian.toml").write_text('questions = ["trian"]\n')
     return folder
 
 
@@ -63,7 +69,16 @@ def test_the_seal_is_said_before_anything_is_refused(here, capsys, monkeypatch):
         (["site/tickets/berlin.ticket", "--data", "study.toml"], "study.toml"),
         (["site/tickets/none.ticket", "--data", "berlin.csv"], "none.ticket: no such file"),
         (["berlin.csv", "--data", "berlin.csv"], "berlin.csv: not valid TOML"),
-        (["site/study.toml", "--data", "berlin.csv"], "scheme: found None, but another version of fedtide made it"),
+        (["site/study.toml", "--data", "berlin.csv"], "site/study.toml: is no ticket; fedtide deploy and"),
+        (["site/roster.toml", "--data", "berlin.csv"], "site/roster.toml: is no ticket; fedtide deploy and"),
+        (["cut.ticket", "--data", "berlin.csv"], "if it is a ticket, ask the site's owner for it again"),
+        (["cut-line.ticket", "--data", "berlin.csv"], "the ticket was damaged or changed; ask the site's owner for it"),
+        (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--out", "x"], "found '--out', did you mean '--home'?"),
+        (
+            ["site/tickets/berlin.ticket", "--data", "puls.csv"],
+            "no column 'pulse'; the study reads: pulse, age, weight,",
+        ),
+        (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--policy", "trian.toml"], "did you mean 'train'?"),
         (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--data", "lyon.csv"], "--data: found '2 files'"),
         (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--policy", "study.toml"], "study.toml: "),
         (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--home", "berlin.csv"], "--home: found 'berlin.csv'"),
@@ -83,11 +98,12 @@ def test_the_home_of_another_study_is_not_taken(here, tmp_path, capsys):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "berlin.ticket").write_bytes((here / "site" / "tickets" / "berlin.ticket").read_bytes())
+    new = "allowed: --home with a new folder"
     line = refused(
         capsys, tmp_path, "join", tmp_path / "other" / "tickets" / "berlin.ticket", "--data", here / "berlin.csv",
         "--home", home,
     )  # fmt: skip
-    assert "belongs to another study or site" in line
+    assert line == f"{home}: belongs to another study or site, because its digest is not that of this ticket; {new}"
 
 
 def test_the_home_of_another_node_is_not_taken(here, tmp_path, capsys):
@@ -97,6 +113,30 @@ def test_the_home_of_another_node_is_not_taken(here, tmp_path, capsys):
     line = refused(capsys, here, "join", "site/tickets/lyon.ticket", "--data", "lyon.csv", "--home", home)
     assert line.endswith("is the folder of node 'berlin'; allowed: --home with a folder of 'lyon' alone")
     assert sorted(path.name for path in home.iterdir()) == ["berlin.key", "berlin.pub"]
+
+
+@pytest.mark.parametrize("words", [["report", "site"], ["predict", "site", "berlin.csv"], ["replay", "site"]])
+def test_a_site_names_its_run_folder(here, capsys, words):
+    assert refused(capsys, here, *words) == "site: is a site; its run folder is site/run"
+
+
+def test_a_table_is_no_file_of_an_npz_study(tmp_path, capsys):
+    np.savez(tmp_path / "pilot.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.arange(60) % 3)
+    study = hospitals(tmp_path, data={"source": {"kind": "npz", "path": str(tmp_path / "pilot.npz")}})
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "a,b,c", "--out", tmp_path / "site") == 0
+    capsys.readouterr()
+    ticket = tmp_path / "site" / "tickets" / "a.ticket"
+    line = refused(capsys, tmp_path, "join", ticket, "--data", tmp_path / "berlin.csv")
+    assert "berlin.csv: is no NPZ file; this study's rows are NPZ, with x and y" in line
+
+
+def test_a_server_that_is_stopped_says_how_to_go_on(here, capsys, monkeypatch):
+    def stopped(*unused, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtide.site.serve.serve", stopped)
+    assert done("serve", "site") == 130
+    assert "stopped, and all rounds are saved; go on with: fedtide serve site" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_said_before_a_node_runs(here, tmp_path, capsys):
@@ -123,6 +163,10 @@ def test_a_site_is_never_written_over(here, capsys):
         (["--method", "SCAFFOLD"], "type --nodes berlin,lyon,oslo"),
         ([], "allowed: 'FedAvg', 'SCAFFOLD'; type --method FedAvg"),
         (["--nodes", "a,b,c"], "allowed: 'FedAvg', 'SCAFFOLD'; type --method FedAvg"),
+        (
+            ["--set", "rounds=1", "seeds=[1]"],
+            "is one argument too many; repeat the option for each value: --set seeds=[1]",
+        ),
     ],
 )
 def test_mistakes_of_deploy_are_named(here, capsys, words, said):

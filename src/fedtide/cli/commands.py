@@ -39,7 +39,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)  # fmt: skip
 from rich.console import Console
 from rich.table import Table
 
@@ -584,6 +593,9 @@ OURS = (
 )  # fmt: skip
 OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay"
 
+MEANT = {("join", "--out"): ("--home",), ("deploy", "--home"): ("--out",)}
+"""By command and an option that it does not have, the option that is meant."""
+
 RUNS_CODE: dict[str, str] = {
     **dict.fromkeys(("run", "tune", "show", "deploy"), "the experiment"),
     "check": "its argument",
@@ -636,8 +648,8 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(str(error))
     except CycloptsError as error:
         status = _fail(_of_option(error))
-    except KeyboardInterrupt:
-        status = _fail("interrupted", status=130)
+    except KeyboardInterrupt as error:
+        status = _fail(str(error) or "interrupted", status=130)
     except ValueError as error:
         if "null" not in str(error):
             raise
@@ -673,6 +685,16 @@ def _of_option(error: CycloptsError) -> str:
             return str(unknown(name, value, get_args(error.target_type)))
         if error.target_type is int:
             return str(refused(name, value, "a whole number"))
+    if isinstance(error, UnknownOptionError):
+        option, command = error.token.keyword or error.token.value, (error.command_chain or ("",))[-1]
+        options = sorted(
+            {name for argument in error.argument_collection for name in argument.names if name[:2] == "--"}
+        )
+        return str(unknown("option", option, options, MEANT.get((command, option), ())))
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        token = error.unused_tokens[0]
+        but = f"; repeat the option for each value: --set {token}" if "=" in token else ""
+        return f"{token}: is one argument too many{but}"
     return " ".join(str(error).split())
 
 

@@ -58,7 +58,9 @@ def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:
     return FedtideError(f"{key}: found {shown(value)}{reason} allowed: {allowed}")
 
 
-def unknown(key: str, name: str, choices: Sequence[str], *, quoted: bool = False) -> FedtideError:
+def unknown(
+    key: str, name: str, choices: Sequence[str], meant: Sequence[str] = (), *, quoted: bool = False
+) -> FedtideError:
     """The error of a name that is none of some choices, with the nearest of them; see `nearest`.
 
     >>> raise unknown("kind", "perod", ["period", "phase"])
@@ -66,7 +68,7 @@ def unknown(key: str, name: str, choices: Sequence[str], *, quoted: bool = False
         ...
     fedtide.core.errors.FedtideError: kind: found 'perod', did you mean 'period'? Allowed: period, phase
     """
-    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices, quoted=quoted)}")
+    return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices, meant, quoted=quoted)}")
 
 
 @contextmanager

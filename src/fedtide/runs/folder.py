@@ -155,6 +155,8 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
     """
     check_entries(root)
     if not (root / "config.toml").is_file():
+        if (root / "site.toml").is_file():
+            raise FedtideError(f"{root}: is a site; its run folder is {root / 'run'}")
         why = "no config.toml in it" if root.exists() else "there is none"
         raise FedtideError(f"{root}: not a run folder ({why})")
     return read(root / "config.toml", sets=sets, imports=imports)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from fedtide.data.partition import Split
 from fedtide.data.population import Population, features
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from fedtide.data.sources import NPZ
 from fedtide.data.sources.cells import read_cells
 from fedtide.data.sources.table_files import read_names
 from fedtide.data.sources.tabular import CSV
@@ -44,8 +46,15 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
     """
     if not path.exists():
         raise FedtideError(f"{path}: no such file")
+    source = about.source_at(path.absolute())
+    if isinstance(source, NPZ) and path.is_file() and not is_zipfile(path):
+        raise FedtideError(f"{path}: is no NPZ file; this study's rows are NPZ, with x and y: numpy.savez makes them")
     try:
-        rows = about.source_at(path.absolute()).load(None, 0)
+        if isinstance(source, CSV):
+            header, columns = read_names(path, source.spelling), [*about.columns, *source.taken]
+            if lacking := [column for column in columns if column not in header]:
+                raise FedtideError(f"{path}: no column '{lacking[0]}'; the study reads: {', '.join(columns)}")
+        rows = source.load(None, 0)
     except FedtideError as error:  # keys of the study mean nothing at a node
         raise FedtideError(re.sub(r"; data\.source\.[^;]*", "", str(error))) from None
     if rows.shape != about.shape:
@@ -143,14 +152,15 @@ class FileRows:
         about: RowsAbout,
         split: Split,
         transforms: tuple[Prepare, ...] = (),
+        of: str = "ticket",
     ) -> "FileRows":
-        """Read a file for each client, in the order of their ids.
+        """Read a file for each client, in the order of their ids; `of` names what lists the clients.
 
         Raises:
             FedtideError: a file is missing or does not fit the study, or leaves no row for training.
         """
         if len(paths) != len(clients):
-            allowed = f"{len(clients)}, one for each client of the ticket, in order"
+            allowed = f"{len(clients)}, one for each client of the {of}, in order"
             raise refused("--data", f"{len(paths)} files", allowed)
         parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
         sorted_rows, sorted_ids, first = list[Rows](), list[Tensor](), 0

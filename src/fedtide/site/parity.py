@@ -323,7 +323,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         host = host_without_rows(run.experiment, site.about.rows, site.roster.clients, store)
         if data:
             split, transforms = run.experiment.data.split, run.experiment.data.transforms
-            rows = FileRows.read(data, range(site.roster.clients), site.about.rows, split, transforms)
+            rows = FileRows.read(data, range(site.roster.clients), site.about.rows, split, transforms, "roster")
             host = replace(host, population=rows.people)
         recorded = recorded_sums(site, host)
     else:

@@ -21,7 +21,7 @@ import torch
 
 from fedtide.core.atomic import append, check_free, write_text
 from fedtide.core.base import PARTS, Algorithm, Memory, Moment, Payload
-from fedtide.core.errors import UNREADABLE, FedtideError, refused
+from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.data.sources.table_files import Spelling
 from fedtide.data.sources.tabular import CSV
@@ -110,6 +110,10 @@ class Seat:
         rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
         seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, read_policy(policy), policy)
         seat.check_home()
+        questions = [*seat.algorithm.works, SCORE]
+        for name in seat.policy.questions or ():
+            if name not in questions:
+                raise unknown(f"{policy}: questions", name, questions)
         return seat
 
     @property
@@ -135,9 +139,9 @@ class Seat:
         if self.copy.exists():
             before = Ticket.read(self.copy)
             for key in ("digest", "authority", "clients"):
-                if (other := getattr(before, key)) != getattr(self.ticket, key):
-                    where = f"{self.home}: belongs to another study or site: {key}"
-                    raise refused(where, other, "that of the ticket, or --home with a new folder")
+                if getattr(before, key) != getattr(self.ticket, key):
+                    but = f"its {key} is not that of this ticket; allowed: --home with a new folder"
+                    raise FedtideError(f"{self.home}: belongs to another study or site, because {but}")
         others = sorted(self.home.glob("*.key"))
         if others and not self.key.exists():  # two nodes would share the memory of one
             allowed = f"--home with a folder of '{self.ticket.node}' alone"
@@ -207,9 +211,6 @@ class Seat:
                 yield f"columns: {path}: {columns}"
         yield f"study: {ticket.experiment.rounds} rounds; questions and answers are written to {self.home / RECORD}"
         yield f"rules: {'none' if self.rules is None else self.rules}"
-        questions = (*self.algorithm.works, SCORE)
-        if unasked := [name for name in self.policy.questions or () if name not in questions]:
-            yield f"warning: your policy allows '{unasked[0]}'; this study asks: {', '.join(questions)}"
         clients = ticket.registered
         if self.policy.fewest > clients:
             yield f"warning: your policy wants {self.policy.fewest} clients in a sum, and the site has {clients}"

@@ -201,7 +201,10 @@ def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_js
         _say(*describe_plan(served, datetime.now(UTC)))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # services are stopped as by Ctrl-C
-    return play(served, log=Log(log_json), health=health)
+    try:
+        return play(served, log=Log(log_json), health=health)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped, and all rounds are saved; go on with: fedtide serve {site}") from None
 
 
 def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: bool = False) -> int:

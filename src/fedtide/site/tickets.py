@@ -72,6 +72,10 @@ READ = {
 """Settings of a source by which a file is read."""
 
 
+DAMAGED = "the ticket was damaged or changed; ask the site's owner for it again"
+"""What is wrong with a ticket whose content is not that of its seal."""
+
+
 class RowsAbout(Strict):
     """Description of the rows that the clients of a study hold: never rows.
 
@@ -196,23 +200,29 @@ class Ticket(AboutSite):
                 return Ticket.from_dict(read_toml(path, LARGEST))
             except RecursionError:
                 raise FedtideError("nested too deeply") from None
+            except FedtideError as error:
+                is_cut = "not valid TOML" in str(error)
+                more = "; if it is a ticket, ask the site's owner for it again" if is_cut else ""
+                raise FedtideError(f"{error}{more}") from None
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "Ticket":
         """Check the values of a ticket; see `read`."""
         values = dict(values)
+        if not values.keys() & {"scheme", "seal"}:
+            raise FedtideError("is no ticket; fedtide deploy and fedtide invite write them: SITE/tickets/NODE.ticket")
         seal = values.pop("seal", None)
         if values.get("scheme") != SCHEME or isinstance(values.get("scheme"), bool):
             raise refused("scheme", values.get("scheme"), f"{SCHEME}", "another version of fedtide made it")
         try:
             ticket = Ticket.model_validate(values)
         except ValidationError as error:
-            raise FedtideError(explained(error, Ticket, values)) from None
+            is_cut = any(fault["type"] == "missing" for fault in error.errors())
+            raise FedtideError(explained(error, Ticket, values) + (f"; {DAMAGED}" if is_cut else "")) from None
         if ticket.made.tzinfo is None:
             raise refused("made", str(ticket.made), "a time with its zone, such as 2026-03-01T12:00:00Z")
         if ticket.seal != seal:
-            but = "the ticket was damaged or changed; ask the site's owner for it again"
-            raise FedtideError(f"seal: found {shown(seal)}, but the content has {ticket.seal}: {but}")
+            raise FedtideError(f"seal: found {shown(seal)}, but the content has {ticket.seal}: {DAMAGED}")
         ticket.rows.source_at(Path("rows"))
         study_of(ticket.study)
         return ticket

@@ -64,7 +64,7 @@ def test_classes_are_numbered_as_in_the_study_and_columns_may_stand_in_any_order
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("pulse", "puls", "no column 'pulse'; did you mean 'puls'"),
+        ("pulse", "puls", "no column 'pulse'; the study reads: pulse, age, weight, label"),
         ("label", "diagnosis", "no column 'label'"),
         ("well", "dead", "berlin.csv: row 4: label: found 'dead', allowed: calm, ill, well"),
         ("calm", "", "row 2: label: found '', allowed: a value"),

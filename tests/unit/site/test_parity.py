@@ -104,6 +104,8 @@ def test_nodes_with_files_are_played_again_with_the_same_bits(tmp_path, method):
     again = replay(site.run, files(site))
     assert (again.rounds, again.equal, again.differs) == (site.experiment.rounds, True, None)
     assert not replay(site.run, files(site)[::-1], tmp_path / "other").equal
+    with pytest.raises(FedtideError, match="'1 files', allowed: 3, one for each client of the roster"):
+        replay(site.run, files(site)[:1], tmp_path / "few")
     path = site.record / "asks.jsonl"
     path.write_text(path.read_text().replace("answered", "late", 1))
     with pytest.raises(FedtideError, match=r"asks\.jsonl: damaged"):
