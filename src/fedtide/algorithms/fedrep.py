@@ -31,11 +31,10 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
 from fedtide.core.weights import sub
 from fedtide.fields.types import Positive, Whole
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
-from fedtide.learn.layers import HEAD, Layers, freeze_layers, freeze_weights, match_layers, thaw_weights
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
+from fedtide.learn.layers import HEAD, Layers, Part, match_layers
 from fedtide.transforms.at_home import with_home
 
 
@@ -58,24 +57,23 @@ def fedrep(
         home: layers that stay: "head" for the last layer, or names.
     """
     is_head = match_layers(task, home, "home")
-    of_head, of_trunk = (freeze_layers(task, is_in) for is_in in (lambda name: not is_head(name), is_head))
+    of_head, of_trunk = Part.of(task, lambda name: not is_head(name)), Part.of(task, is_head)
     rate = local.lr if head_lr is None else head_lr
     heads = replace(local, lr=rate, epochs=max(head_epochs, 1), local_steps=None)
 
     def fit_head(w: Weights, shard: Shard, moment: Moment, rng: Rng) -> Steps[Weights]:
         if not head_epochs:
             return w
-        begin = freeze_weights(w, lambda name: not is_head(name))
-        fitted = yield Train(of_head, heads, begin, shard, moment, rng.at("head"))
-        return detached(thaw_weights(fitted.weights, w))
+        headed, _ = yield from of_head.train(heads, w, shard, moment, rng.at("head"))
+        return headed
 
     @Stepwise
     def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         headed = yield from fit_head(w, shard, moment, rng)
-        fitted = yield Train(of_trunk, local, freeze_weights(headed, is_head), shard, moment, rng)
+        after, fitted = yield from of_trunk.train(local, headed, shard, moment, rng)
         if not fitted.steps:
             return None
-        delta = sub(thaw_weights(fitted.weights, w), w)
+        delta = sub(after, w)
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
         return Answer(total, update=delta)
 

@@ -40,7 +40,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
 from fedtide.core.weights import add, renamed, zeros_like
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
-from fedtide.learn.layers import pick_layers, put_layers
+from fedtide.learn.layers import last_layer, pick_layers, put_layers
 from fedtide.learn.losses import WSM, Columns, mask_of, mean_of_each, weighs_rows
 from fedtide.learn.target import CLASSES
 from fedtide.personal import OWN_MODELS, by_own_weights
@@ -60,7 +60,9 @@ def fedrod(
     if task.target != CLASSES:
         raise refused("algorithm", "fedrod", "another one if rows have no classes", "its loss counts classes")
     weighs_rows(task.loss, "FedRoD")
-    layer = task.scratch.names[-1].rpartition(".")[0]
+    if local.terms:
+        raise refused("local.terms", [term.kind for term in local.terms], "none", "the method trains two heads at once")
+    layer = last_layer(task)
     both = replace(task, build=lambda: Heads(task.build(), layer), begin=None, init_layers=None)
     both = replace(both, loss=TwoLosses(task.loss))
     names = {name: f"model.{name}" for name in (*task.scratch.names, *task.scratch.weights.buffers)}

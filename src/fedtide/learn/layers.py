@@ -1,15 +1,19 @@
 """Some of a model's layers: which are meant, and training while the others stay as they are."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator
 from torch import nn
 
-from fedtide.core.base import Weights
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import refused, unknown
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
 from fedtide.fields.types import Distinct
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.steps import Steps, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import in_layer
 
@@ -62,6 +66,15 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
     return lambda name: any(words[layer](name) if layer in words else in_layer(name, layer) for layer in layers)
 
 
+def last_layer(task: Task) -> str:
+    """Return the name of the last layer of a task's model, whose inputs are its features.
+
+    >>> last_layer(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))))
+    '2'
+    """
+    return task.scratch.names[-1].rpartition(".")[0]
+
+
 def pick_layers(weights: Weights, is_in: IsIn) -> Weights:
     """Return the part of weights, or of an update, that is in some layers."""
     params, buffers = (
@@ -107,3 +120,32 @@ def thaw_weights(weights: Weights, like: Weights) -> Weights:
     """Return weights of a task with frozen layers as those of the task without; `like` has its names."""
     values = weights.buffers | weights.params
     return Weights({name: values[name] for name in like.params}, {name: values[name] for name in like.buffers})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training of some layers of a model while the others stay as they are.
+
+    Args:
+        task: the task with the others frozen.
+        is_frozen: tells which these are.
+    """
+
+    task: Task
+    is_frozen: IsIn
+
+    @classmethod
+    def of(cls, task: Task, is_frozen: IsIn) -> Self:
+        """Return the training of a task's layers that are not frozen."""
+        return cls(freeze_layers(task, is_frozen), is_frozen)
+
+    def train(
+        self, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment, rng: Rng, loss: Any = None
+    ) -> Steps[tuple[Weights, Any]]:
+        """Return all weights after training, by their usual names, and the result of the training.
+
+        `loss` is minimized; None is that of the task.
+        """
+        start = freeze_weights(weights, self.is_frozen)
+        fitted = yield Train(self.task, local, start, shard, moment, rng, loss=loss)
+        return detached(thaw_weights(fitted.weights, weights)), fitted

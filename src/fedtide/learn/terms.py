@@ -298,10 +298,56 @@ class Contrastive:
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the loss of every row."""
-        if features is None:
-            raise TypeError("the task has no features: it needs a network with one branch (`with_branches`)")
-        near, far = (F.cosine_similarity(features.flatten(1), z.flatten(1)) / self.tau for z in columns)
+        now = _require_features(features).flatten(1)
+        near, far = (F.cosine_similarity(now, z.flatten(1)) / self.tau for z in columns)
         return self.mu * F.softplus(far - near)
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Contrast of features with the anchors of all classes: towards that of the row's class, away from the others.
+
+    Chen, Xue, Wang, Liu, Huang: *Classifier Clustering and Feature Alignment for Federated Learning under Distributed
+    Concept Drift*, NeurIPS 2024: cross-entropy of `cos(z, a_c) / tau`, over the classes that have an anchor.
+
+    Args:
+        tau: temperature.
+        strength: weight in the loss.
+        anchors: (C, d).
+        classes: (C,) 1 where there is an anchor.
+    """
+
+    tau: float
+    strength: float
+    anchors: Tensor
+    classes: Tensor
+    columns: ClassVar[int] = 3
+    passes: ClassVar[int] = 0
+
+    @property
+    def alike(self) -> float:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.tau
+
+    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
+        """Return anchors, their presence, and the weight of each row, which is 0 without an anchor of its class."""
+        n = len(shard)
+        weight = self.strength * self.classes[shard.y]
+        return self.anchors.expand(n, *self.anchors.shape), self.classes.expand(n, len(self.classes)), weight
+
+    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
+        """Return the loss of every row."""
+        anchors, classes, weight = columns
+        cos = F.cosine_similarity(_require_features(features)[:, None], anchors, dim=-1) / self.tau
+        cos = cos.masked_fill(classes == 0, torch.finfo(cos.dtype).min / 4)
+        return weight * F.cross_entropy(cos, y, reduction="none")
+
+
+def _require_features(features: Tensor | None) -> Tensor:
+    """Return features, of a network that has them."""
+    if features is None:
+        raise TypeError("the task has no features: it needs a network with one branch (`with_branches`)")
+    return features
 
 
 @dataclass(frozen=True)

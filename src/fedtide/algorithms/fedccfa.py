@@ -1,0 +1,204 @@
+"""FedCCFA: one trunk, and a head for each client, whose rows are shared class by class by clients of one concept.
+
+Chen, Xue, Wang, Liu, Huang: *Classifier Clustering and Feature Alignment for Federated Learning under Distributed
+Concept Drift*, NeurIPS 2024, Algorithm 1. With nothing but its name it plays Algorithm 1 with the paper's constants.
+
+| symbol | meaning |
+| --- | --- |
+| `theta`, `phi_i` | trunk of all clients, and head of client i; row c of a head is for class c |
+| `b_i` | balanced head of client i, for clustering alone |
+| `a_(i,c)` | anchor: mean feature of class c of client i |
+| `H_i`, `gamma`, `tau` | entropy of the client's labels, and the scale of the alignment, and its temperature |
+
+    b_i     <- epochs of the received head on equally many rows of each class, with theta fixed
+    phi_i   <- an epoch of SGD on f_i(theta, phi_i), with theta fixed
+    theta_i <- epochs of SGD on f_i + (H_i / gamma) * cross-entropy(cos(z, a_i) / tau, y), with phi_i fixed
+    theta   <- theta + mean of (theta_i - theta)
+    for each class c
+        d_ij <- mean over z of |cos(b_(i,c), b_(z,c)) - cos(b_(j,c), b_(z,c))|       MADD, z neither i nor j
+        clusters by DBSCAN of d, with eps
+        phi_(i,c), a_(i,c) <- their means over the cluster of i
+
+When to use it: what a label means differs between clients or changes, for some classes and some clients. The server may
+see single heads.
+
+Choices:
+    - paper: the trunk is a sum. Heads and anchors of single clients reach the server, because clusters are found there.
+    - released code: members of a cluster have equal weights.
+    - released code: the alignment begins in round 20 (`align_from`).
+    - released code: the balanced head takes at most five rows of a class, and begins as the head of the first round.
+    - ours: a client that lacks a class takes no part in the clusters of that class. Its row and its anchor stay as they
+      are. In the released code each client has all classes.
+    - ours: a class without an anchor is left out of the alignment.
+    - ours: with two clients MADD has no third one to compare with, and nothing is merged.
+    - ours: merged heads and anchors are sent in a second question. A client that does not hear it keeps its own.
+    - ours: a client without a head is judged with the mean head of the last round.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.entry import Entry
+from fedtide.clusters.clusterer import dbscan
+from fedtide.clusters.distance import madd
+from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
+from fedtide.core.rng import Rng
+from fedtide.core.weights import sub
+from fedtide.fields.types import NonNegative, Positive, StepCount, Whole
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
+from fedtide.learn.layers import Part, pick_layers
+from fedtide.learn.steps import Features
+from fedtide.learn.task import join_models, label_shares, split_models
+from fedtide.learn.terms import Alignment, Summed
+from fedtide.personal import by_own_weights
+from fedtide.personal.heads import HEADS_STAY, Headed, class_means
+
+REVEALED = "balanced", "head", "anchors", "classes"
+"""Values of single clients that the server sees."""
+FEW = 5
+"""Rows of a class in the balanced sample, at most."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The model with the head of the first round, and the mean head (classes, width) of the last one."""
+
+    weights: Weights
+    server: Any
+    head: Tensor
+    cohort: Any = None
+
+
+def fedccfa(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(lr=0.01, epochs=5, batch_size=64, momentum=0.9, weight_decay=1e-5),
+    head_epochs: StepCount = 1,
+    head_lr: Positive = 0.1,
+    balanced_epochs: StepCount = 5,
+    eps: NonNegative = 0.1,
+    gamma: Positive = 20.0,
+    tau: Positive = 0.1,
+    align_from: Whole = 20,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[State]:
+    """One trunk, and heads that are shared class by class.
+
+    Sends the model down, and the trunk's update up in a sum; the server sees the heads and anchors of every client.
+
+    Args:
+        task: model and loss; `example` set.
+        local: training of the trunk.
+        head_epochs: epochs of the head before that.
+        head_lr: learning rate of the head.
+        balanced_epochs: epochs of the balanced head.
+        eps: largest distance of neighbors in a cluster.
+        gamma: scale of the alignment; larger is weaker.
+        tau: temperature of the alignment.
+        align_from: first round with alignment.
+    """
+    net = Headed(task, "fedccfa")
+    of_head, of_trunk = Part.of(task, net.is_trunk), Part.of(net.one, net.is_head_of_one)
+    heads = replace(local, lr=head_lr, epochs=head_epochs, local_steps=None)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights, server.init(weights), net.head_of(weights), cohort.init(fleet))
+
+    @Stepwise
+    def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        few = shard.pick(draw_balanced(shard.y, rng.at("sample")))
+        balanced, _ = yield from of_head.train(
+            replace(heads, epochs=balanced_epochs), w, few, moment, rng.at("balanced")
+        )
+        begin = w if memory is None else net.with_head(w, memory["head"])
+        headed, _ = yield from of_head.train(heads, begin, shard, moment, rng.at("head"))
+        joined, entropy = join_models([headed], net.layer), float(torch.special.entr(label_shares(shard)).sum())  # H_i
+        strength = 0.0 if memory is None or moment.round < align_from else entropy / gamma
+        term = Alignment(tau, strength, *net.no_means if memory is None else (memory["anchors"], memory["classes"]))
+        loss = Summed.of(task.loss, [term], net.one, joined)
+        joined, fitted = yield from of_trunk.train(local, joined, shard, moment, rng, loss)
+        if not fitted.steps:
+            return None
+        (after,) = split_models(joined, w, net.layer, 1)
+        means, counts = class_means((yield Features(net.one, joined, shard.x)), shard.y, net.classes)
+        shown = {"head": net.head_of(after), "anchors": means, "classes": (counts > 0).to(means.dtype)}
+        update = sub(after, w)
+        delta = Weighted(pick_layers(update, net.is_trunk), client_weight(shard, weighting))
+        rows = {"balanced": net.head_of(balanced), **shown}
+        return Answer({"delta": delta, "loss": Weighted(fitted.loss, len(shard))}, rows, memory=shown, update=update)
+
+    def keep(merged: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+        return Answer({}, memory=merged)
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, serve, state.weights, reveal=REVEALED)
+        if reply.total is None:
+            return state, {}
+        got = mean(reply.total)
+        weights, memo = server.step(state.weights, state.server, got["delta"])  # theta
+        balanced, head, anchors, classes = (reply.rows[name] for name in REVEALED)
+        head, anchors = merge(balanced, head, anchors, classes, eps)
+        columns = zip(head, anchors, classes, strict=True)
+        merged = [dict(zip(REVEALED[1:], values, strict=True)) for values in columns]
+        fleet.ask("keep", reply.clients, merged, slot=torch.arange(len(merged)), slots=len(merged))
+        return replace(state, weights=weights, server=memo, head=head.mean(0)), {"loss": got["loss"]}
+
+    def serve(state: State, clients: Tensor) -> tuple[Weights, None]:
+        return net.with_head(state.weights, state.head), None
+
+    def trained(rows: Tensor) -> Tensor:
+        few = torch.minimum(rows, torch.full_like(rows, FEW * net.classes))
+        return local.samples(rows) + heads.samples(rows) + balanced_epochs * few
+
+    predict = by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
+    algorithm = Algorithm("fedccfa", init, {"train": train, "keep": keep}, round, serve, predict)
+    traits: dict[str, Any] = {"reveals": REVEALED, "refuses": HEADS_STAY, "keeps": 2}
+    return with_cohort(algorithm, cohort, task, local, forward={"train": 1, "keep": 0}, trained=trained, **traits)
+
+
+def draw_balanced(y: Tensor, rng: Rng) -> Tensor:
+    """Draw the positions of equally many rows of each class, at most five, as many as the rarest class has.
+
+    >>> draw_balanced(torch.tensor([1, 0, 1, 1, 2, 2, 0]), Rng(0)).shape
+    torch.Size([6])
+    """
+    draw, rows = rng.numpy(), [(y == c).nonzero().flatten() for c in y.unique()]
+    count = min(FEW, *map(len, rows)) if rows else 0
+    picked = [of_class[torch.from_numpy(draw.permutation(len(of_class))[:count])] for of_class in rows]
+    return torch.cat([*picked, y.new_empty(0)]).sort().values
+
+
+def merge(balanced: Tensor, head: Tensor, anchors: Tensor, classes: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return heads (n, C, width) and anchors (n, C, d) of n clients after the mean over each cluster of each class.
+
+    Args:
+        balanced: (n, C, width) balanced heads.
+        head: (n, C, width).
+        anchors: (n, C, d).
+        classes: (n, C) 1 where a client has the class.
+        eps: largest distance of neighbors.
+    """
+    head, anchors = head.clone(), anchors.clone()
+    for c in range(classes.shape[1]):
+        holders = classes[:, c].nonzero().flatten()
+        if not len(holders):
+            continue
+        cluster = dbscan(madd(balanced[holders, c]), eps, 1)
+        for k in range(int(cluster.max()) + 1):
+            members = holders[cluster == k]
+            for values in (head, anchors):
+                values[members, c] = values[members, c].double().mean(0).to(values.dtype)
+    return head, anchors
+
+
+ENTRY = Entry(
+    "fedccfa", fedccfa, "weights down, the trunk's update up, and a head and anchors both ways", "personal",
+    reveals=REVEALED, keeps="its head and its anchors", helps=("meaning", "drift"),
+    exempt={"numbers": "its heads are merged by class"},
+)  # fmt: skip

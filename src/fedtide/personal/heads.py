@@ -1,0 +1,86 @@
+"""Heads of single clients on one trunk, whose rows are for classes, and the means of features by class."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedtide.core.base import Weights
+from fedtide.core.errors import refused
+from fedtide.learn import Task
+from fedtide.learn.layers import last_layer, pick_layers, put_layers
+from fedtide.learn.target import CLASSES
+from fedtide.learn.task import example_of, width, with_branches
+from fedtide.models.branched import in_branch, in_layer
+
+HEADS_STAY: Mapping[str, str] = dict.fromkeys(
+    ("anchored", "at-home", "personalized", "pooled", "shared"), "each client has a head of its own"
+)
+"""Transforms that have no meaning for a method with heads of single clients (`Traits.refuses`)."""
+
+
+class Headed:
+    """A task whose last layer is a head of each client.
+
+    Args:
+        task: model and loss, with an example.
+        method: name of the method, for errors.
+
+    Raises:
+        FedtideError: rows have no classes, or several labels, or the last layer is no head of vectors.
+    """
+
+    def __init__(self, task: Task, method: str) -> None:
+        if task.target != CLASSES:
+            raise refused("algorithm", method, "another one if rows have no classes (data.target)")
+        self.task, self.layer = task, last_layer(task)
+        outputs = next(iter(task.outputs(task.scratch.weights, example_of(task, f"the classes of '{method}'"))))
+        self.classes = outputs.shape[-1]
+        head = pick_layers(task.scratch.weights, self.is_head).params
+        if outputs.dim() != 2 or not all(len(p) == self.classes for p in head.values()):
+            raise refused("algorithm", method, "another one, because the last layer has no row for each class")
+        self.one = with_branches(task, self.layer, 1, vectors=True, key="model")  # returns the features, too
+
+    def is_head(self, name: str) -> bool:
+        """Tell whether a parameter is one of the head."""
+        return in_layer(name, self.layer)
+
+    def is_trunk(self, name: str) -> bool:
+        """Tell whether a parameter is one of the trunk."""
+        return not self.is_head(name)
+
+    def is_head_of_one(self, name: str) -> bool:
+        """Tell whether a parameter of the network that returns features is one of the head."""
+        return in_layer(name, in_branch(f"{self.layer}.", self.layer, 0).rstrip("."))
+
+    def head_of(self, weights: Weights) -> Tensor:
+        """Return the head of a model (classes, width), weight and bias of each class side by side."""
+        head = pick_layers(weights, self.is_head).params
+        return torch.cat([p.detach().reshape(self.classes, -1) for p in head.values()], 1)
+
+    def with_head(self, weights: Weights, head: Tensor) -> Weights:
+        """Return a model with another head (classes, width)."""
+        like = pick_layers(weights, self.is_head).params
+        parts = head.split([p[0].numel() for p in like.values()], 1)
+        return put_layers(
+            weights, Weights({name: part.reshape(p.shape) for (name, p), part in zip(like.items(), parts, strict=True)})
+        )
+
+    @cached_property
+    def no_means(self) -> tuple[Tensor, Tensor]:
+        """Means (classes, d) and counts (classes,) of no rows."""
+        d = width(self.one, self.one.scratch.weights, "model")
+        return torch.zeros(self.classes, d, dtype=self.task.dtype), torch.zeros(self.classes, dtype=self.task.dtype)
+
+
+def class_means(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the mean features of each class (classes, d), zero without rows, and the numbers of rows (classes,).
+
+    >>> means, counts = class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), 3)
+    >>> means.flatten().tolist(), counts.tolist()
+    ([2.0, 0.0, 5.0], [2.0, 0.0, 1.0])
+    """
+    member = torch.nn.functional.one_hot(y, classes).double()
+    counts = member.sum(0)
+    return (member.T @ features.double() / counts.clamp(min=1)[:, None]).to(features.dtype), counts
