@@ -15,30 +15,13 @@ from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
-from fedtide.fleets.devices import DeviceClock
 from fedtide.learn.local import LocalTrainer
+from helpers.clocks import COMPUTE, clocked, one_unit
 from helpers.quadratics import TASK, at, fleet_of, value
 from helpers.toys import network_of, played, toy, trained_plainly
 
-COMPUTE = [0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393]
 ROUNDS = 20
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
-
-
-def clocked(compute: list[float], work=lambda question, rows: rows):
-    """Make a change of a fleet: its clients need so many seconds for each unit of work."""
-    seconds = torch.tensor(compute, dtype=torch.float64)
-    endless = torch.full_like(seconds, math.inf)
-
-    def change(fleet):
-        fleet.clock = DeviceClock(seconds, endless, endless, work)
-        return fleet
-
-    return change
-
-
-def one_unit(question, rows):
-    return torch.ones(len(rows))
 
 
 def by_hand(monkeypatch, targets=None, compute=(1.0, 2.5), work=one_unit, **options):

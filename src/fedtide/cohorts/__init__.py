@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from fedtide.cohorts.in_flight import InFlight, build_asynchronous
 from fedtide.cohorts.participation import (
     OneModel,
     ask_to_train,
@@ -56,9 +57,9 @@ else:
     ]
 
 __all__ = [
-    "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "OneModel", "Oort", "PickedBy", "Picking",
-    "Poisson", "PowerOfChoice", "Uniform", "ask_to_train", "build_method", "collect_before", "label_question",
-    "play_rounds", "take_part", "with_cohort",
+    "Arrivals", "BySize", "Cohort", "Everyone", "InFlight", "InTurn", "Nearest", "OneModel", "Oort", "PickedBy",
+    "Picking", "Poisson", "PowerOfChoice", "Uniform", "ask_to_train", "build_asynchronous", "build_method",
+    "collect_before", "label_question", "play_rounds", "take_part", "with_cohort",
 ]  # fmt: skip
 
 
