@@ -71,12 +71,13 @@ WHOLE = ("demo", "wsm-forgetting")
 """Recipes that play all rounds, and have pictures: drawing takes long too, and tests of the report draw each kind."""
 
 PLAYED = (
-    *WHOLE, "bike-hours", "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedem-emnist",
+    *WHOLE, "bike-hours", "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedccfa-drift", "fedem-emnist",
     "fedtem-block-cyclic",
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-by-sums", "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
     "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",
-    "million-clients", "numbers", "pfedem-cifar", "private-clusters", "wearables", "wsm-baselines", "wsm-norms",
+    "million-clients", "numbers", "pfedem-cifar", "pfllib-fmnist", "private-clusters", "wearables",
+    "wsm-baselines", "wsm-norms",
 )  # fmt: skip
 """Recipes that are played; the others name other values of what these name, and `--thorough` plays them."""
 
