@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.feroma import feroma
-from fedtide.clusters.profile import Profiler
+from fedtide.clusters.profile import Profiler, moments, predict_by_profile
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
@@ -96,22 +96,21 @@ def test_rows_weigh_clients():
 
 
 def test_a_newcomer_finds_a_model_without_labels():
-    """Whatever its labels: x = 1, 1 is at the profile of LOW, x = 2, 2 at that of HIGH. Without rows: the mean."""
+    """Rows x = 1, 1 are at the profile of LOW, x = 2, 2 at that of HIGH, and decide together: x = 1, 2, 2 is HIGH.
+
+    Their mean is 5/3 - c, scaled 1/3, and their deviation sqrt(2) / 3: nearer to 1 than to -1.
+    """
     algorithm, (_, state) = states([(LOW, HIGH)] * 2)
     payload, slot = algorithm.serve(state, torch.tensor([7, 1]))
     assert slot.tolist() == [2, 1]
-    now, who = Moment(2, 3), people(([1, 1], [4, 4]), ([2, 2], [0, 0]), ([], []))
-    found = [algorithm.adapt(payload[2], None, who.shard(i, now), now, Rng(0)) for i in range(3)]
-    assert found[2] is None
-    assert [int(answer.memory["found"]) for answer in found[:2]] == [0, 1]
-    memories, x = [*(answer.memory for answer in found[:2]), None], torch.ones(3, 1, dtype=torch.float64)
-    told = algorithm.predict(payload[2], memories, x, torch.arange(3))
-    assert told.told.shape[0] == 3
-    assert told.choice is None
-    assert payload[2].usual == 2
     models = [float(model.params["head.weight"]) for model in payload[2].models]
     assert models == [7 / 8, 9 / 4, (7 / 8 + 9 / 4) / 2]
+    assert payload[2].usual == 2
     assert [float(part.models[0].params["head.weight"]) for part in payload[:2]] == models[:2]
+    x, owner = torch.tensor([1.0, 2, 2, 1, 2, 1, 2]).double()[:, None], torch.tensor([0, 1, 2, 0, 1, 2, 2])
+    assert predict_by_profile(Profiler(TASK))(payload[2], [None] * 4, x, owner).choice.tolist() == [0, 1, 1, 0, 1, 1, 1]
+    assert algorithm.predict(payload[2], [None] * 4, x, owner).choice is None
+    assert algorithm.adapt is None
 
 
 def test_in_the_warm_up_everyone_is_served_one_model():
@@ -202,8 +201,8 @@ def test_profiles_are_means_and_deviations_and_then_those_of_each_label():
         ours = Profiler(run.host.algorithm.task, halves=halves)(weights, shard, Rng(7))
         theirs = naive_profile(network_of(weights), shard.x, shard.y, Rng(7), halves)
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-6)
-        free = Profiler(run.host.algorithm.task).label_free(weights, shard.x)
-        assert halves or same(free, ours[:6])
+        z = Profiler(run.host.algorithm.task).features(weights, shard.x)
+        assert halves or same(moments(z).flatten(), ours[:6])
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------

@@ -85,10 +85,9 @@ def test_newcomers_join_the_nearest_mean_profile_and_those_without_rows_train_no
     assert last.cluster.tolist() == [0, 1, 0, 1, -1]
     payload, slot = algorithm.serve(last, torch.tensor([0, 3, 4, 9]))
     assert slot.tolist() == [0, 1, 2, 2]
-    now, who = Moment(3, 4), people(([1, 1], [4, 4]), ([2, 2], [0, 0]), NONE)
-    found = [algorithm.adapt(payload[2], None, who.shard(i, now), now, Rng(0)) for i in range(3)]
-    assert [int(answer.memory["found"]) for answer in found[:2]] == [0, 1]
-    assert found[2] is None
+    x = torch.tensor([1.0, 2.0, 1.0, 2.0]).double()[:, None]
+    assert algorithm.predict(payload[2], [None] * 2, x, torch.tensor([0, 1, 0, 1])).choice.tolist() == [0, 1, 0, 1]
+    assert algorithm.predict(payload[1], [None] * 2, x, torch.tensor([0, 1, 0, 1])).choice.tolist() == [1, 1, 1, 1]
 
 
 def test_nobody_answers_when_clusters_are_due():

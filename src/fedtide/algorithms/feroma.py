@@ -32,8 +32,8 @@ Choices:
     - ours: if only some clients participate, mixtures are of those that trained in the last round with an answer.
     - ours: mixtures weight clients by training samples, the released code by validation samples.
     - ours: the warm-up is `warmup` rounds of FedAvg; the released code averages twice in each of its five.
-    - ours: a client that trained in the last round is judged by its model. All others are newcomers, before evaluation.
-      One without samples takes the mean of all models.
+    - ours: a client that trained in the last round is judged by its model. All others are newcomers: the rows that are
+      to be predicted make the label-free profile. Transforms that begin with a model of newcomers take the mean of all.
     - released code: with `epsilon` each number of a profile has Laplace noise of scale range / (rows epsilon). This
       bounds nothing. The range is that of the client's own rows. A mean over all rows moves by as much only if no row
       is drawn twice. Deviations, and numbers of rare labels, move more. The budget of a profile would be the sum over
@@ -59,7 +59,14 @@ from fedtide.clusters.client_models import (
     train_apart,
 )
 from fedtide.clusters.distance import between
-from fedtide.clusters.profile import ProfileMap, Profiler, find_by_profile, profile_question, scale_profiles, scales_of
+from fedtide.clusters.profile import (
+    ProfileMap,
+    Profiler,
+    predict_by_profile,
+    profile_question,
+    scale_profiles,
+    scales_of,
+)
 from fedtide.clusters.rounds import Served, build_clustered, mean_over_slots, serve_clusters
 from fedtide.cohorts import Cohort, Everyone, ask_to_train
 from fedtide.core.base import Algorithm, Facts, Fleet, Weights, Work, mean
@@ -166,10 +173,10 @@ def feroma(
         "train": reveal_model(Training(task, local, weighting)),
     }
     traits: Any = {"sends": (ProfileMap,), "reveals": (*REVEALED, "profile"), "refuses": NOT_BY_SUMS}
-    find = find_by_profile(profiler)
-    algorithm = build_clustered("feroma", task, local, cohort, init, round, serve, works, find, **traits)
+    algorithm = build_clustered("feroma", task, local, cohort, init, round, serve, works, **traits)
+    predict = predict_by_profile(profiler)
     # Models are of clients and no clusters, so a choice among them is none to report.
-    return replace(algorithm, predict=lambda *inputs: replace(algorithm.predict(*inputs), choice=None))
+    return replace(algorithm, predict=lambda *inputs: replace(predict(*inputs), choice=None))
 
 
 ENTRY = Entry(

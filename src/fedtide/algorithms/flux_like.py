@@ -29,6 +29,8 @@ Choices:
     - ours: profiles are those of FEROMA in their layer and points, without noise.
     - ours: all reachable clients are profiled at once. A participant without a cluster is profiled when it comes, and
       joins the nearest mean profile. Without rows it does not train.
+    - paper: clients without a cluster are judged by the model with the nearest label-free part. It is of the rows that
+      are to be predicted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -41,7 +43,14 @@ from torch import Tensor
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.clusterer import dbscan, elbow
 from fedtide.clusters.distance import between
-from fedtide.clusters.profile import ProfileMap, Profiler, find_by_profile, profile_question, scale_profiles, scales_of
+from fedtide.clusters.profile import (
+    ProfileMap,
+    Profiler,
+    predict_by_profile,
+    profile_question,
+    scale_profiles,
+    scales_of,
+)
 from fedtide.clusters.rounds import build_clustered, serve_clusters, train_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weights, Work
@@ -136,9 +145,9 @@ def flux_like(
         return serve_clusters(state.weights, state.cluster, clients, places=places if len(state.centers) else None)
 
     works: dict[str, Work] = {"profile": profile_question(profiler), "train": Training(task, local, weighting)}
-    find = find_by_profile(profiler)
     traits: Any = {"sends": (ProfileMap,), "reveals": ("profile",)}
-    return build_clustered("flux-like", task, local, cohort, init, round, serve, works, find, **traits)
+    algorithm = build_clustered("flux-like", task, local, cohort, init, round, serve, works, **traits)
+    return replace(algorithm, predict=predict_by_profile(profiler))
 
 
 def cluster_profiles(profiles: Tensor, eps_scale: float) -> Tensor:

@@ -5,16 +5,16 @@ ICLR 2026 (arXiv 2602.07671), and its forerunner FLUX. A profile is 2 (C + 1) gr
 and the deviations over all rows, which need no labels, and then the means, and the deviations, of each label.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtide.clusters.distance import between
-from fedtide.clusters.rounds import Served, decision_rows
-from fedtide.core.base import Answer, Memory, Moment, Shard, Weights, Work
+from fedtide.clusters.rounds import Served, decision_rows, predict_by_cluster
+from fedtide.core.base import Answer, Memory, Moment, Prediction, Shard, Weights, Work
 from fedtide.core.rng import Rng
 from fedtide.learn import Task
 from fedtide.learn.features import Extract, Network, feature_width, principal
@@ -74,16 +74,13 @@ class Profiler:
     def _extract(self) -> Extract:
         return Network(self.layer).of(self.task, self.key)
 
-    def _features(self, model: Weights, x: Tensor) -> Tensor:
+    def features(self, model: Weights, x: Tensor) -> Tensor:
+        """Return the projected features (rows, width) of rows."""
         return self.project(self._extract(model, x))
-
-    def label_free(self, model: Weights, x: Tensor) -> Tensor:
-        """Return the first two groups (2 width,) of the profile of all rows, which need no labels."""
-        return moments(self._features(model, x)).flatten()
 
     def __call__(self, model: Weights, shard: Shard, rng: Rng) -> Tensor:
         """Return the profile (2 (C + 1) width,) float64 of a client's rows, of which there is one or more."""
-        z, y = self._features(model, shard.x), shard.labels
+        z, y = self.features(model, shard.x), shard.labels
         if self.halves:
             half = max(len(shard) // 2, 1)
             orders = [rng.at("half", k).numpy().permutation(len(shard))[:half] for k in range(self.halves)]
@@ -145,16 +142,21 @@ class ProfileMap:
     scales: Tensor
 
 
-def find_by_profile(profiler: Profiler) -> Work:
-    """Build the `adapt` of methods whose clients take the model with the nearest label-free profile."""
+def predict_by_profile(profiler: Profiler) -> Callable[[Served, Sequence[Memory], Tensor, Tensor], Prediction]:
+    """Build the `predict` of methods whose newcomers take the model with the nearest label-free profile.
 
-    def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        places: Any = payload.places
-        rows = decision_rows(shard)
-        if places is None or not len(rows):
-            return None
-        profile = profiler.label_free(places.extractor, rows.x)[None]
-        far = between(scale_profiles(profile, places.scales, profiler.width), places.profiles, "l2")
-        return Answer({}, memory={"found": far[0].argmin()})
+    The profile is of the rows to predict, of those that decide together. So a newcomer needs no labels.
+    """
+    by_cluster = predict_by_cluster(profiler.task)
 
-    return adapt
+    def predict(payload: Served, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        places: ProfileMap | None = payload.places
+        if places is None:
+            return by_cluster(payload, [None] * len(memories), x, owner)
+        z, nearest = profiler.features(places.extractor, x), [payload.usual] * len(memories)
+        for number in owner.unique().tolist():
+            profile = scale_profiles(moments(z[owner == number]).reshape(1, -1), places.scales, profiler.width)
+            nearest[number] = between(profile, places.profiles, "l2").argmin()
+        return by_cluster(payload, [{"found": model} for model in nearest], x, owner)
+
+    return predict
