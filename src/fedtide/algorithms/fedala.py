@@ -146,5 +146,5 @@ def start_of(w: Weights, memory: Any) -> Weights:
 
 ENTRY = Entry(
     "fedala", fedala, "weights down, update up", "personal", helps=("groups", "meaning"),
-    keeps="its last layers, and weights of their mix", exempt={"update": "its training starts from a mix of two models"},
+    keeps="its last layers, and weights of their mix", exempt={"update": "its training starts from a mix of two"},
 )  # fmt: skip
