@@ -204,6 +204,17 @@ def test_features_that_differ_by_orders_of_magnitude_are_noted(tmp_path, capsys,
     assert all(re.search("feature age varies .* times as much as .*; set data.source.scaled = true", x) for x in notes)
 
 
+@pytest.mark.parametrize(("nodes", "needed"), [("north:2,south:2", 4), ("a,b,c,d", 3)])
+def test_deploy_says_how_many_clients_a_cluster_needs(tmp_path, capsys, nodes, needed):
+    method = [{"algorithm": "ifca", "cohort": 4, "local": {"lr": 0.1, "batch_size": 20}}]
+    study = hospitals(tmp_path, method=method, wire={"secure": True, "fewest": 3})
+    assert done("deploy", study, "--nodes", nodes, "--out", tmp_path / "site") == 0
+    said = (
+        f"sums: that of a cluster is opened if {needed} clients or more choose it in a round; else it stays as it was"
+    )
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_plan_of_a_private_study_is_said(tmp_path, capsys):
     privacy = {"epsilon": 8.0, "delta": 1e-5, "clip": {"delta": 1.0, "loss": 5.0}, "distance": 2}
     study = hospitals(tmp_path, wire={"fewest": 3, "privacy": privacy})
