@@ -50,10 +50,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.fields.types import NonNegative, Positive, StepCount, Whole
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
-from fedtide.learn.layers import Part, pick_layers
-from fedtide.learn.steps import Features
-from fedtide.learn.task import join_models, label_shares, split_models
-from fedtide.learn.terms import Alignment, Summed
+from fedtide.learn.layers import pick_layers
+from fedtide.learn.task import label_shares
+from fedtide.learn.terms import Alignment
 from fedtide.personal import by_own_weights
 from fedtide.personal.heads import HEADS_STAY, Headed, class_means
 
@@ -103,8 +102,8 @@ def fedccfa(
         align_from: first round with alignment.
     """
     net = Headed(task, "fedccfa")
-    of_head, of_trunk = Part.of(task, net.is_trunk), Part.of(net.one, net.is_head_of_one)
     heads = replace(local, lr=head_lr, epochs=head_epochs, local_steps=None)
+    balancing = replace(heads, epochs=balanced_epochs)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
@@ -113,20 +112,16 @@ def fedccfa(
     @Stepwise
     def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         few = shard.pick(draw_balanced(shard.y, rng.at("sample")))
-        balanced, _ = yield from of_head.train(
-            replace(heads, epochs=balanced_epochs), w, few, moment, rng.at("balanced")
-        )
+        balanced = yield from net.train_head(balancing, w, few, moment, rng.at("balanced"))  # b_i
         begin = w if memory is None else net.with_head(w, memory["head"])
-        headed, _ = yield from of_head.train(heads, begin, shard, moment, rng.at("head"))
-        joined, entropy = join_models([headed], net.layer), float(torch.special.entr(label_shares(shard)).sum())  # H_i
+        headed = yield from net.train_head(heads, begin, shard, moment, rng.at("head"))  # phi_i
+        entropy = float(torch.special.entr(label_shares(shard)).sum())  # H_i
         strength = 0.0 if memory is None or moment.round < align_from else entropy / gamma
         term = Alignment(tau, strength, *net.no_means if memory is None else (memory["anchors"], memory["classes"]))
-        loss = Summed.of(task.loss, [term], net.one, joined)
-        joined, fitted = yield from of_trunk.train(local, joined, shard, moment, rng, loss)
+        after, fitted = yield from net.train_trunk(local, headed, term, shard, moment, rng)  # theta_i
         if not fitted.steps:
             return None
-        (after,) = split_models(joined, w, net.layer, 1)
-        means, counts = class_means((yield Features(net.one, joined, shard.x)), shard.y, net.classes)
+        means, counts = class_means((yield net.features_of(after, shard.x)), shard.y, net.classes)  # a_i
         shown = {"head": net.head_of(after), "anchors": means, "classes": (counts > 0).to(means.dtype)}
         update = sub(after, w)
         delta = Weighted(pick_layers(update, net.is_trunk), client_weight(shard, weighting))

@@ -95,6 +95,8 @@ SHOWN: Mapping[str, Shown] = {
     "bad": Shown("how badly each model does on its rows"),
     "anchors": Shown("the mean features of its rows by class"),
     "classes": Shown("which classes it has"),
+    "moments": Shown("the mean features of its rows by class, times the shares of its classes"),
+    "variance": Shown("the variance of its features, by its rows"),
     "head": Shown("its head", "update"),
     "balanced": Shown("its head after training on equally many rows of each class", "update"),
     "update": Shown("its update", "update"),

@@ -343,6 +343,33 @@ class Alignment:
         return weight * F.cross_entropy(cos, y, reduction="none")
 
 
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """A pull of features towards the mean of the row's class: the mean over coordinates of (z - c_y)^2.
+
+    Xu, Tong, Huang: *Personalized Federated Learning with Feature Alignment and Classifier Collaboration*, ICLR 2023.
+
+    Args:
+        strength: weight in the loss.
+        means: (C, d).
+    """
+
+    strength: float
+    means: Tensor
+    columns: ClassVar[int] = 2
+    passes: ClassVar[int] = 0
+    alike: ClassVar[bool] = True
+
+    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
+        """Return the mean of each row's class, and the strength."""
+        return self.means[shard.y], self.means.new_full((len(shard),), self.strength)
+
+    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
+        """Return the value of every row."""
+        target, strength = columns
+        return strength * (_require_features(features) - target).square().mean(1)
+
+
 def _require_features(features: Tensor | None) -> Tensor:
     """Return features, of a network that has them."""
     if features is None:

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Weights
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import refused
-from fedtide.learn import Task
-from fedtide.learn.layers import last_layer, pick_layers, put_layers
+from fedtide.core.rng import Rng
+from fedtide.learn import LocalTrainer, Steps, Summed, Task
+from fedtide.learn.layers import Part, last_layer, pick_layers, put_layers
+from fedtide.learn.steps import Features
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import example_of, width, with_branches
+from fedtide.learn.task import example_of, join_models, split_models, width, with_branches
+from fedtide.learn.terms import LossTerm
 from fedtide.models.branched import in_branch, in_layer
 
 HEADS_STAY: Mapping[str, str] = dict.fromkeys(
@@ -41,6 +46,9 @@ class Headed:
         if outputs.dim() != 2 or not all(len(p) == self.classes for p in head.values()):
             raise refused("algorithm", method, "another one, because the last layer has no row for each class")
         self.one = with_branches(task, self.layer, 1, vectors=True, key="model")  # returns the features, too
+        in_one = in_branch(f"{self.layer}.", self.layer, 0)
+        self.head_part = Part.of(task, self.is_trunk)
+        self.trunk_part = Part.of(self.one, lambda name: name.startswith(in_one))
 
     def is_head(self, name: str) -> bool:
         """Tell whether a parameter is one of the head."""
@@ -49,10 +57,6 @@ class Headed:
     def is_trunk(self, name: str) -> bool:
         """Tell whether a parameter is one of the trunk."""
         return not self.is_head(name)
-
-    def is_head_of_one(self, name: str) -> bool:
-        """Tell whether a parameter of the network that returns features is one of the head."""
-        return in_layer(name, in_branch(f"{self.layer}.", self.layer, 0).rstrip("."))
 
     def head_of(self, weights: Weights) -> Tensor:
         """Return the head of a model (classes, width), weight and bias of each class side by side."""
@@ -66,6 +70,26 @@ class Headed:
         return put_layers(
             weights, Weights({name: part.reshape(p.shape) for (name, p), part in zip(like.items(), parts, strict=True)})
         )
+
+    def train_head(
+        self, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment, rng: Rng
+    ) -> Steps[Weights]:
+        """Return the model after training of its head alone."""
+        after, _ = yield from self.head_part.train(local, weights, shard, moment, rng)
+        return after
+
+    def train_trunk(
+        self, local: LocalTrainer, weights: Weights, term: LossTerm, shard: Shard, moment: Moment, rng: Rng
+    ) -> Steps[tuple[Weights, Any]]:
+        """Return the model after training of its trunk alone, with a term of its features, and the result."""
+        joined = join_models([weights], self.layer)
+        loss = Summed.of(self.task.loss, [term], self.one, joined)
+        after, fitted = yield from self.trunk_part.train(local, joined, shard, moment, rng, loss)
+        return split_models(after, weights, self.layer, 1)[0], fitted
+
+    def features_of(self, weights: Weights, x: Tensor) -> Features:
+        """Return the request for the features (rows, d) of samples."""
+        return Features(self.one, join_models([weights], self.layer), x)
 
     @cached_property
     def no_means(self) -> tuple[Tensor, Tensor]:
@@ -84,3 +108,35 @@ def class_means(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tens
     member = torch.nn.functional.one_hot(y, classes).double()
     counts = member.sum(0)
     return (member.T @ features.double() / counts.clamp(min=1)[:, None]).to(features.dtype), counts
+
+
+LEAST_SHARE = 1e-3
+"""Share of a head below which it is zero."""
+
+
+def mix_shares(moments: Tensor, variance: Tensor) -> Tensor:
+    """Return the share (n, n) of each client's head in that of each client, as FedPAC does.
+
+    Row i minimizes `sum_j a_j^2 V_j + ||h_i - sum_j a_j h_j||^2 = ||M a||^2` over shares. Without the sum of one, b
+    that minimizes `||M b||^2 + (sum(b) - 1)^2` is a multiple of it: for a given direction both grow with `||M a||^2`.
+
+    Args:
+        moments: (n, classes, d) h.
+        variance: (n,) V.
+
+    >>> share = mix_shares(torch.tensor([[[0.0]], [[0.0]], [[99.0]]]), torch.tensor([1.0, 3.0, 1.0]))
+    >>> [round(a, 6) for a in share[0].tolist()]
+    [0.75, 0.25, 0.0]
+    """
+    from scipy.optimize import nnls  # slow to import
+
+    h, n = moments.double().flatten(1).numpy(), len(moments)
+    gram, out = h @ h.T, np.zeros((n, n))
+    for i in range(n):
+        bias = gram + gram[i, i] - gram[i] - gram[:, [i]]
+        size, direction = np.linalg.eigh(bias + np.diag(variance.double().clamp(min=0).numpy()))
+        root = np.sqrt(size.clip(0))[:, None] * direction.T
+        b, _ = nnls(np.vstack([root, np.ones(n)]), np.append(np.zeros(n), 1.0))
+        a = np.where(b / b.sum() >= LEAST_SHARE, b, 0.0)
+        out[i] = a / a.sum()
+    return torch.from_numpy(out)
