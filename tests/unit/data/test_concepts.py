@@ -150,6 +150,16 @@ def test_whoever_sees_other_pictures_drifted_though_labels_are_the_same():
     assert torch.equal(after, before.flip(2, 3))
 
 
+@pytest.mark.parametrize("ways", [{"concepts": (Concept(), Concept(angles=(180,)))}, {"concepts": SWAPS[:2]}])
+def test_rows_and_readings_change_together_and_each_client_drifts_once(ways):
+    when = Planned(at=(3,), to=((1,),))
+    what = ChangePoints(concepts=LabelBanks(banks=((0, 1, 2), (1, 2, 3))), when=when)
+    population = people(what, how=ConceptDrift(**ways, when=when))
+    assert population.changed(Moment(3, 9)).tolist() == list(range(20))
+    assert population.events(Moment(3, 9)) == ("change", "change")
+    assert set(population.rows.y[population.held(0, Moment(3, 9), "train").long()].tolist()) == {1, 2, 3}
+
+
 # -- when -------------------------------------------------------------------------------------------------------------
 
 
