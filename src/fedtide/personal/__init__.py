@@ -5,6 +5,7 @@
 'choice'
 """
 
+from fedtide.personal.neighbors import Neighbors
 from fedtide.personal.ways import (
     OWN_MODELS,
     Alone,
@@ -18,5 +19,6 @@ from fedtide.personal.ways import (
 )
 
 __all__ = [
-    "OWN_MODELS", "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "Stacking", "by_own_weights",
+    "OWN_MODELS", "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Neighbors", "Personal", "Stacking",
+    "by_own_weights",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from fedtide.core.errors import FedtideError, within
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.learn.device import to_cpu, to_float32
+from fedtide.learn.features import Extract, Network
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy, Loss
 from fedtide.learn.target import CLASSES
@@ -112,6 +113,7 @@ class Networks:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._made: dict[str, Task] = {}
+        self._features: dict[str, Extract] = {}
 
     def of(self, model: Model | None, classes: int | None = None) -> Task:
         """Return a task on another network; without a name the federated task itself.
@@ -152,6 +154,18 @@ class Networks:
         if example is not None:
             solver.check(own_task.scratch, tuple(example.shape[1:]), key)
 
+    def features(self, layer: str | None) -> Extract:
+        """Return the extractor of a layer's inputs in the federated network; None is the last layer.
+
+        Raises:
+            FedtideError: there is no such layer, or its inputs are not vectors.
+        """
+        name = self.task.scratch.names[-1].rpartition(".")[0] if layer is None else layer
+        if name not in self._features:
+            whole = not name and layer is None  # the model is one layer
+            self._features[name] = inputs_as_features if whole else Network(name).of(self.task, "personal")
+        return self._features[name]
+
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
         """Return gate, local expert and K other experts as one task with loss -log p(y|x), whatever the task's loss."""
         key = f"{gate} {model} {models} models"
@@ -162,6 +176,11 @@ class Networks:
                 CrossEntropy(), task.dtype, task.channels_last, task.example, bfloat=task.bfloat, device=task.device,
             )  # fmt: skip
         return self._made[key]
+
+
+def inputs_as_features(weights: Weights, x: Tensor) -> Tensor:
+    """Return samples as features (rows, d), of a model that is one layer."""
+    return to_cpu(x).flatten(1).double()
 
 
 class Experts(nn.Module):

@@ -31,6 +31,7 @@ from fedtide.learn.target import CLASSES
 from fedtide.models import Model
 from fedtide.models.networks import MLP
 from fedtide.personal.client_networks import ALONE, TUNING, Networks, Personalization, train_alone, train_early_stopping
+from fedtide.personal.neighbors import Neighbors
 
 
 @ingredient
@@ -354,7 +355,9 @@ def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:
     return weights
 
 
-Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
+Personal = Annotated[
+    Choice | FineTuned | Alone | Ensemble | Mixture | Neighbors | Stacking, Field(discriminator="kind")
+]
 
 
 def names_of(ways: Sequence[Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """Personalized: clients adapt the models that they receive before they are evaluated.
 
-Choose one, fine-tune it, average or mix all with a model of its own, or train alone (`fedtide.personal.ways`). Nothing
-of it leaves the client, and training stays as it is. Further ways in `others` are judged beside, each as a method
-of its own, so one training serves several.
+Choose one, fine-tune it, average or mix all with a model of its own, let its nearest samples vote, or train alone
+(`fedtide.personal.ways`). Nothing of it leaves the client, and training stays as it is. Further ways in `others` are
+judged beside, each as a method of its own, so one training serves several.
 
 With `anchored`, the anchor is mixed into what a client chooses; other ways have it as one model more.
 """
@@ -27,7 +27,7 @@ from fedtide.transforms.transform import Transform, apply, made_with, unpersonal
 
 KEY = "transforms: 'personalized'.way"
 
-WAYS = ("choice", "fine-tuned", "alone", "ensemble", "mixture", "stacking")
+WAYS = ("choice", "fine-tuned", "alone", "ensemble", "mixture", "neighbors", "stacking")
 """Kinds of personalizations."""
 
 Way = Annotated[Personal, BeforeValidator(by_kind)]
