@@ -11,8 +11,10 @@ learning*, Multimedia Tools and Applications 2022, Algorithms 4 to 6.
 | `f_b`, `f_a` | Beta densities with the mean and the variance of `Q_b` and `Q_a` |
 
     for each k with mean(Q_a) <= (1 - lambda) * mean(Q_b):  s_k = sum_{q in Q_a} log( f_a(q) / f_b(q) )
-    a change is found if max_k s_k > -log(lambda): the window is emptied, and the rows of the old concept are remembered
-    train on the rows that are held now and on those that are remembered
+    a change is found if max_k s_k > -log(lambda)
+
+A change empties the window, and the client remembers rows of the old concept. It trains on the rows that it holds now
+and on those that it remembers.
 
 When to use it: features of clients change at times of their own, old concepts come back, and labels keep their meaning.
 It sees no change of meaning by itself: a model is as sure of a row whose label has another meaning.
@@ -87,18 +89,18 @@ def cda_fedavg(
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        held = pick_evenly(replace(shard, x=to_cpu(shard.x), fetch_val=None), remembered)
-        kept = memory or {"q": torch.empty(0, dtype=torch.float64), "concept": held, "past": ()}
-        q = torch.cat([kept["q"], confidences(task, payload, shard)])[-window:]
+        concept = pick_evenly(replace(shard, x=to_cpu(shard.x), fetch_val=None), remembered)
+        store = memory or {"q": torch.empty(0, dtype=torch.float64), "concept": concept, "past": ()}
+        q = torch.cat([store["q"], confidences(task, payload, shard)])[-window:]
         changed = largest_score(q, sensitivity, part) > -math.log(sensitivity)
         if changed:
-            kept = {"concept": held, "past": (*kept["past"], kept["concept"])}
-        rows = merge_shards([shard, *reversed(kept["past"])])
+            store = {"concept": concept, "past": (*store["past"], store["concept"])}
+        rows = merge_shards([shard, *reversed(store["past"])])
         answer = yield from training.start(payload, None, rows, moment, rng)
         if answer is None:
             return None
         total = {**answer.total, "changes": Weighted(float(changed), 1.0)}
-        return replace(answer, total=total, memory={**kept, "q": q[:0] if changed else q})
+        return replace(answer, total=total, memory={**store, "q": q[:0] if changed else q})
 
     def step(state: OneModel, reply: Reply, moment: Moment, rng: Rng) -> tuple[OneModel, Facts]:
         state, facts = step_server(state, server, mean(reply.total))
