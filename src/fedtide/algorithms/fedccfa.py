@@ -29,8 +29,8 @@ Choices:
     - released code: the balanced head takes at most five rows of a class, and begins as the head of the first round.
     - ours: a client that lacks a class takes no part in the clusters of that class. Its row and its anchor stay as they
       are. In the released code each client has all classes.
-    - paper: a client aligns to the anchors of its clusters. Means over all clients, which the released code can align to
-      instead, are left out.
+    - paper: a client aligns to the anchors of its clusters. The released code can also align to means over all clients,
+      which is left out here.
     - ours: a class without an anchor is left out of the alignment.
     - ours: with two clients MADD has no third one to compare with, and nothing is merged.
     - ours: merged heads and anchors are sent in a second question. A client that does not hear it keeps its own.
