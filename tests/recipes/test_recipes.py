@@ -75,7 +75,7 @@ PLAYED = (
     "fedtem-block-cyclic",
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-by-sums", "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
-    "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",
+    "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "league-personal", "learned-rhythm",
     "million-clients", "numbers", "pfedem-cifar", "pfllib-fmnist", "private-clusters", "wearables",
     "wsm-baselines", "wsm-norms",
 )  # fmt: skip
