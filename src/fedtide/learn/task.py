@@ -295,6 +295,30 @@ class Task:
             loss += share * (part_loss - loss)
         return dict(zip(names or self.scratch.names, map(to_cpu, gradient), strict=True)), loss
 
+    def fisher(self, weights: Weights, shard: Shard) -> dict[str, Tensor]:
+        """Return the diagonal of the empirical Fisher information: the mean square of the gradient of each sample.
+
+        The gradient is of the plain loss, in evaluation mode. Samples without a step that counts are left out.
+
+        >>> task = Task(lambda: nn.Linear(1, 2, bias=False))
+        >>> rows = Shard(torch.ones(2, 1), torch.tensor([0, 1]), torch.arange(2))
+        >>> task.fisher(Weights({"weight": torch.zeros(2, 1)}), rows)["weight"].flatten().tolist()
+        [0.25, 0.25]
+        """
+        loss = self.target.loss
+        if shard.mask is not None:
+            shard = shard.pick(shard.mask.any(1))
+        self.scratch.load(weights, train=False)
+        shared, columns = loss.prepare(shard)
+        squares = [torch.zeros_like(value) for value in self.scratch.values]
+        x, y, columns = self.to_device((self.inputs(shard.x), shard.y, columns))
+        for k in range(len(shard)):
+            row = slice(k, k + 1)
+            _, gradient = self.differentiate(loss, x[row], y[row], shared, tuple(column[row] for column in columns))
+            torch._foreach_addcmul_(squares, gradient, gradient)
+        torch._foreach_div_(squares, max(len(shard), 1))
+        return dict(zip(self.scratch.names, map(to_cpu, squares), strict=True))
+
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""
         del memories, owner

@@ -163,6 +163,47 @@ class StackedCorrection:
         return [leaf[: len(value)] for leaf, value in zip(self.by, now, strict=True)]
 
 
+@dataclass(frozen=True)
+class Curvature:
+    """The gradient of lam * sum_j (v - w_j)^T F_j (v - w_j), of sums over others (Shoham et al. 2019, FedCurv).
+
+    Args:
+        lam: strength.
+        fisher: sum of the diagonals F_j.
+        pulled: sum of F_j w_j.
+
+    >>> Curvature(0.5, [torch.tensor([2.0])], [torch.tensor([4.0])])([torch.tensor([3.0])], [])
+    [tensor([2.])]
+    """
+
+    lam: float
+    fisher: list[Tensor] = field(repr=False)
+    pulled: list[Tensor] = field(repr=False)
+
+    @property
+    def alike(self) -> float:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.lam
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return 2 lam (F v - F w), for one client, or for those of several that take the step, which come first."""
+        pull = [self._pull(*leaves) for leaves in zip(now, self.fisher, self.pulled, strict=True)]
+        torch._foreach_mul_(pull, 2 * self.lam)
+        return pull
+
+    def _pull(self, now: Tensor, fisher: Tensor, pulled: Tensor) -> Tensor:
+        if fisher.dim() and len(fisher) > len(now):
+            fisher, pulled = fisher[: len(now)], pulled[: len(now)]
+        return fisher.to(now.device) * now - pulled.to(now.device)
+
+    def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "Curvature":
+        """Return the term of several clients that are trained at once, which have the same `lam`."""
+        fisher, pulled = (_side_by_side([layout(part) for part in parts]) for parts in (
+            [term.fisher for term in terms], [term.pulled for term in terms],
+        ))  # fmt: skip
+        return Curvature(self.lam, fisher, pulled)
+
+
 def _side_by_side(parts: Sequence[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(leaves) for leaves in zip(*parts, strict=True)]
 

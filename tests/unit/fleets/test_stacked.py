@@ -131,6 +131,7 @@ def test_what_clients_send_together_is_the_sum_of_what_each_sends(weighting):
         "moon",
         "feddyn",
         "fednova",
+        "fedcurv",
     ],
 )
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
