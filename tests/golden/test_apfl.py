@@ -9,8 +9,8 @@ Client 1. Batch 1: w_1 = 5/2, v_1 = 1 + 3/4 = 7/4. Batch 2: m = 17/8 with gradie
 v_1 = 7/4 + 15/32 = 71/32, alpha = 1/2 - 1/2 * (-3/4) * (-15/8) < 0, so 0.
 w = 1 + (-3/4 + 3 * 9/4) / 4 = 5/2. Client 0 judges by 27/64 * 19/32 + 37/64 * 5/2, client 1 by w.
 
-The released variant, one batch of client 0 from w = 1, v = 2, alpha = 1/2: w_0 = 1/2, v = 1; the difference 1/2 and the
-mixed gradient (2 + 1) / 2 after the steps; alpha = 1/2 - 1/2 (3/4 + 0.01) = 0.12; kept 0.12 * 1 + 0.88 * 1/2 = 0.56.
+The variant of PFLlib, one batch of client 0 from w = 1, v = 2, alpha = 1/2: w_0 = 1/2, v = 1; the difference 1/2 and
+the mixed gradient (2 + 1) / 2 after the steps; alpha = 1/2 - 1/2 (3/4 + 0.01) = 0.12; kept 0.12 * 1 + 0.88 * 1/2 = 0.56.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def test_a_round_by_hand():
     torch.testing.assert_close(told, torch.cat([TASK.predict_rows(at(w), x[:1]) for w in served]))
 
 
-def test_a_batch_of_the_released_variant_by_hand():
-    algorithm = apfl(TASK, LocalTrainer(lr=0.5, batch_size=0), variant="released")
+def test_a_batch_of_the_variant_of_pfllib_by_hand():
+    algorithm = apfl(TASK, LocalTrainer(lr=0.5, batch_size=0), variant="pfllib")
     shard = Shard(torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), torch.arange(1))
     memory = {"own": at(2.0), "alpha": 0.5}
     answer = algorithm.works["train"](at(1.0), memory, shard, Moment(0, 1), Rng(0))

@@ -129,8 +129,9 @@ def groups(far, eps):
 
 
 def naive(population, model):
-    """The trunk, and head and anchors of each client after all rounds; and how many rows were shared."""
-    kept, shared, first = {}, 0, copy.deepcopy(model.head)
+    """The trunk, and head and anchors of each client after all rounds; how many rows were shared, and how many
+    anchors are older."""
+    kept, shared, again, first = {}, 0, 0, copy.deepcopy(model.head)
     for r in range(ROUNDS):
         moment, sums, total, met = Moment(r, ROUNDS, float(r)), {}, 0, {}
         for client in population.arrivals(4, moment).tolist():
@@ -180,15 +181,19 @@ def naive(population, model):
                 mean = sum(met[i][2][c] for i in members) / len(members)
                 for i in members:
                     after[i][1][c] = mean
+        for i, (_, means) in after.items():
+            again += len(set(kept[i][1]) - set(means)) if i in kept else 0
+            after[i] = after[i][0], {**(kept[i][1] if i in kept else {}), **means}
         kept |= after
         last = [after[i][0] for i in sorted(after)]
-    return model.dense1.state_dict(), kept, last, shared
+    return model.dense1.state_dict(), kept, last, shared, again
 
 
 def test_a_naive_implementation_agrees_to_1e_9():
     run = played(toy("fedccfa", {"local": LOCAL, **OPTIONS}, rounds=ROUNDS, precision="fp64", data=DATA))
-    trunk, kept, last, shared = naive(run.host.population, network_of(run.steps[0].received.weights))
+    trunk, kept, last, shared, again = naive(run.host.population, network_of(run.steps[0].received.weights))
     assert shared > 3
+    assert again > 0
     for name, value in trunk.items():
         torch.testing.assert_close(run.state.weights.params[f"dense1.{name}"], value, rtol=1e-9, atol=1e-9)
     assert any(len(means) < 3 for _, means in kept.values())
@@ -232,5 +237,5 @@ def test_its_clients_are_trained_at_once():
 
 def test_networks_without_a_row_for_each_class_are_one_line():
     x = torch.zeros(1, 4)
-    with pytest.raises(FedtideError, match=r"fedccfa.*the last layer has no row for each class"):
+    with pytest.raises(FedtideError, match=r"fedccfa.*the head has no row for each class"):
         fedccfa(Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm((1, 3))), example=x[:, None]))

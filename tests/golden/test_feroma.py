@@ -6,7 +6,7 @@ is x. There is one class, 0, and one component, which is x less the mean c of th
 
 A profile is (mean - c, deviation, mean of label 0 - c, deviation of label 0), the last two -1 if there are fewer than
 two such rows. The first client has (1 - c, 0, 1 - c, 0), the second (2 - c, 0, -1, -1). Scaled by group these are
-(-1, 0, 1, 1) and (1, 0, -1, -1), whatever c is, because 1 - c > -1.
+(0, 0, 1, 1) and (1, 0, 0, 0), whatever c is, because 1 - c > -1: the least number is 0, the range 1.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def trained(state):
 
 
 def test_two_clients_that_swap_their_rows_take_each_others_models():
-    """Warm-up: w = 1 becomes 1/2 and 3, so g = 7/4. Both train it: 7/8, 9/4. Their profiles are sqrt(12) apart.
+    """Warm-up: w = 1 becomes 1/2 and 3, so g = 7/4. Both train it: 7/8, 9/4. Their profiles are sqrt(3) apart.
 
     Then they swap rows: the first client is at distance 0 from the second of before. It receives 9/4 + 1e-8 of the
     distance to 7/8 at most, and sends 4 - 9/4 = 7/4. The second receives 7/8 and sends 7/16.
 
-    Then the first holds a row of each: x = 1, 2, so its profile is (3/2 - c, 1/2, -1, -1), scaled (0, 1/2, -1, -1). It
-    is sqrt(5/4) from the first and sqrt(37/4) from the second client of before, with 7/4 and 7/16. Its step is
+    Then the first holds a row of each: x = 1, 2, so its profile is (3/2 - c, 1/2, -1, -1), scaled (1/2, 1/2, 0, 0). It
+    is sqrt(1/2) from the first and sqrt(5/2) from the second client of before, with 7/4 and 7/16. Its step is
     w - (w + 2 (2 w - 4)) / 4 = 2 - w / 4.
     """
     _, (warm, first, second, third) = states([(LOW, HIGH), (LOW, HIGH), (HIGH, LOW), (BOTH, LOW)])
@@ -79,7 +79,7 @@ def test_two_clients_that_swap_their_rows_take_each_others_models():
     assert same(first.weights, warm.weights)
     assert trained(first) == [7 / 8, 9 / 4]
     assert trained(second) == pytest.approx([7 / 4, 7 / 16], abs=1e-8)
-    near, far = (5 / 4) ** -0.5, (37 / 4) ** -0.5
+    near, far = (1 / 2) ** -0.5, (5 / 2) ** -0.5
     mixed = (near * 7 / 4 + far * 7 / 16) / (near + far)
     assert trained(third) == pytest.approx([2 - mixed / 4, 7 / 32], abs=1e-8)
 
@@ -98,7 +98,7 @@ def test_rows_weigh_clients():
 def test_a_newcomer_finds_a_model_without_labels():
     """Rows x = 1, 1 are at the profile of LOW, x = 2, 2 at that of HIGH, and decide together: x = 1, 2, 2 is HIGH.
 
-    Their mean is 5/3 - c, scaled 1/3, and their deviation sqrt(2) / 3: nearer to 1 than to -1.
+    Their mean is 5/3 - c, scaled 2/3, and their deviation sqrt(2) / 3: nearer to 1 than to 0.
     """
     algorithm, (_, state) = states([(LOW, HIGH)] * 2)
     payload, slot = algorithm.serve(state, torch.tensor([7, 1]))
@@ -111,6 +111,9 @@ def test_a_newcomer_finds_a_model_without_labels():
     assert predict_by_profile(Profiler(TASK))(payload[2], [None] * 4, x, owner).choice.tolist() == [0, 1, 1, 0, 1, 1, 1]
     assert algorithm.predict(payload[2], [None] * 4, x, owner).choice is None
     assert algorithm.adapt is None
+    payload, slot = feroma(TASK, HALF, cohort=Everyone(), judged_by="profile").serve(state, torch.tensor([7, 1]))
+    assert (len(payload), slot.tolist()) == (1, [0, 0])
+    assert algorithm.predict(payload[0], [None] * 2, x[:4], torch.tensor([0, 1, 1, 0])).told is not None
 
 
 def test_in_the_warm_up_everyone_is_served_one_model():

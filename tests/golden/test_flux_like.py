@@ -1,7 +1,7 @@
 """FLUX-like by pencil and paper, on the quadratics of FEROMA's golden test, and against plain loops, to 1e-6.
 
 A client whose rows are x = 1, y = 0 sends w / 2, and one whose rows are x = 2, y = 4 sends 4 - w. Their scaled profiles
-are (-1, 0, 1, 1) and (1, 0, -1, -1) if they are equally many.
+are (0, 0, 1, 1) and (1, 0, 0, 0) if both are there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_two_kinds_of_clients_make_two_models():
     assert first.cluster.tolist() == second.cluster.tolist() == [0, 1, 1, 0]
     assert (models(first), models(second)) == ([9 / 4, 7 / 8], [7 / 4, 7 / 16])
     assert float(second.extractor.params["head.weight"]) == 7 / 4
-    wanted = torch.tensor([[1.0, 0, -1, -1], [-1, 0, 1, 1]], dtype=torch.float64)
+    wanted = torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 1]], dtype=torch.float64)
     torch.testing.assert_close(second.centers, wanted, rtol=0, atol=1e-12)
 
 

@@ -8,6 +8,7 @@ y = 4. All begin with u = h = 1 and take one step of 1/2 on all rows.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedtide.algorithms.fedbabu import fedbabu
+from fedtide.algorithms.fedbn import fedbn
 from fedtide.algorithms.fedper import fedper
 from fedtide.algorithms.fedrep import fedrep
 from fedtide.algorithms.lg_fedavg import lg_fedavg
@@ -22,9 +24,10 @@ from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import leaves
+from fedtide.core.trees import leaves, same
 from fedtide.learn import LocalTrainer, Task
 from helpers import quadratics
+from helpers.stages import holding
 from helpers.toys import network_of, played, toy
 
 NOW = Moment(9, 9)
@@ -57,6 +60,7 @@ def test_fedper_by_hand():
 
 def test_lg_fedavg_by_hand():
     """As FedPer with trunk and head in each other's place, because the loss is symmetric in them."""
+    assert after(lg_fedavg(TWO, STEP, cohort=Everyone()), 1)[:2] == ([1.0, 2.0], [[0.5], [2.5]])
     assert after(lg_fedavg(TWO, STEP, cohort=Everyone()), 2)[:2] == ([1.0, 1.0], [[-0.5], [1.5]])
 
 
@@ -75,6 +79,47 @@ def test_fedbabu_by_hand():
     shard = fleet.population.shard(0, NOW)
     tuned = algorithm.adapt(state.weights, None, shard, NOW, Rng(1)).memory
     assert [float(leaf) for leaf in leaves(tuned)] == [1.0, -1.0]
+
+
+def test_fedbabu_tunes_for_five_epochs_as_in_a_round_by_default():
+    shard = quadratics.population().shard(1, NOW)
+    one = replace(STEP, lr=0.01)
+    methods = [fedbabu(TWO, replace(one, local_steps=1)), fedbabu(TWO, one, tuning=replace(one, epochs=5))]
+    first, second = (method.adapt(TWO.begin, None, shard, NOW, Rng(1)).memory for method in methods)
+    assert same(first, second)
+
+
+def normed() -> nn.Module:
+    """A norm of one channel, and then the sum of h * z; h = (1, 0), whatever the key."""
+    model = nn.Sequential(nn.BatchNorm1d(1, eps=0.0), nn.Flatten(), nn.Linear(2, 1, bias=False))
+    model[2].weight.data = torch.tensor([[1.0, 0.0]])
+    return model
+
+
+def test_fedbn_by_hand():
+    """A row is two numbers of one channel, so that one row has statistics. The loss is (h (gamma z + beta) - y)^2 / 2.
+
+    Client 0 has the row (3, 1): mean 2, deviation 1, z = (1, -1). h z = 1, y = 0, so the error is 1. h = (1, 0) -
+    (1, -1) / 2 = (1/2, 1/2), gamma = 1 - 1/2, beta = 0 - 1/2. Running statistics take a tenth: the mean 0.2, and of the
+    variance 2, with one less than its two numbers, 0.9 + 0.2 = 1.1.
+
+    Client 1 has three rows (1, 5): mean 3, deviation 2, z = (-1, 1). h z = -1, y = 4, so the error is -5. h = (1, 0) -
+    (5, -5) / 2 = (-3/2, 5/2), gamma = 1 - 5/2, beta = 5/2. The mean 0.3, and of 4 * 6 / 5 the variance 0.9 + 0.48.
+
+    With equal weights h = (-1/2, 3/2). By rows it would be (-1, 2).
+    """
+    rows = [([[3.0, 1.0]], [0]), ([[1.0, 5.0]] * 3, [4, 4, 4])]
+    who = holding([(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y)) for x, y in rows], classes=5)
+    task = Task(normed, quadratics.Half(), torch.float64, example=torch.ones(1, 1, 2, dtype=torch.float64))
+    algorithm = fedbn(task, STEP, cohort=Everyone())
+    fleet = quadratics.fleet_of(algorithm, who=who)
+    (state, _), *_ = quadratics.played(algorithm, fleet, algorithm.init(fleet, Rng(0)), 1)
+    served = algorithm.serve(state, torch.tensor([0]))[0].method
+    assert {name: p.flatten().tolist() for name, p in served.params.items()} == {"2.weight": [-0.5, 1.5]}
+    homes = [fleet.engine.memory.read(client, (99, 0))["home"] for client in range(2)]
+    names = "0.weight", "0.bias", "0.running_mean", "0.running_var"
+    values = [[float((home.params | home.buffers)[name]) for name in names] for home in homes]
+    assert values == [pytest.approx([0.5, -0.5, 0.2, 1.1]), pytest.approx([-1.5, 2.5, 0.3, 1.38])]
 
 
 # -- an independent naive implementation -------------------------------------------------------------------------------

@@ -37,10 +37,10 @@ def naive_profile(frozen, x, y, key, halves):
 
 
 def scaled_by_group(profiles, scales=None):
-    """Profiles by client, each group of three numbers scaled by the mean and deviation of all, or by those given."""
+    """Profiles by client, each group of three numbers scaled by the minimum and range of all, or by those given."""
     if scales is None:
         groups = np.stack([*profiles.values()]).reshape(len(profiles), 8, 3)
-        spread = groups.std((0, 2))
-        scales = groups.mean((0, 2)), np.where(spread > 1e-12, spread, 1.0)
-    middle, spread = (part[:, None] for part in scales)
-    return {i: ((p.reshape(8, 3) - middle) / spread).ravel() for i, p in profiles.items()}, scales
+        low, spread = groups.min((0, 2)), np.ptp(groups, (0, 2))
+        scales = low, np.where(spread > 1e-12, spread, 1.0)
+    low, spread = (part[:, None] for part in scales)
+    return {i: ((p.reshape(8, 3) - low) / spread).ravel() for i, p in profiles.items()}, scales

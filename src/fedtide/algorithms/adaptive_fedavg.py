@@ -20,8 +20,9 @@ and rises when they begin to move. After many rounds a change has to be large: t
 
 Choices:
     - paper: the first ratio is 1, and `m^_0` is 0.
-    - released code: b1 = 0.7, b2 = 0.3, b3 = 0.7, those of the FedCCFA suite. Its rate reaches the participants of the
-      last round alone; ours (and the paper's) goes with the model to whoever is asked.
+    - released code: b1 = 0.7, b2 = 0.3, b3 = 0.7, those of the FedCCFA suite. Its rate reaches
+      nobody, because the client that reads the rate is never used: its published row is FedAvg.
+    - paper: the rate goes with the model to whoever is asked.
     - ours: `t` counts rounds with an answer, because without an answer there are no new weights.
     - ours: the ratio is 1 if the variance before was zero, and the rate is at least 1e-12 of `eta_0`.
     - ours: a schedule of `local` multiplies the rate. Running statistics are no part of W. Averages are in float64.

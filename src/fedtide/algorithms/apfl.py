@@ -21,11 +21,12 @@ costs twice the training of FedAvg.
 Choices:
     - paper: a client judges by `alpha_i v_i + (1 - alpha_i) w`, with the global model as it is now. A client that has
       never trained is served the global model (ours).
-    - ours: `v_i` starts as the global model that the client receives first, and `alpha_i` at `alpha = 0.5`.
+    - ours: `v_i` starts as the global model that the client receives first.
+    - released code: `alpha_i` starts at `alpha = 0.5`.
     - ours: all three steps of a batch use gradients at the models before the batch. `alpha_i` moves with each batch;
       the code of the authors moves it with the first batch of a round.
     - paper: `adaptive = false` leaves `alpha_i` at `alpha`: at 0 it is FedAvg, and at 1 each client trains alone.
-    - released code: `variant = "released"` is PFLlib's. Both models step along gradients of their own. The gradient of
+    - released code: `variant = "pfllib"` is PFLlib's. Both models step along gradients of their own. The gradient of
       `alpha_i` is `<v_i - w_i, alpha_i grad f_i(v_i) + (1 - alpha_i) grad f_i(w_i)> + 0.02 alpha_i`, with models after
       their steps. The mix replaces `v_i` at the end of a round, and a client judges by it. PFLlib begins with
       `alpha = 1`.
@@ -52,7 +53,7 @@ from fedtide.personal import OWN_MODELS, by_own_weights
 State = OneModel
 
 PENALTY = 0.02
-"""Weight of alpha in its own gradient, in the released code."""
+"""Weight of alpha in its own gradient, in PFLlib."""
 
 
 def apfl(
@@ -60,7 +61,7 @@ def apfl(
     local: LocalTrainer = LocalTrainer(),
     alpha: Fraction = 0.5,
     adaptive: Flag = True,
-    variant: Literal["paper", "released"] = "paper",
+    variant: Literal["paper", "pfllib"] = "paper",
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -73,9 +74,9 @@ def apfl(
         local: local training of both models.
         alpha: share of a client's own model in the mix; with `adaptive` its first value.
         adaptive: whether clients learn their shares.
-        variant: "paper" is Algorithm 1; "released" is the code of PFLlib.
+        variant: "paper" is Algorithm 1; "pfllib" is the code of PFLlib.
     """
-    released = variant == "released"
+    pfllib = variant == "pfllib"
 
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         v, a = (w, alpha) if memory is None else (memory["own"], memory["alpha"])
@@ -87,16 +88,16 @@ def apfl(
         for batch in local.batches(task, task.loss, shard, moment, rng):
             value, g = shared.gradient(batch)
             difference = torch._foreach_sub(personal.values, shared.values)
-            at = None if released else torch._foreach_lerp(shared.values, personal.values, a)
+            at = None if pfllib else torch._foreach_lerp(shared.values, personal.values, a)
             _, slope = personal.gradient(batch, at)
             shared.step(g)
-            personal.step(slope if released else torch._foreach_mul(slope, a))
-            if released:
+            personal.step(slope if pfllib else torch._foreach_mul(slope, a))
+            if pfllib:
                 difference = torch._foreach_sub(personal.values, shared.values)
                 slope = list(torch._foreach_lerp(g, slope, a))
             if adaptive:
                 steep = sum(float((d * s).sum()) for d, s in zip(difference, slope, strict=True))
-                a = min(max(a - shared.rate * (steep + PENALTY * a * released), 0.0), 1.0)
+                a = min(max(a - shared.rate * (steep + PENALTY * a * pfllib), 0.0), 1.0)
             seen.append((value, batch.labels))
         if not shared.steps:
             return None
@@ -106,10 +107,10 @@ def apfl(
             "delta": Weighted(delta, client_weight(shard, weighting)),
             "loss": Weighted(mean_loss(seen), len(shard)),
         }
-        return Answer(total, memory={"own": mix(w_i, v_i, a) if released else v_i, "alpha": a}, update=delta)
+        return Answer(total, memory={"own": mix(w_i, v_i, a) if pfllib else v_i, "alpha": a}, update=delta)
 
     def serve_mix(w: Weights, memory: Any) -> Weights:
-        personal: Weights = memory["own"] if released else mix(w, memory["own"], memory["alpha"])
+        personal: Weights = memory["own"] if pfllib else mix(w, memory["own"], memory["alpha"])
         return personal
 
     def trained(rows: Tensor) -> Tensor:

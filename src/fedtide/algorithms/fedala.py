@@ -22,7 +22,7 @@ Choices:
     - paper: `W` starts at 1. The first time it is learned until the last ten losses deviate by less than 0.1, later in
       one pass a round. A loss is the mean of a pass (ours); the released code takes its last batch. There are at most
       100 passes (ours).
-    - paper: a client that has never trained starts from `w`, and is served it.
+    - ours: a client that has never trained, also one that joins late, starts from `w`, and is served it.
     - paper: `eta = 1` and `share = 0.8`. The share is drawn at random; the released code takes consecutive samples.
     - ours: `layers` counts layers, 1 by default; the released code counts tensors, 2 by default: weight and bias.
     - ours: running statistics are those of `w`, and learning `W` does not move them.

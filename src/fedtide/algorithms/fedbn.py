@@ -8,7 +8,7 @@ When to use it: clients see the same things through other cameras or scanners, a
 Choices:
     - ours: a client that never trained is judged with statistics of the beginning, which are of no data.
     - ours: layers that normalize in other ways (GroupNorm, LayerNorm, InstanceNorm) stay, too.
-    - paper: clients are weighted by their samples.
+    - paper: equal weights. `weighting = "samples"` weights clients by their samples.
 """
 
 from fedtide.algorithms.entry import Entry, preset
@@ -16,7 +16,8 @@ from fedtide.algorithms.fedper import fedper
 from fedtide.learn.layers import NORM
 
 fedbn = preset(
-    "fedbn", fedper, "FedAvg; layers that normalize stay with their client.", __name__, home=(NORM,)
+    "fedbn", fedper, "FedAvg; layers that normalize stay with their client.", __name__,
+    home=(NORM,), weighting="uniform",
 )  # fmt: skip
 
 ENTRY = Entry(

@@ -27,10 +27,13 @@ Choices:
     - released code: members of a cluster have equal weights.
     - released code: the alignment begins in round 20 (`align_from`).
     - released code: the balanced head takes at most five rows of a class, and begins as the head of the first round.
-    - ours: a client that lacks a class takes no part in the clusters of that class. Its row and its anchor stay as they
-      are. In the released code each client has all classes.
-    - paper: a client aligns to the anchors of its clusters. The released code can also align to means over all clients,
-      which is left out here.
+    - ours: a client that lacks a class takes no part in the clusters of that class. It keeps its anchor of an earlier
+      round. In the released code each client has all classes.
+    - ours: in its first round a client trains the received head. The released code goes on from the balanced one.
+    - ours: an anchor is the mean over the cluster. The released code adds up in the anchor of the first client, which
+      moves it.
+    - ours: options of the released code that are not here: known clusters, an L2 penalty, anchors of all clients
+      (`clustered_protos`), and weights by counts of rows.
     - ours: a class without an anchor is left out of the alignment.
     - ours: with two clients MADD has no third one to compare with, and nothing is merged.
     - ours: merged heads and anchors are sent in a second question. A client that does not hear it keeps its own.
@@ -124,14 +127,17 @@ def fedccfa(
         if not fitted.steps:
             return None
         means, counts = class_means((yield net.features_of(after, shard.x)), shard.y, net.classes)  # a_i
-        shown = {"head": net.head_of(after), "anchors": means, "classes": (counts > 0).to(means.dtype)}
+        classes = (counts > 0).to(means.dtype)
+        old, had = net.no_means if memory is None else (memory["anchors"], memory["classes"])
+        shown = {"head": net.head_of(after), "anchors": torch.where(classes[:, None] > 0, means, old)}
         update = sub(after, w)
         delta = Weighted(pick_layers(update, net.is_trunk), client_weight(shard, weighting))
-        rows = {"balanced": net.head_of(balanced), **shown}
-        return Answer({"delta": delta, "loss": Weighted(fitted.loss, len(shard))}, rows, memory=shown, update=update)
+        rows = {"balanced": net.head_of(balanced), **shown, "classes": classes}
+        remembered = {**shown, "classes": torch.maximum(classes, had.to(classes))}
+        return Answer({"delta": delta, "loss": Weighted(fitted.loss, len(shard))}, rows, memory=remembered, update=update)
 
-    def keep(merged: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer:
-        return Answer({}, memory=merged)
+    def keep(merged: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        return None if memory is None else Answer({}, memory={**memory, **merged})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, state.weights, reveal=REVEALED)
@@ -141,8 +147,7 @@ def fedccfa(
         weights, memo = server.step(state.weights, state.server, got["delta"])  # theta
         balanced, head, anchors, classes = (reply.rows[name] for name in REVEALED)
         head, anchors = merge(balanced, head, anchors, classes, eps)
-        columns = zip(head, anchors, classes, strict=True)
-        merged = [dict(zip(REVEALED[1:], values, strict=True)) for values in columns]
+        merged = [{"head": phi, "anchors": a} for phi, a in zip(head, anchors, strict=True)]
         fleet.ask("keep", reply.clients, merged, slot=torch.arange(len(merged)), slots=len(merged))
         return replace(state, weights=weights, server=memo, head=head.mean(0)), {"loss": got["loss"]}
 

@@ -22,6 +22,8 @@ Choices:
     - paper: the effective number of steps is `sum_i p_i a_i`; clients are weighted by their samples. `weighting =
       "uniform"` weights them equally.
     - ours: with momentum and a pull `a_i` follows the steps of both. The released code counts them one after the other.
+    - ours: with a pull the server steps by `sum_i p_i a_i`, too. The released code steps by `sum_i p_i tau_i`.
+    - ours: weight decay is no part of `a_i`, as in the released code.
     - ours: running statistics are averaged as they are.
     - ours: Adam is refused, because its steps do not add gradients up.
 """

@@ -25,8 +25,8 @@ Choices:
       the released code, and a component or a label without rows has no effect.
     - ours: C begins equal, so the first round is FedEM's. C is sent and kept times the number of labels.
     - ours: for sequences log C is the mean over the steps that count.
-    - ours: `omega` weights the probabilities of the components at inference, as in FedEM, and a client adapts `omega`
-      before evaluation by `e_steps` on its training samples.
+    - released code: `omega` weights the probabilities of the components at inference, as in FedEM.
+    - ours: a client adapts `omega` before evaluation by `e_steps` on its training samples.
     - ours: what the choices of FedEM say of batches, weights, and the network with repeated layers.
 """
 

@@ -12,7 +12,7 @@ ICLR 2026 (arXiv 2602.07671). With nothing but its name it plays the released co
 
     warm-up     FedAvg
     then, in each round:
-      1         client i sends p_i; the server scales each group of C numbers as the first round's profiles
+      1         client i sends p_i; the server scales each group of C numbers to 0..1 in the first round
       2         a_ij  proportional to  1 / (||p_i - q_j|| + 1e-8);   equal in the first of these rounds
                 client i receives  sum_j n_j a_ij w_j / sum_j n_j a_ij,  and trains it
     newcomer    without labels: the w_j with the nearest label-free profile
@@ -23,8 +23,9 @@ single models and profiles. Clients need no identity over time.
 Choices:
     - paper: features are projected to C numbers by principal components of 200 uniform random points. There are fewer
       if the layer has fewer inputs.
+    - released code: the least number and the range of each group are those of the first round's profiles.
     - ours: features are the inputs of `layer`, by default the head. The released code takes those of the first dense
-      layer. Its points follow the largest feature of all clients, which is sent. Ours lie between 0 and 2.
+      layer of LeNet-5. Its points follow the largest feature of all clients, which is sent. Ours lie between 0 and 2.
     - released code: a profile is of three random halves of the validation rows, here training rows if there are none.
       A label with fewer than two rows has -1 in place of its numbers.
     - released code: a profile is of the round's rows, and is asked before training. So the models that are mixed belong
@@ -34,6 +35,11 @@ Choices:
     - ours: the warm-up is `warmup` rounds of FedAvg; the released code averages twice in each of its five.
     - ours: a client that trained in the last round is judged by its model. All others are newcomers: the rows that are
       to be predicted make the label-free profile. Transforms that begin with a model of newcomers take the mean of all.
+    - released code: in its final test each client, trained or not, takes the nearest model by the profile of its test
+      rows. If the meaning of labels differs it adds the part by label, of 20 labeled rows of each class.
+      `judged_by = "profile"` does the first of these. By default drift at test time does not reach a client that
+      trained in the last round.
+    - ours: the default of `local` is that of all methods.
     - released code: with `epsilon` each number of a profile has Laplace noise of scale range / (rows epsilon). This
       bounds nothing. The range is that of the client's own rows. A mean over all rows moves by as much only if no row
       is drawn twice. Deviations, and numbers of rare labels, move more. The budget of a profile would be the sum over
@@ -42,7 +48,7 @@ Choices:
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -83,8 +89,8 @@ NEAREST = 1e-8
 class State:
     """The model of the warm-up, which is frozen after it, and the models of single clients.
 
-    trained: models of the participants of the last round; profiles: (n, q) of these; scales: (2, groups) mean and
-    deviation of each group of numbers of the first profiles, or (2, 0); cohort: the cohort's memo.
+    trained: models of the participants of the last round; profiles: (n, q) of these; scales: (2, groups) least
+    number and range of each group of numbers of the first profiles, or (2, 0); cohort: the cohort's memo.
     """
 
     weights: Weights
@@ -103,6 +109,7 @@ def feroma(
     epsilon: Positive | None = None,
     cohort: Cohort = Everyone(),
     weighting: Weighting = "samples",
+    judged_by: Literal["own", "profile"] = "own",
 ) -> Algorithm[State]:
     """Federated learning with profile mapping.
 
@@ -114,6 +121,7 @@ def feroma(
         layer: layer whose inputs are the features.
         halves: number of random halves of the rows in a profile; 0 takes all rows.
         epsilon: Laplace noise on profiles, of scale range / (rows epsilon); None for none.
+        judged_by: "own" judges a client that trained in the last round by its model; "profile" matches all by profile.
     """
     profiler = Profiler(task, layer, halves, epsilon, "feroma")
     width = profiler.width
@@ -166,7 +174,8 @@ def feroma(
         )
         served, slot = serve_clusters(models, position, clients, places=places)
         mean_model = shape_model(mix_client_models(state.trained, torch.ones(1, n))[0], state.weights)
-        return [*served[:-1], replace(served[-1], models=(*models, mean_model), usual=n, numbers=None)], slot
+        match = replace(served[-1], models=(*models, mean_model), usual=n, numbers=None)
+        return ([match], torch.zeros_like(slot)) if judged_by == "profile" else ([*served[:-1], match], slot)
 
     works: dict[str, Work] = {
         "profile": profile_question(profiler),

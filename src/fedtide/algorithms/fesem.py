@@ -24,9 +24,11 @@ Choices:
     - ours: all participants of the first round train the same initial weights. Its first centers come from k-means of
       their models, the best of ten starts. Independent initial models would be so far apart that no client moves. The
       released code begins with random clusters.
-    - paper: one E-step and one M-step follow a round. The released code repeats them until nobody moves.
+    - paper: one E-step and one M-step follow a round. The released code makes k-means anew
+      each time, and skips clusters of one client.
     - ours: if only some clients participate, the M-step is over participants. A cluster without one keeps its model.
-    - ours: distances are between parameters. Running statistics are averaged as parameters are.
+    - ours: distances are between all parameters; in the released code between one dense kernel of each. Running
+      statistics are averaged as parameters are.
     - ours: a client without a cluster trains the mean of all centers, and joins the nearest. So does a client that was
       never asked, before evaluation. One without samples takes the model that most clients have.
     - ours: while fewer than K clients answer, there is one cluster.

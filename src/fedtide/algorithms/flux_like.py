@@ -22,6 +22,8 @@ come from sums. Clusters are never made again: with drift take FEROMA or Fieldin
 
 Choices:
     - released code: eps is the distance at the elbow, and clients in no cluster get a model of their own.
+    - released code: each group of numbers of a profile is scaled by its least number and its range when clusters are
+      made.
     - ours: the elbow is the point farthest below the line between the ends of the sorted distances.
     - ours: the warm-up has `warmup` rounds, as in FEROMA. The released code ends it when accuracy rises by less than
       6 points in a round, from the third round on.
@@ -65,7 +67,7 @@ class State:
     """The clusters' models, the optimizer's memo of each, and the clusters; there is one model before they are made.
 
     cluster: (registered,) of each client, -1 for none; extractor: g; centers: (K, q) mean scaled profiles, (0, q)
-    before; scales: (2, groups) mean and deviation of each group of numbers; cohort: the cohort's memo.
+    before; scales: (2, groups) least number and range of each group of numbers; cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]

@@ -16,10 +16,11 @@ When to use it: clients differ in labels, and participate often enough that thei
 client takes two more passes without gradients over its samples, and keeps a model.
 
 Choices:
-    - paper: mu is 1 by default; the paper tunes it among 0.1, 1, 5 and 10 (5 for CIFAR-10, 10 for CIFAR-100).
+    - released code: mu is 1. The paper tunes it among 0.1, 1, 5 and 10; its best are 5, 1 and 1.
     - paper: features are the inputs of the output layer, after a projection head. A model without such a head contrasts
       the inputs of its last layer (ours).
-    - released code: before it has a model of its own, a client takes the received one, with which the term is constant.
+    - ours: before it has a model of its own, a client takes the received one, and the term is constant. The released
+      code has no negative in the first round, and contrasts a late joiner with its untrained network.
     - ours: `z_glob` and `z_prev` are computed once a round, in evaluation mode and on rows without augmentation.
     - ours: features that are no vectors are flattened; of sequences they are means over the steps that count.
     - ours: clients are weighted by their samples, as in FedAvg. With mu = 0 it is FedAvg.

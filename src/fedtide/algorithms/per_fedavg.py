@@ -20,7 +20,7 @@ keep nothing.
 
 Choices:
     - paper: before a client is judged, it takes one step of size `alpha` on its samples. The step is on all of them at
-      once (ours). A client without labeled samples is served the global model.
+      once (ours); in PFLlib on one batch. A client without labeled samples is served the global model.
     - ours: `local.batch_size` counts the samples of both parts, which are the halves of a batch; the second is the
       larger one. PFLlib counts one half. In a batch too small for two parts both are the whole batch.
     - paper: first-order gradients. They leave out the second derivative, whose estimate (HF) costs two more gradients.

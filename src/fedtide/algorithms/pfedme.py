@@ -23,8 +23,9 @@ Choices:
       problem of each batch to a given accuracy.
     - released code: `lam = 15`, `inner_steps = 5` and `inner_lr = 0.09`. `theta_i` takes plain steps, with
       `local.weight_decay` and the schedule of `local`. The released code has a decay of 0.001.
-    - ours: PFLlib's defaults are `lam = 1`, `inner_lr = 0.01` and `beta = 0`, with which its server never moves. Use
-      beta 1, the default here.
+    - released code: PFLlib's defaults are `lam = 1`, `inner_lr = 0.01` and `beta = 0`, with which its server never
+      moves. Beta is 1 here, as in the code of the authors.
+    - paper: R local rounds on a batch each. Here they are `local.local_steps`, or the batches of `local.epochs`.
     - ours: running statistics are those of `theta_i`, and are averaged like an update.
     - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
 

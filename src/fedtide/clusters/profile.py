@@ -25,7 +25,7 @@ POINTS, SIDE, SEED = 200, 2.0, 1
 ABSENT = -1.0
 """Number in place of those of a label with fewer than two rows."""
 FLAT = 1e-12
-"""Deviation below which a group of numbers is not scaled."""
+"""Range below which a group of numbers is not scaled."""
 
 
 @dataclass(frozen=True)
@@ -116,21 +116,21 @@ def profile_question(profiler: Profiler) -> Work:
 
 
 def scales_of(profiles: Tensor, width: int) -> Tensor:
-    """Return the mean and the deviation (2, groups) of each group of `width` numbers, over all profiles (n, q).
+    """Return the least number and the range (2, groups) of each group of `width` numbers, over all profiles (n, q).
 
     >>> scales_of(torch.tensor([[1.0, 3.0, 7.0, 7.0]]), 2).tolist()
-    [[2.0, 7.0], [1.0, 1.0]]
+    [[1.0, 7.0], [2.0, 1.0]]
     """
     groups = profiles.unflatten(1, (-1, width)).transpose(0, 1).flatten(1)
-    mean, deviation = groups.mean(1), groups.std(1, correction=0)
-    return torch.stack([mean, torch.where(deviation > FLAT, deviation, 1.0)])
+    least, most = groups.aminmax(dim=1)
+    return torch.stack([least, torch.where(most - least > FLAT, most - least, 1.0)])
 
 
 def scale_profiles(profiles: Tensor, scales: Tensor, width: int) -> Tensor:
-    """Scale the first groups of numbers of profiles (n, groups * width) by means and deviations (2, groups or more)."""
+    """Scale the first groups of numbers of profiles (n, groups * width) by `scales_of` (2, groups or more)."""
     groups = profiles.unflatten(1, (-1, width))
-    mean, deviation = scales[:, : groups.shape[1], None]
-    return ((groups - mean) / deviation).flatten(1)
+    least, extent = scales[:, : groups.shape[1], None]
+    return ((groups - least) / extent).flatten(1)
 
 
 @dataclass(frozen=True)

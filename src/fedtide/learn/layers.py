@@ -18,7 +18,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import in_layer
 
 HEAD, TRUNK, NORM, ALL = "head", "trunk", "norm", "all"
-"""The last layer, all layers but the last one, layers that normalize, and all layers."""
+"""The last layer or the module "head", all other layers, layers that normalize, and all layers."""
 
 NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d
 
@@ -36,8 +36,8 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
 
     Args:
         task: the task.
-        layers: "head" for the last layer, "trunk" for all but the last one, "norm" for those that normalize, "all", or
-            names.
+        layers: "head" for the last layer (`last_layer`), "trunk" for all others, "norm" for those that normalize,
+            "all", or names.
         key: where they are written, for errors.
 
     Raises:
@@ -50,7 +50,7 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
     """
     names = task.scratch.names
     every = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    last = HEAD if any(in_layer(name, HEAD) for name in names) else every[-1]
+    last = last_layer(task)
     norms = [name for name, module in task.scratch.module.named_modules() if isinstance(module, NORMS)]
     words: dict[str, IsIn] = {
         HEAD: lambda name: in_layer(name, last),
@@ -69,10 +69,16 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
 def last_layer(task: Task) -> str:
     """Return the name of the last layer of a task's model, whose inputs are its features.
 
+    This is the whole module "head" if there is one, and else the last layer with parameters.
+
     >>> last_layer(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))))
     '2'
+    >>> head = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    >>> last_layer(Task(lambda: nn.Sequential(OrderedDict(body=nn.Linear(3, 2), head=head))))
+    'head'
     """
-    return task.scratch.names[-1].rpartition(".")[0]
+    names = task.scratch.names
+    return HEAD if any(in_layer(name, HEAD) for name in names) else names[-1].rpartition(".")[0]
 
 
 def pick_layers(weights: Weights, is_in: IsIn) -> Weights:

@@ -381,6 +381,7 @@ class FedLC(CountedSoftmax):
         - ours: the softmax sums over all classes that the client holds, as in public code. The sum that the paper
           prints leaves out the sample's own class, and has no least value.
         - ours: `tau` is 1; the paper tunes it.
+        - paper: each client calibrates by its own counts. PFLlib calibrates by the counts of all clients.
         - ours: of sequences, steps that count are counted.
 
     Args:

@@ -44,7 +44,7 @@ class Headed:
         self.classes = outputs.shape[-1]
         head = pick_layers(task.scratch.weights, self.is_head).params
         if outputs.dim() != 2 or not all(len(p) == self.classes for p in head.values()):
-            raise refused("algorithm", method, "another one, because the last layer has no row for each class")
+            raise refused("algorithm", method, "another one, because the head has no row for each class")
         self.one = with_branches(task, self.layer, 1, vectors=True, key="model")  # returns the features, too
         in_one = in_branch(f"{self.layer}.", self.layer, 0)
         self.head_part = Part.of(task, self.is_trunk)
