@@ -10,7 +10,8 @@ v_1 = 7/4 + 15/32 = 71/32, alpha = 1/2 - 1/2 * (-3/4) * (-15/8) < 0, so 0.
 w = 1 + (-3/4 + 3 * 9/4) / 4 = 5/2. Client 0 judges by 27/64 * 19/32 + 37/64 * 5/2, client 1 by w.
 
 The variant of PFLlib, one batch of client 0 from w = 1, v = 2, alpha = 1/2: w_0 = 1/2, v = 1; the difference 1/2 and
-the mixed gradient (2 + 1) / 2 after the steps; alpha = 1/2 - 1/2 (3/4 + 0.01) = 0.12; kept 0.12 * 1 + 0.88 * 1/2 = 0.56.
+the mixed gradient (2 + 1) / 2 after the steps; alpha = 1/2 - 1/2 (3/4 + 0.01) = 0.12; kept
+0.12 * 1 + 0.88 * 1/2 = 0.56.
 """
 
 from __future__ import annotations
