@@ -82,7 +82,7 @@ def paper(model, adaptive):
     return work
 
 
-def released(model, adaptive):
+def pfllib(model, adaptive):
     def work(w, memory, shard, key):
         v, a = memory or (w, 0.6)
         u = w
@@ -100,7 +100,7 @@ def released(model, adaptive):
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-@pytest.mark.parametrize("naive", [paper, released])
+@pytest.mark.parametrize("naive", [paper, pfllib])
 def test_a_naive_implementation_agrees_to_1e_10(naive, adaptive):
     options = {"local": LOCAL, "alpha": 0.6, "adaptive": adaptive, "variant": naive.__name__}
     run = played(toy("apfl", options, precision="fp64", data=DATA, rounds=5))

@@ -190,7 +190,8 @@ def naive(population, model):
 
 
 def test_a_naive_implementation_agrees_to_1e_9():
-    run = played(toy("fedccfa", {"local": LOCAL, **OPTIONS}, rounds=ROUNDS, precision="fp64", data=DATA))
+    shift = {"who": {"kind": "periodic", "period": 4}, "how": {"kind": "label-swaps", "every": 2, "fraction": 0.9}}
+    run = played(toy("fedccfa", {"local": LOCAL, **OPTIONS}, rounds=ROUNDS, precision="fp64", data=DATA, shift=shift))
     trunk, kept, last, shared, again = naive(run.host.population, network_of(run.steps[0].received.weights))
     assert shared > 3
     assert again > 0

@@ -133,8 +133,8 @@ def fedccfa(
         update = sub(after, w)
         delta = Weighted(pick_layers(update, net.is_trunk), client_weight(shard, weighting))
         rows = {"balanced": net.head_of(balanced), **shown, "classes": classes}
-        held = {**shown, "classes": torch.maximum(classes, had.to(classes))}
-        return Answer({"delta": delta, "loss": Weighted(fitted.loss, len(shard))}, rows, memory=held, update=update)
+        holds = {**shown, "classes": torch.maximum(classes, had.to(classes))}
+        return Answer({"delta": delta, "loss": Weighted(fitted.loss, len(shard))}, rows, memory=holds, update=update)
 
     def keep(merged: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return None if memory is None else Answer({}, memory={**memory, **merged})

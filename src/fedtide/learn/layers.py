@@ -43,6 +43,7 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
     Raises:
         FedtideError: the model has no such layer.
 
+    >>> from copy import deepcopy
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
     >>> is_in = match_layers(Task(lambda: deepcopy(model)), ("norm",), "home")
     >>> is_in("1.weight"), is_in("1.running_mean"), is_in("2.weight")
@@ -73,6 +74,7 @@ def last_layer(task: Task) -> str:
 
     >>> last_layer(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))))
     '2'
+    >>> from collections import OrderedDict
     >>> head = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     >>> last_layer(Task(lambda: nn.Sequential(OrderedDict(body=nn.Linear(3, 2), head=head))))
     'head'
