@@ -80,6 +80,11 @@ def test_a_balanced_sample_has_equally_many_rows_of_each_class(labels, each):
 
 ROUNDS = 5
 LOCAL = {"lr": 0.05, "batch_size": 4, "epochs": 2, "momentum": 0.5, "weight_decay": 0.01}
+SWAPS = {
+    "kind": "concept-drift",
+    "concepts": [{}, {"swaps": [[0, 1]]}],
+    "when": {"kind": "drawn", "every": 2, "fraction": 0.5},
+}
 OPTIONS = {
     "head_epochs": 2,
     "head_lr": 0.2,
@@ -190,7 +195,7 @@ def naive(population, model):
 
 
 def test_a_naive_implementation_agrees_to_1e_9():
-    shift = {"who": {"kind": "periodic", "period": 4}, "how": {"kind": "label-swaps", "every": 2, "fraction": 0.9}}
+    shift = {"who": {"kind": "periodic", "period": 4}, "how": SWAPS}
     run = played(toy("fedccfa", {"local": LOCAL, **OPTIONS}, rounds=ROUNDS, precision="fp64", data=DATA, shift=shift))
     trunk, kept, last, shared, again = naive(run.host.population, network_of(run.steps[0].received.weights))
     assert shared > 3

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -55,6 +56,20 @@ def test_a_round_by_hand():
     # Balanced losses log 2 and 0. Plain ones: (log 4/3 + 3 log 4) / 4, and log 4/3.
     first, second = math.log(2) + (math.log(4 / 3) + 3 * math.log(4)) / 4, math.log(4 / 3)
     assert facts["loss"] == pytest.approx((first + second) / 2, abs=1e-15)
+
+
+def test_the_second_head_is_of_all_layers_of_the_module_head():
+    """As what FedPer keeps at home, and not of the last layer alone."""
+
+    def build() -> nn.Module:
+        head = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+        return nn.Sequential(OrderedDict(body=nn.Linear(1, 2), head=head))
+
+    algorithm = fedrod(Task(build, dtype=torch.float64), LocalTrainer(batch_size=0), cohort=Everyone())
+    fleet = quadratics.fleet_of(algorithm, who=WHO)
+    next(quadratics.played(algorithm, fleet, algorithm.init(fleet, Rng(0)), 1))
+    own = fleet.engine.memory.read(0, LATE)["own"].params
+    assert sorted(own) == ["own.0.bias", "own.0.weight", "own.2.bias", "own.2.weight"]
 
 
 def test_a_client_is_judged_by_both_heads_and_a_newcomer_by_the_generic_one():
