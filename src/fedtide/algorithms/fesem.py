@@ -24,8 +24,9 @@ Choices:
     - ours: all participants of the first round train the same initial weights. Its first centers come from k-means of
       their models, the best of ten starts. Independent initial models would be so far apart that no client moves. The
       released code begins with random clusters.
-    - paper: one E-step and one M-step follow a round. The released code makes k-means anew
-      each time, and skips clusters of one client.
+    - paper: one E-step and one M-step follow a round. The released code (`fedsem.py`) takes a step of k-means from
+      centers of its own, and makes them anew after a cluster was empty. Another script makes k-means anew each time.
+      In both, a cluster of one client is skipped.
     - ours: if only some clients participate, the M-step is over participants. A cluster without one keeps its model.
     - ours: distances are between all parameters; in the released code between one dense kernel of each. Running
       statistics are averaged as parameters are.

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedtide as ft
-from fedtide.algorithms.fedem import Blended, fedem
+from fedtide.algorithms.fedem import fedem
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, CrossEntropy, Plain
+from fedtide.learn.losses import WSM, Blended, CrossEntropy, Plain
 from fedtide.learn.task import Task, with_branches
 from fedtide.mixtures.branches import BranchLoss, losses_of
 from fedtide.models.branched import WHOLE
