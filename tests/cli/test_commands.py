@@ -290,7 +290,7 @@ def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):
     (["run", "recipe:demo", "--scale", "paper"], "scale: found 'paper', allowed: "),
     (["resume", "nowhere"], r"nowhere: not a run folder \(there is none\)"),
     (["report"], "report|RUN-FOLDERS|required"),
-    (["algorithms", "feilding"], "algorithms: found 'feilding', did you mean 'fielding'. Allowed: fedavg, "),
+    (["algorithms", "feilding"], "algorithms: found 'feilding', did you mean 'fielding'. Allowed: "),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_is_one_clear_line(capsys, here, arguments, said):
     written(here / "study.toml", A)

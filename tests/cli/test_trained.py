@@ -156,7 +156,7 @@ def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_r
     ((), "ann", "allowed: the number of a client, from 0"),
 ])  # fmt: skip
 def test_a_number_is_a_client_only_if_clients_have_no_names(names, asked, found):
-    models = SimpleNamespace(host=SimpleNamespace(population=SimpleNamespace(names=names)))
+    models = SimpleNamespace(real=False, host=SimpleNamespace(population=SimpleNamespace(names=names)))
     if isinstance(found, int):
         assert Models.find_client(models, asked) == found
         return

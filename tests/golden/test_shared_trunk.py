@@ -155,5 +155,5 @@ def test_a_round_is_a_step_of_one_trunk_and_of_each_head(name, weighting):
 
 @pytest.mark.parametrize("name", CLUSTERED)
 def test_a_layer_that_is_not_there_is_one_line_with_those_that_are(name):
-    with pytest.raises(FedtideError, match=r"layers: found 'fc', allowed: trunk, all, dense1, head"):
+    with pytest.raises(FedtideError, match=r"layers: found 'fc', allowed: head, trunk, norm, all, dense1"):
         preflight(toy(name, {"transforms": [{"kind": "shared", "layers": "fc"}]}))

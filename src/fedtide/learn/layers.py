@@ -63,7 +63,7 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
         if layer == NORM and not norms:
             raise refused(key, NORM, "other layers, because the model has none that normalizes")
         if layer not in words and not any(in_layer(name, layer) for name in names):
-            raise unknown(key, layer, [*words, *every])
+            raise unknown(key, layer, [*dict.fromkeys([*words, *every])])
     return lambda name: any(words[layer](name) if layer in words else in_layer(name, layer) for layer in layers)
 
 

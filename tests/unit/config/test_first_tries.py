@@ -127,7 +127,9 @@ def test_every_key_has_a_meaning():
             assert key.default, (path, key)
 
 
-@pytest.mark.parametrize(("path", "meant"), [("data.patition", "partition"), ("lr", "method.local.lr"), ("a.b", None)])
+@pytest.mark.parametrize(
+    ("path", "meant"), [("data.patition", "partition"), ("lr", "method.local.lr"), ("zzz.qqq", None)]
+)
 def test_a_key_that_is_not_there(path, meant):
     with pytest.raises(FedtideError) as error:
         sections(path)

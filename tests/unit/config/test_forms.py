@@ -110,7 +110,10 @@ MISTAKES = [
     ({"algorithm": "fedtem", "safe": True, "update": "overwrite"}, "update: is not allowed with safe = true"),
     ({"algorithm": "fedavg", "loss": {"kind": "wsm", "blend": 0.0}, "safe": True}, "loss.blend: is not allowed"),
     ({"algorithm": "fedavg", "safe": True}, "safe: 'fedavg' has no safe form; leave safe out"),
-    ({"algorithm": "ifca", "transforms": ["fine-tund"]}, "Allowed: anchored, pooled, shared, personalized, choice"),
+    (
+        {"algorithm": "ifca", "transforms": ["fine-tund"]},
+        "Allowed: anchored, at-home, pooled, shared, personalized, choice",
+    ),
     ({"algorithm": "ifca", "safe": "yes"}, "safe"),
 ]
 MEANINGLESS = [

@@ -431,7 +431,7 @@ def test_every_default_is_written_out():
     assert text["method"][0]["local"]["lr"] == 0.1
     assert text["method"][0]["cohort"] == {"clients_per_round": 10, "over_selection": 1.0, "kind": "arrivals"}
     assert text["shift"]["who"]["exponent"] == 1.0
-    assert text["data"]["split"] == {"val": 0.2, "test": 0.25, "by": "random"}
+    assert text["data"]["split"] == {"val": 0.2, "test": 0.25, "by": "random", "merge": False}
     assert text["fleet"]["threads"] == 1
 
 

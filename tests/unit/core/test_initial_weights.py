@@ -19,7 +19,7 @@ from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from helpers.toys import played, toy
 
-ALIKE = {"ifca", "fedem", "fedgmm", "min-loss", "vanilla"}
+ALIKE = {"ifca", "fedem", "fedgmm", "fedrc", "fedsoft", "min-loss", "vanilla"}
 """Whose models nothing but their weights tells apart."""
 
 

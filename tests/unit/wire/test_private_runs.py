@@ -211,7 +211,12 @@ def test_scaffold_keeps_what_it_sent(monkeypatch):
 REFUSED = {
     "reveals of each client: pi": {"fedtem"},
     "reveals of each client: centers": {"t-shot", "fedgmm"},
-    "reveals of each client: update": {"cfl", "flexcfl"},
+    "reveals of each client: update": {"cfl", "feroma", "fesem", "flexcfl"},
+    "reveals of each client: profile": {"flux-like"},
+    "reveals of each client: balanced": {"fedccfa"},
+    "reveals of each client: head": {"fedpac"},
+    "clients take their own part from the sums": {"fedcurv"},
+    "clients keep a sum of their updates": {"feddyn"},
     "reveals of each client: sketch": {"auxo"},
     "reveals of each client: representation": {"fielding"},
     "reveals of each client: bad": {"feddrift"},
@@ -219,7 +224,7 @@ REFUSED = {
     "reveals of each client: all_rows": {"centralized"},
     "a power of its loss, which has no bound": {"q-fedavg"},
     "a client has its whole weight in each model that it trains": {"pfedem"},
-    "in the rounds of several models": {"fedbuff"},
+    "in the rounds of several models": {"fedasync", "fedbuff"},
 }
 """Why methods cannot be private, as they are by default."""
 
