@@ -95,8 +95,9 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     yield documented(kind).prose
     yield keys(kind, f"{path}")
     for name, (inner, _) in table_fields(kind).items():
-        if (is_choice(bare(inner)) or is_table(bare(inner))) and f"{path}.{name}" not in SAME:
-            yield from table(f"{path}.{name}", inner, level + 1)
+        below = within_list(bare(inner))
+        if (is_choice(below) or is_table(below)) and f"{path}.{name}" not in (*SAME, *UNLINKED):
+            yield from table(f"{path}.{name}", below, level + 1)
 
 
 def keys(kind: Any, path: str) -> str:
