@@ -41,7 +41,7 @@ def kept(fleet, client: int):
 
 
 def test_a_round_by_hand():
-    algorithm = apfl(TASK, TWO, cohort=Everyone())
+    algorithm = apfl(TASK, TWO, cohort=Everyone(), weighting="samples")
     fleet = fleet_of(algorithm)
     state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
     assert value(state) == 2.5
@@ -102,7 +102,7 @@ def pfllib(model, adaptive):
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("naive", [paper, pfllib])
 def test_a_naive_implementation_agrees_to_1e_10(naive, adaptive):
-    options = {"local": LOCAL, "alpha": 0.6, "adaptive": adaptive, "variant": naive.__name__}
+    options = {"local": LOCAL, "alpha": 0.6, "adaptive": adaptive, "variant": naive.__name__, "weighting": "samples"}
     run = played(toy("apfl", options, precision="fp64", data=DATA, rounds=5))
     model = network_of(run.steps[0].received.weights)
     memories: dict = {}

@@ -38,8 +38,13 @@ def kept(fleet, client: int) -> Weights:
     return fleet.engine.memory.read(client, (99, 0))["own"]
 
 
+def test_clients_have_equal_weights_as_in_the_paper():
+    """Updates of -3/4 and 9/4: 1 + 3/4."""
+    assert value(quadratics.after(ditto(TASK, TWO, cohort=Everyone()), State(at(1.0), None))) == 1.75
+
+
 def test_two_rounds_by_hand():
-    algorithm = ditto(TASK, TWO, lam=0.5, cohort=Everyone())
+    algorithm = ditto(TASK, TWO, lam=0.5, cohort=Everyone(), weighting="samples")
     fleet = fleet_of(algorithm)
     rounds = quadratics.played(algorithm, fleet, State(at(1.0), None), 2)
     state, _ = next(rounds)
@@ -61,7 +66,7 @@ def test_clients_judge_by_their_own_model_and_newcomers_by_the_global_one():
 def test_a_step_of_its_own_trainer():
     """One step of 1/4 in place of two of 1/2: 1 - 1/4 = 3/4 and 1 + 3/4; FedAvg's part stays 5/2."""
     one = LocalTrainer(lr=0.25, batch_size=0)
-    algorithm = ditto(TASK, TWO, one, cohort=Everyone())
+    algorithm = ditto(TASK, TWO, one, cohort=Everyone(), weighting="samples")
     fleet = fleet_of(algorithm)
     state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
     assert value(state) == 2.5
@@ -113,7 +118,9 @@ def trained(net, towards, shard, key, lam):
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 def test_a_naive_implementation_agrees_to_1e_10(lam):
-    run = played(toy("ditto", {"local": LOCAL, "lam": lam}, rounds=ROUNDS, precision="fp64", data=DATA))
+    run = played(
+        toy("ditto", {"local": LOCAL, "lam": lam, "weighting": "samples"}, rounds=ROUNDS, precision="fp64", data=DATA)
+    )
     model = network_of(run.steps[0].received.weights)
     for step, (expected, last) in zip(run.steps, naive(run.host.population, model, lam), strict=True):
         for name, p in expected.named_parameters():
@@ -142,7 +149,7 @@ def test_without_a_pull_the_personal_part_is_local_training_alone():
 
 
 def test_a_client_whose_own_model_breaks_keeps_the_last_one_and_is_counted():
-    algorithm = ditto(TASK, TWO, LocalTrainer(lr=1e38, batch_size=0, epochs=20), cohort=Everyone())
+    algorithm = ditto(TASK, TWO, LocalTrainer(lr=1e38, batch_size=0, epochs=20), cohort=Everyone(), weighting="samples")
     plain = fedavg(TASK, TWO, cohort=Everyone())
     fleet = fleet_of(algorithm)
     state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))

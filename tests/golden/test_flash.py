@@ -132,7 +132,8 @@ def naive(population, model: nn.Module, gamma: float) -> tuple[Weights, set[int]
 
 
 def test_a_naive_implementation_agrees_to_1e_9():
-    options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 4}, "gamma": 0.1, "server": {"lr": 0.02, "eps": 0.1}}
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 4}
+    options = {"local": local, "gamma": 0.1, "server": {"lr": 0.02, "eps": 0.1}, "weighting": "samples"}
     run = played(toy("flash", options, rounds=ROUNDS, precision="fp64", data=DATA))
     expected, stops = naive(run.host.population, network_of(run.steps[0].received.weights), 0.1)
     assert stops == {1, 3}

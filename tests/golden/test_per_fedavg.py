@@ -33,7 +33,7 @@ def adapted(algorithm, w: float, client: int) -> float:
 
 
 def test_a_round_and_a_step_before_evaluation_by_hand():
-    algorithm = per_fedavg(TASK, ONE, 0.5, cohort=Everyone())
+    algorithm = per_fedavg(TASK, ONE, 0.5, cohort=Everyone(), weighting="samples")
     state = after(algorithm, State(at(1.0), None))
     assert value(state) == 1.5
     assert [adapted(algorithm, 1.5, client) for client in (0, 1)] == [0.75, 2.75]
@@ -60,7 +60,13 @@ def test_halves_of_a_batch_are_large_enough_for_batchnorm(rows):
 @pytest.mark.parametrize("alpha", [0.3, 0.0])
 def test_a_naive_implementation_agrees_to_1e_10(alpha):
     run = played(
-        toy("per-fedavg", {"local": {**LOCAL, "batch_size": 5}, "alpha": alpha}, precision="fp64", data=DATA, rounds=5)
+        toy(
+            "per-fedavg",
+            {"local": {**LOCAL, "batch_size": 5}, "alpha": alpha, "weighting": "samples"},
+            precision="fp64",
+            data=DATA,
+            rounds=5,
+        )
     )
     model = network_of(run.steps[0].received.weights)
 

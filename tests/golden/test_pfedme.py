@@ -34,7 +34,7 @@ def kept(fleet, client: int):
 
 @pytest.mark.parametrize(("beta", "expected"), [(1.0, 1629 / 1024), (0.5, 1 + 605 / 2048)])
 def test_a_round_by_hand(beta, expected):
-    algorithm = pfedme(TASK, TWO, server=SGD(beta), **OPTIONS)
+    algorithm = pfedme(TASK, TWO, server=SGD(beta), weighting="samples", **OPTIONS)
     fleet = fleet_of(algorithm)
     state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
     assert value(state) == expected
@@ -54,7 +54,14 @@ def test_inner_steps_cost_passes_and_other_optimizers_are_refused():
 def test_a_naive_implementation_agrees_to_1e_10(decay):
     """lambda 3, four inner steps of 0.05; the decay is of theta."""
     local = {**LOCAL, "weight_decay": decay}
-    options = {"local": local, "lam": 3.0, "inner_steps": 4, "inner_lr": 0.05, "server": {"lr": 0.7}}
+    options = {
+        "local": local,
+        "weighting": "samples",
+        "lam": 3.0,
+        "inner_steps": 4,
+        "inner_lr": 0.05,
+        "server": {"lr": 0.7},
+    }
     run = played(toy("pfedme", options, precision="fp64", data=DATA, rounds=5))
     model = network_of(run.steps[0].received.weights)
 

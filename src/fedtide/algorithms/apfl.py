@@ -31,7 +31,7 @@ Choices:
       their steps. The mix replaces `v_i` at the end of a round, and a client judges by it. PFLlib begins with
       `alpha = 1`.
     - ours: FedProx's pull (`local.proximal`) is on `w_i` alone. The mix has mixed running statistics, too.
-    - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
+    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
 """
 
 from dataclasses import replace
@@ -64,7 +64,7 @@ def apfl(
     variant: Literal["paper", "pfllib"] = "paper",
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
-    weighting: Weighting = "samples",
+    weighting: Weighting = "uniform",
 ) -> Algorithm[State]:
     """FedAvg, and on each client a mix of the global model and one of its own, with a weight that it learns.
 

@@ -25,7 +25,7 @@ Choices:
     - released code: `lam = 1`. The paper also tries 0.1 and 2, and lets clients choose by validation samples.
     - paper: the pull is towards the received global model, not towards the model after training.
     - ours: the pull is on trainable parameters only. Running statistics are those of the client's own training.
-    - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
+    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
     - ours: a personal model that is no longer finite is not kept, and the update is sent all the same.
 """
 
@@ -52,7 +52,7 @@ def ditto(
     lam: NonNegative = 1.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
-    weighting: Weighting = "samples",
+    weighting: Weighting = "uniform",
 ) -> Algorithm[State]:
     """FedAvg, and a model of each client's own that is pulled towards the global one.
 

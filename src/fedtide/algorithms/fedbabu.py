@@ -20,7 +20,7 @@ from typing import Any
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
@@ -34,8 +34,7 @@ from fedtide.learn.layers import (
     pick_layers,
     thaw_weights,
 )  # fmt: skip
-from fedtide.personal.client_networks import Networks
-from fedtide.personal.ways import Alone, predict_personal
+from fedtide.personal import by_own_weights
 
 
 def fedbabu(
@@ -72,11 +71,8 @@ def fedbabu(
         fitted = yield Train(of_tuned, tune, begin, shard, moment, rng)
         return Answer({}, memory={"own": detached(thaw_weights(fitted.weights, w))}) if fitted.steps else None
 
-    def predict(w: Weights, memories: Any, x: Any, owner: Any) -> Prediction:
-        return predict_personal(Alone(tune), Networks(task), [w], 0, memories, x, owner)
-
     plain = build_method("fedbabu", task, local, server, cohort, train)
-    return replace(plain, adapt=adapt, predict=predict, others={"not tuned": plain})
+    return replace(plain, adapt=adapt, predict=by_own_weights(task, "own"), others={"not tuned": plain})
 
 
 ENTRY = Entry(

@@ -28,7 +28,7 @@ Choices:
     - ours: the loss is the training loss, on validation samples. The suite's code uses test samples, and stops only at
       a small fall, not at a rise. It compares the first epoch with the client's last round.
     - paper: the first epoch is always done. A client without validation samples trains all epochs (ours).
-    - ours: clients are weighted by their samples; the paper's plain mean is `weighting = "uniform"`.
+    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as the suite does.
     - ours: the clock of devices counts all epochs.
 """
 
@@ -51,7 +51,7 @@ def flash(
     gamma: NonNegative = 0.004,
     server: Server = Flash(),
     cohort: Cohort = Arrivals(),
-    weighting: Weighting = "samples",
+    weighting: Weighting = "uniform",
 ) -> Algorithm[OneModel]:
     """FedAvg with Flash's step on the server, and clients that stop early.
 

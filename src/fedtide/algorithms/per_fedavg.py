@@ -26,7 +26,7 @@ Choices:
     - paper: first-order gradients. They leave out the second derivative, whose estimate (HF) costs two more gradients.
     - ours: `alpha = 0.01`. With 0 it is FedAvg on the second halves of batches.
     - ours: both steps are without schedule and optimizer but for `beta`, which has those of `local`.
-    - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
+    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
 
 PFLlib plays the local training of a round twice: with the double of its batches that is `local.epochs = 2`.
 """
@@ -55,7 +55,7 @@ def per_fedavg(
     alpha: Annotated[NonNegative, ForWeights] = 0.01,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
-    weighting: Weighting = "samples",
+    weighting: Weighting = "uniform",
 ) -> Algorithm[State]:
     """FedAvg of steps that make the model good after one step of each client.
 

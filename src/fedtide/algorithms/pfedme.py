@@ -27,7 +27,7 @@ Choices:
       moves. Beta is 1 here, as in the code of the authors.
     - paper: R local rounds on a batch each. Here they are `local.local_steps`, or the batches of `local.epochs`.
     - ours: running statistics are those of `theta_i`, and are averaged like an update.
-    - ours: clients are weighted by their samples; the paper weights them equally (`weighting = "uniform"`).
+    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
 
 With one inner step and one batch a round, it is FedAvg with the rate `eta * lambda * inner_lr`.
 """
@@ -60,7 +60,7 @@ def pfedme(
     inner_lr: Annotated[Positive, ForWeights] = 0.09,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
-    weighting: Weighting = "samples",
+    weighting: Weighting = "uniform",
 ) -> Algorithm[State]:
     """Federated averaging of copies that follow each client's own model, which stays near its copy.
 

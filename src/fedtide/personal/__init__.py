@@ -16,9 +16,10 @@ from fedtide.personal.ways import (
     Personal,
     Stacking,
     by_own_weights,
+    predict_by_memory,
 )
 
 __all__ = [
     "OWN_MODELS", "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Neighbors", "Personal", "Stacking",
-    "by_own_weights",
+    "by_own_weights", "predict_by_memory",
 ]  # fmt: skip

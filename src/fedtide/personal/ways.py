@@ -22,7 +22,7 @@ from fedtide.clusters.rounds import decision_rows
 from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
+from fedtide.core.trees import detached, map_leaves
 from fedtide.core.weights import renamed, united
 from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient
 from fedtide.learn import LocalTrainer, Task, mean_losses, needs_likelihood
@@ -430,15 +430,36 @@ def by_own_weights(task: Task, weights_of: str | Callable[[Weights, Any], Weight
     """
 
     def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        # Clients without a model go together.
-        keeping = torch.tensor([memory is not None for memory in memories], dtype=torch.bool)
-        parts = [(payload, (~keeping[owner]).nonzero().flatten())]
-        for place in keeping.nonzero().flatten().tolist():
-            memory = memories[place]
+        def predict_group(memory: Any, members: Tensor, rows: Tensor) -> Prediction:
+            if memory is None:
+                return Prediction(task.predict_rows(payload, x[rows]))
             weights = memory[weights_of] if isinstance(weights_of, str) else weights_of(payload, memory)
-            parts.append((weights, (owner == place).nonzero().flatten()))
-        parts = [part for part in parts if len(part[1])] or parts[:1]
-        answers = torch.cat([task.predict_rows(weights, x[rows]) for weights, rows in parts])
-        return Prediction(answers[torch.cat([rows for _, rows in parts]).argsort()])
+            return Prediction(task.predict_rows(weights, x[rows]))
+
+        return predict_by_memory(memories, owner, predict_group)
 
     return predict
+
+
+def predict_by_memory(
+    memories: Sequence[Any], owner: Tensor, predict_group: Callable[[Any, Tensor, Tensor], Prediction]
+) -> Prediction:
+    """Predict rows of many clients, each by its memory; clients without one go together.
+
+    Args:
+        memories: of the clients.
+        owner: (rows,) the client of each row.
+        predict_group: (a client's memory or None, places of the clients, positions of their rows) -> their prediction.
+    """
+    keeping = torch.tensor([memory is not None for memory in memories], dtype=torch.bool)
+    groups = [(~keeping).nonzero().flatten(), *keeping.nonzero().split(1)]
+    parts = [(members.flatten(), torch.isin(owner, members).nonzero().flatten()) for members in groups]
+    parts = [part for part in parts if len(part[1])] or parts[:1]
+    predictions = [
+        predict_group(memories[int(members[0])] if len(members) else None, members, rows) for members, rows in parts
+    ]
+    order = torch.cat([rows for _, rows in parts]).argsort()
+    joined: Prediction = map_leaves(
+        lambda *leaves: None if leaves[0] is None else torch.cat(leaves)[order], *predictions
+    )
+    return joined

@@ -41,6 +41,7 @@ from fedtide.core.weights import add, sub
 from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise, Task
 from fedtide.learn.layers import HEAD, IsIn, Layers, match_layers, pick_layers, put_layers
+from fedtide.personal import predict_by_memory
 from fedtide.transforms.transform import Transform, apply, each_slot, made_with, stepwise
 
 SUMS_ONLY = "count", "labels", "loss", "choice", "utility"
@@ -175,21 +176,14 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
 
     def predict_with(predict: Any) -> Any:
         def predict_each(payload: Sent, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-            single = [[place] for place, memory in enumerate(memories) if memory is not None]
-            rest = [place for place, memory in enumerate(memories) if memory is None]
-            parts, places = list[Prediction](), list[Tensor]()
-            for group in [*single, rest] if rest or not single else single:
-                members = torch.tensor(group, dtype=torch.int64)
-                rows = torch.isin(owner, members).nonzero().flatten()
-                full, *_ = fill(payload, memories[group[0]] if group else None)
-                inner = [fill(payload, memories[place])[1] for place in group]
-                parts.append(predict(full, inner, x[rows], torch.searchsorted(members, owner[rows])))
-                places.append(rows)
-            order = torch.cat(places).argsort()
-            joined: Prediction = map_leaves(
-                lambda *leaves: None if leaves[0] is None else torch.cat(leaves)[order], *parts
-            )
-            return joined
+            def predict_group(memory: Memory, members: Tensor, rows: Tensor) -> Prediction:
+                full, inner, *_ = fill(payload, memory)
+                own: Prediction = predict(
+                    full, [inner] * len(members), x[rows], torch.searchsorted(members, owner[rows])
+                )
+                return own
+
+            return predict_by_memory(memories, owner, predict_group)
 
         return predict_each
 
