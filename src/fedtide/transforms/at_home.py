@@ -178,10 +178,9 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
         def predict_each(payload: Sent, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
             def predict_group(memory: Memory, members: Tensor, rows: Tensor) -> Prediction:
                 full, inner, *_ = fill(payload, memory)
-                own: Prediction = predict(
-                    full, [inner] * len(members), x[rows], torch.searchsorted(members, owner[rows])
-                )
-                return own
+                places = torch.searchsorted(members, owner[rows])
+                prediction: Prediction = predict(full, [inner] * len(members), x[rows], places)
+                return prediction
 
             return predict_by_memory(memories, owner, predict_group)
 
