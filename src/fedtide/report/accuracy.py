@@ -31,7 +31,11 @@ BY_WAY = "accuracy_by_"
 SCORES = (Number("accuracy", percent, "accuracy", by_group=True), Number("skill", percent, "skill", by_group=True))
 WORST_POINT = Number("worst_point", percent, "worst point")
 VALIDATION = tuple(Number(f"val_{score.name}", percent, "validation rows") for score in SCORES)
-MOMENTS = (Number("last", percent, "last round"), Number("best", percent, "best"))
+MOMENTS = (
+    Number("last", percent, "last round"),
+    Number("best", percent, "best"),
+    Number("at_best_val", percent, "at best validation"),
+)
 
 NUMBERS = (
     *SCORES,
@@ -75,11 +79,26 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
         "mean_over_rounds": run.late(view, (rounds, accuracy), len(run.lines)),
         "std_over_rounds": float(course.std()),
         **({f"val_{score}": run.late("val", validation, window)} if len(validation[0]) else {}),
+        **at_best_val(run.course(view), run.course("val")),
         **{
             name: run.late(view, run.curve(view, at(name)), window, weight_in if name in shares else rows_in)
             for name in metrics
         },
     }
+
+
+def at_best_val(course: figures.Curve, validation: figures.Curve) -> dict[str, float]:
+    """Return the score after the round with the best score on validation rows, the first of equal ones.
+
+    `best` is optimistic, because the rows that it is measured on choose the round.
+
+    >>> rounds = np.array([10, 20, 30])
+    >>> at_best_val((rounds, np.array([0.5, 0.9, 0.8])), (rounds, np.array([0.4, 0.6, 0.7])))
+    {'at_best_val': 0.8}
+    """
+    judged = dict(zip(*course, strict=True))
+    both = [(value, judged[after]) for after, value in zip(*validation, strict=True) if after in judged]
+    return {"at_best_val": float(max(both, key=lambda pair: pair[0])[1])} if both else {}
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -123,6 +123,12 @@ def test_spread_over_clients_and_validation_by_hand(root, summary, method):
     val = over_seeds(root, method, lambda s: statistics.mean(curve(root, method, s, "val", "accuracy")[-WINDOW:]))
     agrees(measures["val_accuracy"], val)
 
+    def at_best_val(seed):
+        val, judged = (curve(root, method, seed, view, "accuracy") for view in ("val", "held_out_clients"))
+        return judged[val.index(max(val))]
+
+    agrees(measures["at_best_val"], over_seeds(root, method, at_best_val))
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_costs_by_hand(root, summary, method):
