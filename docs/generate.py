@@ -3,8 +3,8 @@
 They stand in the pages, so that they can be read in the repository. A part begins with `<!-- generated: NAME ... -->`
 and ends with `<!-- end of generated -->` (`#` in mkdocs.yml). Pages of algorithms and namespaces are made as a whole.
 Types, ranges and defaults come from `fedtide.config`, and meanings from docstrings. Algorithms come from the
-registry, laws from `fedtide.laws`, results from docs/results, and rows of papers from docs/papers.toml. A test compares
-the pages with what this makes.
+registry, laws from `fedtide.laws`, results from docs/results, published numbers from docs/published.toml, and rows of
+papers from docs/papers.toml. A test compares the pages with what this makes.
 """
 
 from __future__ import annotations

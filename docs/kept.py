@@ -61,10 +61,29 @@ def recipe(path: Path) -> str:
     verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(claims)]
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
     parts.append(_claims(result))
+    parts += beside_published(path.stem, points)
     for point in points:
         table = as_markdown(**point["results"])
         parts.append(f'<details markdown="1">\n<summary>More about {point["point"]}</summary>\n\n{table}\n\n</details>')
     return "\n\n".join(part for part in parts if part)
+
+
+def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
+    """Published numbers (docs/published.toml) beside those of a recipe: a table for each point."""
+    published = tomllib.loads((ROOT / "docs" / "published.toml").read_text(encoding="utf-8")).get(recipe)
+    if published is None:
+        return []
+    header = ["published", "here, best round", "here, last rounds", "here, round that validation samples choose"]
+    parts = [published["text"]]
+    for point in points:
+        measures = [point["moments"]["best"], point, point["moments"]["at_best_val"]]
+        rows = [
+            [name, "{:.2f} ± {:.2f}".format(*cell) if cell else "-", *(_number(m, name, 2) for m in measures)]
+            for name in point["accuracy"]
+            for cell in [published.get(point["point"], {}).get(name)]
+        ]
+        parts.append(as_markdown([point["point"], *header], rows))
+    return parts
 
 
 def _claims(point: dict[str, Any]) -> str:
@@ -74,9 +93,14 @@ def _claims(point: dict[str, Any]) -> str:
 
 
 def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:
-    mean, error = point["accuracy"].get(name), point["error"].get(name)
-    text = "-" if mean is None else f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    text = _number(point, name)
     return f"**{text}**" if chosen.get(name) == point["point"] else text
+
+
+def _number(measure: dict[str, Any], name: str, digits: int = 1) -> str:
+    mean, error = measure["accuracy"].get(name), measure["error"].get(name)
+    tail = "" if error is None else f" ± {100 * error:.{digits}f}"
+    return "-" if mean is None else f"{100 * mean:.{digits}f}{tail}"
 
 
 def as_markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -44,6 +44,9 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
                 "error": {m.name: m.measures[m.score].error for m in summary.methods},
                 "values": {m.name: dict(zip(m.seeds, m.measures[m.score].values, strict=True))
                            for m in summary.methods},
+                "moments": {name: {key: {m.name: vars(m.measures[name])[part] for m in summary.methods}
+                                   for key, part in (("accuracy", "mean"), ("error", "error"))}
+                            for name in ("best", "at_best_val") if name in summary.methods[0].measures},
                 "results": vars(brief_table(summary)),
                 "claims": claims(summary.claims),
             }

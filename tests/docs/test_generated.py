@@ -2,10 +2,13 @@
 
 import re
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from fedtide.config import points, read
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -41,3 +44,22 @@ def test_pages_name_files_that_are_there():
         )
         lost = {path for path in named if not any((root / parent / path).is_file() for parent in ("", "tests"))}
         assert {path for path in lost if "NAME" not in path} == set(), page.name
+
+
+def test_published_numbers_stand_beside_points_and_methods_of_recipes(generate):
+    kept = import_module("kept")
+    published = tomllib.loads((DOCS / "published.toml").read_text("utf-8"))
+    for recipe, known in published.items():
+        swept = {point.name: point for point in points(read(DOCS.parent / f"src/fedtide/recipes/{recipe}.toml"))}
+        named = {name: set(cells) for name, cells in known.items() if name != "text"}
+        assert named
+        assert named.keys() <= swept.keys()
+        assert all(cells <= {m.name for m in swept[name].experiment.method} for name, cells in named.items())
+        (name, cells), measure = next(iter(named.items())), {"accuracy": {"Alone": 0.99}, "error": {"Alone": 0.001}}
+        measure = {"accuracy": {**dict.fromkeys(cells), **measure["accuracy"]}, "error": measure["error"]}
+        point = {"point": name, **measure, "moments": {"best": measure, "at_best_val": measure}}
+        text, table = kept.beside_published(recipe, [point])
+        assert text == known["text"]
+        assert table.splitlines()[-1] == "| Alone | - | 99.00 ± 0.10 | 99.00 ± 0.10 | 99.00 ± 0.10 |"
+        assert "| FedAvg | 80.41 ± 0.08 | - | - | - |" in table
+    assert kept.beside_published("demo", []) == []
