@@ -21,11 +21,12 @@ import copy
 import pytest
 import torch
 
-from fedtide.algorithms.apfl import State, apfl, mix
-from fedtide.cohorts import Everyone
+from fedtide.algorithms.apfl import apfl
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
+from fedtide.core.weights import mix
 from fedtide.laws.case import judged
 from fedtide.learn.local import LocalTrainer
 from helpers import quadratics
@@ -43,7 +44,7 @@ def kept(fleet, client: int):
 def test_a_round_by_hand():
     algorithm = apfl(TASK, TWO, cohort=Everyone(), weighting="samples")
     fleet = fleet_of(algorithm)
-    state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
+    state, _ = next(quadratics.played(algorithm, fleet, OneModel(at(1.0), None), 1))
     assert value(state) == 2.5
     memories = [kept(fleet, client) for client in (0, 1)]
     assert [(float(m["own"].params["weight"]), m["alpha"]) for m in memories] == [(19 / 32, 27 / 64), (71 / 32, 0.0)]

@@ -38,19 +38,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard
 from fedtide.core.rng import Rng
-from fedtide.core.trees import map_leaves
-from fedtide.core.weights import sub
+from fedtide.core.weights import mix, sub
 from fedtide.fields.types import Flag, Fraction
-from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, client_weight, mean_loss
+from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
 from fedtide.personal import OWN_MODELS, by_own_weights
-
-State = OneModel
 
 PENALTY = 0.02
 """Weight of alpha in its own gradient, in PFLlib."""
@@ -65,7 +61,7 @@ def apfl(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """FedAvg, and on each client a mix of the global model and one of its own, with a weight that it learns.
 
     Sends the weights down and the update up, as a weighted sum; clients keep a model and its share in the mix.
@@ -76,14 +72,11 @@ def apfl(
         adaptive: whether clients learn their shares.
         variant: "paper" is Algorithm 1; "pfllib" is the code of PFLlib.
     """
-    pfllib = variant == "pfllib"
+    pfllib, by_itself = variant == "pfllib", replace(local, proximal=0)
 
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         v, a = (w, alpha) if memory is None else (memory["own"], memory["alpha"])
-        shared, personal = (
-            ModelByBatch(task, trainer, start, moment)
-            for trainer, start in ((local, w), (replace(local, proximal=0), v))
-        )
+        shared, personal = ModelByBatch(task, local, w, moment), ModelByBatch(task, by_itself, v, moment)
         seen = []
         for batch in local.batches(task, task.loss, shard, moment, rng):
             value, g = shared.gradient(batch)
@@ -102,33 +95,13 @@ def apfl(
         if not shared.steps:
             return None
         w_i, v_i = shared.trained(), personal.trained()
-        delta = sub(w_i, w)
-        total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
-            "loss": Weighted(mean_loss(seen), len(shard)),
-        }
-        return Answer(total, memory={"own": mix(w_i, v_i, a) if pfllib else v_i, "alpha": a}, update=delta)
-
-    def serve_mix(w: Weights, memory: Any) -> Weights:
-        personal: Weights = memory["own"] if pfllib else mix(w, memory["own"], memory["alpha"])
-        return personal
-
-    def trained(rows: Tensor) -> Tensor:
-        return 2 * local.samples(rows)
+        kept = {"own": mix(w_i, v_i, a) if pfllib else v_i, "alpha": a}
+        return answer_update(sub(w_i, w), mean_loss(seen), shard, weighting, kept)
 
     traits: dict[str, Any] = {"keeps": 1, "remembers": True, "refuses": OWN_MODELS}
-    predict = by_own_weights(task, serve_mix)
-    return build_method("apfl", task, local, server, cohort, train, predict=predict, trained=trained, **traits)
-
-
-def mix(w: Weights, v: Weights, alpha: float) -> Weights:
-    """Return `alpha v + (1 - alpha) w`, at 0 and 1 one of them bit for bit.
-
-    >>> mix(Weights({"w": torch.tensor([1.0])}), Weights({"w": torch.tensor([5.0])}), 0.25).params
-    {'w': tensor([2.])}
-    """
-    mixed: Weights = map_leaves(lambda one, other: torch.lerp(one, other, alpha), w, v)
-    return mixed
+    traits["trained"] = lambda rows: 2 * local.samples(rows)
+    predict = by_own_weights(task, "own" if pfllib else lambda w, memory: mix(w, memory["own"], memory["alpha"]))
+    return build_method("apfl", task, local, server, cohort, train, predict=predict, **traits)
 
 
 ENTRY = Entry(

@@ -35,11 +35,11 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted
+from fedtide.core.base import Algorithm, Answer, Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached
 from fedtide.fields.types import NonNegative
-from fedtide.learn import SGD, LocalTrainer, ProximalTo, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
+from fedtide.learn import SGD, LocalTrainer, ProximalTo, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
 from fedtide.personal import OWN_MODELS, by_own_weights
 
 State = OneModel
@@ -75,8 +75,8 @@ def ditto(
         v = w if memory is None else memory["own"]
         solved = yield Train(task, solver, v, shard, moment, rng.at("own"), pull)
         next_memory = {"own": detached(solved.weights)}
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, memory=next_memory if all_finite(next_memory) else None, update=delta)
+        kept = next_memory if all_finite(next_memory) else None
+        return answer_update(delta, fitted.loss, shard, weighting, kept)
 
     def trained(rows: Tensor) -> Tensor:
         return local.samples(rows) + solver.samples(rows)

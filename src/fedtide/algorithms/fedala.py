@@ -33,29 +33,17 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
-from fedtide.core.errors import refused
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng, draw_some
-from fedtide.core.weights import layers_of, sub
-from fedtide.fields.types import ForWeights, Positive, Whole
-from fedtide.learn import (
-    SGD,
-    LocalTrainer,
-    ModelByBatch,
-    Server,
-    Steps,
-    Stepwise,
-    Task,
-    Train,
-    Weighting,
-    client_weight,
-    mean_loss,
-)
+from fedtide.core.weights import sub
+from fedtide.fields.types import ForWeights, Positive, PositiveFraction, Whole
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
+from fedtide.learn.by_batch import ModelByBatch, mean_loss
 from fedtide.learn.device import to_cpu
+from fedtide.learn.layers import last_layers
 from fedtide.personal import OWN_MODELS, by_own_weights
 
 LOSSES, DEVIATION, PASSES = 10, 0.1, 100
@@ -66,7 +54,7 @@ def fedala(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     layers: Whole = 1,
-    share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.8,
+    share: PositiveFraction = 0.8,
     eta: Annotated[Positive, ForWeights] = 1.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -84,10 +72,7 @@ def fedala(
     Raises:
         FedtideError: the model has fewer layers.
     """
-    groups = list(layers_of(task.scratch.weights).values())
-    if layers > len(groups):
-        raise refused("layers", layers, f"0 to {len(groups)}, the layers of the model")
-    names = [name for group in groups[len(groups) - layers :] for name in group]
+    names = last_layers(task, layers, "layers")
     one_pass = replace(local, epochs=1, local_steps=None, augment=())
 
     def learn(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Any:
@@ -118,9 +103,8 @@ def fedala(
         fitted = yield Train(task, local, start_of(w, memory), shard, moment, rng)
         if not fitted.steps:
             return None
-        delta, last = sub(fitted.weights, w), {k: v.clone() for k, v in fitted.weights.params.items() if k in names}
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, memory={"own": last, "mix": memory and memory["mix"]}, update=delta)
+        kept = {"own": {k: fitted.weights.params[k].clone() for k in names}, "mix": memory and memory["mix"]}
+        return answer_update(sub(fitted.weights, w), fitted.loss, shard, weighting, kept)
 
     def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return Answer({}, memory=learn(w, memory, shard, moment, rng.at("mix")))

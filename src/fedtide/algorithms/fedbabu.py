@@ -20,10 +20,10 @@ from typing import Any
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
 from fedtide.learn.layers import (
     ALL,
     HEAD,
@@ -62,8 +62,7 @@ def fedbabu(
         if not fitted.steps:
             return None
         delta = pick_layers(thaw_weights(fitted.delta, w), lambda name: not is_head(name))
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, update=delta)
+        return answer_update(delta, fitted.loss, shard, weighting)
 
     @Stepwise
     def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:

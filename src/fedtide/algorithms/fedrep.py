@@ -32,11 +32,11 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.fields.types import Positive, Whole
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, answer_update
 from fedtide.learn.layers import HEAD, Layers, Part, match_layers
 from fedtide.transforms.at_home import with_home
 
@@ -76,9 +76,7 @@ def fedrep(
         after, fitted = yield from of_trunk.train(local, headed, shard, moment, rng)
         if not fitted.steps:
             return None
-        delta = sub(after, w)
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, update=delta)
+        return answer_update(sub(after, w), fitted.loss, shard, weighting)
 
     @Stepwise
     def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:

@@ -21,9 +21,9 @@ Choices:
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
-from fedtide.learn import SGD, Server, Task, Weighting, client_weight
+from fedtide.learn import SGD, Server, Task, Weighting, answer_update
 from fedtide.learn.local import LocalTrainer, gradient_step, one_gradient
 
 
@@ -50,8 +50,7 @@ def fedsgd(
         if step is None:
             return None
         delta, loss = step
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
-        return Answer(total, update=delta)
+        return answer_update(delta, loss, shard, weighting)
 
     return build_method("fedsgd", task, local, server, cohort, train, trained=lambda rows: rows)
 

@@ -37,11 +37,11 @@ from typing import Any
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import NonNegative
-from fedtide.learn import LocalTrainer, Server, Task, Weighting, client_weight
+from fedtide.learn import LocalTrainer, Server, Task, Weighting, answer_update
 from fedtide.learn.server import Flash
 
 
@@ -76,8 +76,7 @@ def flash(
             last = loss
         if not fitted.steps:
             return None
-        total = {"delta": Weighted(fitted.delta, client_weight(shard, weighting))}
-        return Answer(total | {"loss": Weighted(fitted.loss, len(shard))}, update=fitted.delta)
+        return answer_update(fitted.delta, fitted.loss, shard, weighting)
 
     return build_method("flash", task, local, server, cohort, train)
 

@@ -30,12 +30,12 @@ from typing import Any
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add
 from fedtide.fields.types import NonNegative, Positive
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Summed, Task, Train, Weighting, client_weight
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Summed, Task, Train, Weighting, answer_update
 from fedtide.learn.task import join_models, split_models, with_branches
 from fedtide.learn.terms import Contrastive
 from fedtide.models.branched import WHOLE
@@ -75,8 +75,7 @@ def moon(
         if not fitted.steps:
             return None
         (delta,) = split_models(fitted.delta, w, layer, 1)
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
-        return Answer(total, memory={"own": add(w, delta)}, update=delta)
+        return answer_update(delta, fitted.loss, shard, weighting, {"own": add(w, delta)})
 
     return build_method("moon", task, local, server, cohort, train, forward={"train": 2}, keeps=1)
 

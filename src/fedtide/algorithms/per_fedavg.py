@@ -38,11 +38,11 @@ import torch
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted
+from fedtide.core.base import Algorithm, Answer, Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add, sub
 from fedtide.fields.types import ForWeights, NonNegative
-from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, client_weight, mean_loss
+from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
 from fedtide.learn.local import gradient_step
 from fedtide.personal import by_own_weights
 
@@ -80,12 +80,7 @@ def per_fedavg(
             seen.append((value, second.labels))
         if not model.steps:
             return None
-        delta = sub(model.trained(), w)
-        total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
-            "loss": Weighted(mean_loss(seen), len(shard)),
-        }
-        return Answer(total, update=delta)
+        return answer_update(sub(model.trained(), w), mean_loss(seen), shard, weighting)
 
     def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         step = gradient_step(task, LocalTrainer(alpha), w, shard, moment) if alpha else None

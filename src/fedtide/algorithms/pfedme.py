@@ -40,11 +40,11 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.fields.types import ForWeights, Positive, StepCount
-from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, client_weight, mean_loss
+from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
 from fedtide.learn.device import to_cpu
 from fedtide.learn.local import plain_sgd
 from fedtide.personal import OWN_MODELS, by_own_weights
@@ -95,11 +95,7 @@ def pfedme(
             return None
         personal = theta.trained()
         delta = sub(Weights(dict(zip(task.scratch.names, map(to_cpu, w_i), strict=True)), personal.buffers), w)
-        total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
-            "loss": Weighted(mean_loss(seen), len(shard)),
-        }
-        return Answer(total, memory={"own": personal}, update=delta)
+        return answer_update(delta, mean_loss(seen), shard, weighting, {"own": personal})
 
     def trained(rows: Tensor) -> Tensor:
         return inner_steps * local.samples(rows)

@@ -17,6 +17,7 @@ from fedtide.fields.types import (
     Finite,
     Flag,
     Fraction,
+    InnerFraction,
     Positive,
     Strict,
     Whole,
@@ -238,7 +239,7 @@ class Privacy(Strict):
 
     epsilon: Positive | None = None
     multiplier: Positive | None = None
-    delta: Annotated[float, Field(strict=True, gt=0, lt=1)] = 1e-5
+    delta: InnerFraction = 1e-5
     clip: dict[str, Positive] = Field(min_length=1)
     adapt: dict[str, Adapt] = Field(default_factory=dict)
     unit: Literal["client"] = "client"

@@ -8,14 +8,13 @@ standardized by the training rows (`recenter`).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import ingredient
+from fedtide.fields.types import InnerFraction, ingredient
 from fedtide.learn.target import Classes, CountTarget, LabelsTarget, Measured, NumberTarget, QuantileTarget
 
 Place = Callable[[int], str]
@@ -108,7 +107,7 @@ class Quantiles:
         at: ascending, between 0 and 1.
     """
 
-    at: tuple[Annotated[float, Field(strict=True, gt=0, lt=1)], ...] = (0.1, 0.5, 0.9)
+    at: tuple[InnerFraction, ...] = (0.1, 0.5, 0.9)
     kind: Literal["quantiles"] = "quantiles"
 
     def __post_init__(self) -> None:

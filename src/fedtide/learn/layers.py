@@ -11,6 +11,7 @@ from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import refused, unknown
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
+from fedtide.core.weights import layers_of
 from fedtide.fields.types import Distinct
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Steps, Train
@@ -94,6 +95,26 @@ def pick_layers(weights: Weights, is_in: IsIn) -> Weights:
 def put_layers(weights: Weights, part: Weights) -> Weights:
     """Return weights with some layers replaced, in their order; layers that they lack come last."""
     return Weights(weights.params | part.params, weights.buffers | part.buffers)
+
+
+def last_layers(task: Task, count: int, key: str) -> list[str]:
+    """Return the names of the parameters of the last layers of a task's model, in their order.
+
+    Args:
+        task: the task.
+        count: number of layers.
+        key: where it is written, for errors.
+
+    Raises:
+        FedtideError: the model has fewer layers.
+
+    >>> last_layers(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))), 1, "layers")
+    ['2.weight', '2.bias']
+    """
+    layers = list(layers_of(task.scratch.weights).values())
+    if count > len(layers):
+        raise refused(key, count, f"0 to {len(layers)}, the layers of the model")
+    return [name for layer in layers[len(layers) - count :] for name in layer]
 
 
 # -- training while other layers stay as they are ----------------------------------------------------------------------

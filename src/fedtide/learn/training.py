@@ -30,6 +30,26 @@ def client_weight(shard: Shard, weighting: Weighting) -> float:
     return float(len(shard)) if weighting == "samples" else 1.0
 
 
+def answer_update(
+    delta: Weights, loss: float, shard: Shard, weighting: Weighting, memory: Memory = None, **more: Any
+) -> Answer:
+    """Build the answer of a client that has trained: its update and its training loss.
+
+    Args:
+        delta: new minus received weights.
+        loss: mean training loss.
+        shard: the client's samples.
+        weighting: weight of the client in the mean.
+        memory: what it keeps from now on.
+        more: further sums.
+
+    >>> answer_update(Weights({}), 0.5, Shard(*torch.zeros(3, 4)), "uniform").total["loss"]
+    Weighted(value=0.5, weight=4)
+    """
+    total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
+    return Answer(total | more, memory=memory, update=delta)
+
+
 @dataclass(frozen=True)
 class Training:
     """Train the received weights and send the update as a weighted sum; a work.
