@@ -45,13 +45,16 @@ def test_fedcurv():
     algorithm = fedcurv(task, local, lam=0.25, cohort=Everyone(), weighting="uniform")
     fleet, zero = fleet_of(algorithm), at(0.0).params
     first, second = (
-        state for state, _ in quadratics.played(algorithm, fleet, State(at(1.0), None, Sums(zero, zero, 0)), 2)
+        state
+        for state, _ in quadratics.played(
+            algorithm, fleet, State(at(1.0), None, Sums({"fisher": zero, "pulled": zero}, 0)), 2
+        )
     )
-    assert (value(first), float(first.sums.fisher["weight"]), float(first.sums.pulled["weight"])) == (
+    assert (value(first), float(first.sums.parts["fisher"]["weight"]), float(first.sums.parts["pulled"]["weight"])) == (
         1.5, 1 / 4 + 9 / 4, 1 / 4 * 1 / 2 + 9 / 4 * 5 / 2,
     )  # fmt: skip
     assert value(second) == 2.0
-    assert float(fleet.engine.memory.read(0, (99, 0))["fisher"]["weight"]) == (21 / 16) ** 2
+    assert float(fleet.engine.memory.read(0, (99, 0))["parts"]["fisher"]["weight"]) == (21 / 16) ** 2
 
 
 def test_fisher_information_is_the_mean_of_squares_and_not_the_square_of_the_mean():

@@ -65,7 +65,7 @@ def test_two_steps_of_a_client_by_hand():
         found = CENTERS[s].params["weight"] + part.value.params["weight"]
         torch.testing.assert_close(found.flatten(), own, rtol=0, atol=1e-12)
         assert part.weight == 4 * (3 / 4, 1 / 4)[s]
-    assert answer.memory["u"].tolist() == [3 / 4, 1 / 4]
+    assert answer.memory["shares"].tolist() == [3 / 4, 1 / 4]
 
 
 def test_a_center_that_fits_no_row_pulls_by_sigma():
@@ -90,9 +90,9 @@ def test_a_round_by_hand():
 def test_shares_are_estimated_when_two_rounds_began_since():
     """Those of round 2 stay in round 3, whatever the rows, and go in round 4."""
     memory = trained(rows(0, 0, 0, 1), number=2).memory
-    assert trained(rows(1), memory, number=3).memory["u"].tolist() == [3 / 4, 1 / 4]
-    assert trained(rows(1), memory, number=4).memory["u"].tolist() == [1e-4, 1]
-    assert trained(rows(1), memory, number=3, estimate_every=1).memory["u"].tolist() == [1e-4, 1]
+    assert trained(rows(1), memory, number=3).memory["shares"].tolist() == [3 / 4, 1 / 4]
+    assert trained(rows(1), memory, number=4).memory["shares"].tolist() == [1e-4, 1]
+    assert trained(rows(1), memory, number=3, estimate_every=1).memory["shares"].tolist() == [1e-4, 1]
 
 
 def test_a_client_is_served_the_mean_of_the_centers_by_its_shares():

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.flux_like import cluster_profiles, flux_like
+from fedtide.algorithms.flux_like import flux_like
+from fedtide.clusters.clusterer import density_groups
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
@@ -105,18 +106,18 @@ def test_clusters_by_density_at_the_elbow_are_those_of_scikit_learn(seed):
     nearest = np.sort((far + np.diag([np.inf] * len(x))).min(1))
     below = [nearest[0] + (nearest[-1] - nearest[0]) * i / (len(x) - 1) - d for i, d in enumerate(nearest)]
     theirs = sklearn.DBSCAN(eps=nearest[np.argmax(below)] + 1e-12, min_samples=2).fit_predict(x)
-    ours = cluster_profiles(torch.from_numpy(x), 1.0)
+    ours = density_groups(torch.from_numpy(x), 1.0)
     theirs[theirs < 0] = np.arange((theirs < 0).sum()) + theirs.max() + 1
     assert ours.tolist() == theirs.tolist()
 
 
 def test_two_clients_are_one_cluster_however_far_apart():
     """Each is the other's nearest, and both are within the only distance."""
-    assert cluster_profiles(torch.tensor([[0.0], [9.0]]), 1.0).tolist() == [0, 0]
+    assert density_groups(torch.tensor([[0.0], [9.0]]), 1.0).tolist() == [0, 0]
 
 
 def test_one_client_is_one_cluster():
-    assert cluster_profiles(torch.ones(1, 4), 1.0).tolist() == [0]
+    assert density_groups(torch.ones(1, 4), 1.0).tolist() == [0]
 
 
 def test_a_layer_that_the_model_lacks_is_refused():
@@ -138,7 +139,7 @@ def naive(population, model, count, warm, cohort):
             who = population.reachable(moment).tolist()
             profiles = {i: profile_of(population, frozen, i, moment) for i in who}
             scaled, scales = scaled_by_group(profiles)
-            label = cluster_profiles(torch.from_numpy(np.stack([*scaled.values()])), 1.0).tolist()
+            label = density_groups(torch.from_numpy(np.stack([*scaled.values()])), 1.0).tolist()
             cluster = dict(zip(scaled, label, strict=True))
             k = max(cluster.values()) + 1
             models = [models[0]] * k

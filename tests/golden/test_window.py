@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.algorithms.window import merge_shards, window
+from fedtide.algorithms.window import window
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Shard
+from fedtide.learn.kept_rows import merge_shards
 from helpers.stages import TASK, TURN, A, B, X, concepts, holding, rounds
 
 

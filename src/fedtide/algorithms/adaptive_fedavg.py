@@ -29,6 +29,7 @@ Choices:
 """
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -111,10 +112,8 @@ def adaptive_fedavg(
         averages = follow(state.averages, flat(state.weights.params).double(), beta1, beta2, beta3)
         return replace(state, averages=averages), {**facts, "factor": averages.factor}
 
-    round, serve = play_rounds(
-        cohort, step, lambda state: state.weights, lambda state: Sent(state.weights, state.averages.factor)
-    )
-    algorithm = Algorithm("adaptive-fedavg", init, {"train": train}, round, serve, task.predict)
+    send = attrgetter("weights"), lambda state: Sent(state.weights, state.averages.factor)
+    algorithm = Algorithm("adaptive-fedavg", init, {"train": train}, *play_rounds(cohort, step, *send), task.predict)
     return with_cohort(algorithm, cohort, task, local, sends=(Sent,))
 
 

@@ -33,22 +33,18 @@ Choices:
 
 import math
 from dataclasses import replace
-from typing import Annotated
 
 import torch
-import torch.nn.functional as F
-from pydantic import Field
-from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.window import merge_shards
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Facts, Memory, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.fields.types import Count
+from fedtide.fields.types import Count, InnerFraction
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Training, Weighting, step_server
-from fedtide.learn.device import to_cpu
+from fedtide.learn.confidence import confidences, largest_score
+from fedtide.learn.kept_rows import keep_rows, merge_shards, pick_evenly
 from fedtide.learn.target import CLASSES
 
 SURE = "it detects changes by how sure its model is of a class"
@@ -58,7 +54,7 @@ SURE = "it detects changes by how sure its model is of a class"
 def cda_fedavg(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    sensitivity: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.05,
+    sensitivity: InnerFraction = 0.05,
     part: Count = 100,
     window: Count = 1000,
     remembered: Count = 1400,
@@ -89,7 +85,7 @@ def cda_fedavg(
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        concept = pick_evenly(replace(shard, x=to_cpu(shard.x), fetch_val=None), remembered)
+        concept = pick_evenly(keep_rows(shard), remembered)
         store = memory or {"q": torch.empty(0, dtype=torch.float64), "concept": concept, "past": ()}
         q = torch.cat([store["q"], confidences(task, payload, shard)])[-window:]
         changed = largest_score(q, sensitivity, part) > -math.log(sensitivity)
@@ -108,55 +104,6 @@ def cda_fedavg(
 
     forward = {"train": 1}
     return build_method("cda-fedavg", task, local, server, cohort, train, step, forward=forward, remembers=True)
-
-
-def confidences(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """Return the largest probability of a class for each row (rows,); of sequences the mean over steps that count."""
-    sure = task.predict_rows(weights, shard.x, double=True).amax(-1).exp().nan_to_num(0.0)
-    if shard.mask is not None:
-        return (sure * shard.mask).sum(1) / shard.mask.sum(1).clamp(min=1)
-    return sure.flatten(1).mean(1) if sure.dim() > 1 else sure
-
-
-def largest_score(q: Tensor, sensitivity: float, part: int) -> float:
-    """Return the largest s_k of a window (N,); minus infinity if there is no place where confidence falls enough.
-
-    >>> q = torch.tensor([0.9, 0.8, 0.9, 0.5, 0.4, 0.5], dtype=torch.float64)
-    >>> largest_score(q, 0.05, 2) > -math.log(0.05), largest_score(q.flip(0), 0.05, 2)
-    (True, -inf)
-    """
-    if len(q) < 2 * part:
-        return -math.inf
-    q = q.clamp(1e-7, 1 - 1e-7)
-    k = torch.arange(part, len(q) - part + 1)
-    sums = torch.stack([q, q.square(), q.log(), torch.log1p(-q)]).cumsum(1)
-    before, after = sums[:, k - 1], sums[:, -1:] - sums[:, k - 1]
-
-    def fit(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return mean, alpha and beta of the Beta density with the mean and the variance of confidences."""
-        m = sums[0] / count
-        v = torch.minimum((sums[1] / count - m.square()).clamp(min=1e-8), m * (1 - m) - 1e-9)
-        return m, m * (m * (1 - m) / v - 1), (1 - m) * (m * (1 - m) / v - 1)
-
-    def log_norm(a: Tensor, b: Tensor) -> Tensor:
-        return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
-
-    count = len(q) - k
-    (m_b, a_b, b_b), (m_a, a_a, b_a) = fit(before, k), fit(after, count)
-    scores = (a_a - a_b) * after[2] + (b_a - b_b) * after[3] - count * (log_norm(a_a, b_a) - log_norm(a_b, b_b))
-    return float(scores.masked_fill(~(m_a <= (1 - sensitivity) * m_b), -math.inf).max())
-
-
-def pick_evenly(shard: Shard, most: int) -> Shard:
-    """Return at most so many rows of a shard, as evenly by label as there are rows; of sequences the first ones.
-
-    >>> y = torch.tensor([0, 0, 0, 0, 1, 2])
-    >>> pick_evenly(Shard(torch.zeros(6, 1), y, torch.arange(6)), 4).y.tolist()
-    [0, 0, 1, 2]
-    """
-    y = shard.y if shard.y.dim() == 1 else torch.zeros(len(shard), dtype=torch.int64)
-    turn = F.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
-    return shard.pick(turn.argsort(stable=True)[:most].sort().values)
 
 
 ENTRY = Entry(

@@ -37,18 +37,18 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
 from fedtide.core.weights import add, map_leaves, sub, zeros_like
 from fedtide.fields.types import NonNegative
-from fedtide.learn import SGD, Curvature, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, step_server
-from fedtide.learn.training import client_weight
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update, step_server
+from fedtide.learn.terms import Curvature
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of `F_j` and of `F_j w_j`, and the number of the round that they are of."""
+    """Sums of `F_j`, "fisher", and of `F_j w_j`, "pulled", and the number of the round that they are of."""
 
-    fisher: dict[str, Tensor]
-    pulled: dict[str, Tensor]
+    parts: dict[str, dict[str, Tensor]]
     number: int
 
 
@@ -90,30 +90,28 @@ def fedcurv(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         zero = zeros_like(weights.params)
-        return State(weights, server.init(weights), Sums(zero, zero, 0), cohort.init(fleet))
+        return State(weights, server.init(weights), Sums({"fisher": zero, "pulled": zero}, 0), cohort.init(fleet))
 
     @Stepwise
     def train(payload: Sent, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        w, sums = payload.weights, payload.sums
-        fisher, pulled = sums.fisher, sums.pulled
-        if memory is not None and memory["number"] == sums.number:  # its own part is in the sums
-            fisher, pulled = (sub(whole, memory[name]) for whole, name in ((fisher, "fisher"), (pulled, "pulled")))
-        others = [[part[name] for name in task.scratch.names] for part in (fisher, pulled)]
-        fitted = yield Train(task, local, w, shard, moment, rng, Curvature(lam, *others))
+        w, others, number = payload.weights, payload.sums.parts, payload.sums.number
+        if memory is not None and memory["number"] == number:  # its own part is in the sums
+            others = sub(others, memory["parts"])
+        fisher, pulled = ([others[part][name] for name in task.scratch.names] for part in ("fisher", "pulled"))
+        fitted = yield Train(task, local, w, shard, moment, rng, Curvature(lam, fisher, pulled))
         if not fitted.steps:
             return None
-        delta = map_leaves(lambda leaf: leaf.clone(), fitted.delta)  # the module is about to have other weights
+        delta = detached(fitted.delta)  # the module is about to have other weights
         after = add(w, delta)
-        diagonal = task.fisher(after, shard)
+        diagonal = task.fisher(after, shard)  # F_i
         parts = {"fisher": diagonal, "pulled": map_leaves(torch.mul, diagonal, after.params)}
-        total = {name: Weighted(part) for name, part in parts.items()} | {"loss": Weighted(fitted.loss, len(shard))}
-        total["delta"] = Weighted(delta, client_weight(shard, weighting))
-        return Answer(total, memory={**parts, "number": sums.number + 1}, update=delta)
+        kept = {"parts": parts, "number": number + 1}
+        return answer_update(delta, fitted.loss, shard, weighting, kept, parts=Weighted(parts))
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
-        zero = zeros_like(state.weights.params)  # sums are in float64, and clients compute in the type of the weights
-        fisher, pulled = (add(zero, reply.total[name].value) for name in ("fisher", "pulled"))
-        state = replace(state, sums=Sums(fisher, pulled, state.sums.number + 1))
+        # Sums are in float64, and clients compute in the type of the weights.
+        parts = add(zeros_like(state.sums.parts), reply.total["parts"].value)
+        state = replace(state, sums=Sums(parts, state.sums.number + 1))
         return step_server(state, server, mean(reply.total))
 
     send = attrgetter("weights"), lambda state: Sent(state.weights, state.sums)

@@ -39,7 +39,7 @@ from fedtide.cohorts import Arrivals, Cohort, play_rounds
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight, step_server
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
 from fedtide.mixtures.em import Components
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
@@ -104,8 +104,7 @@ def fedem(
         if normalize_by == "everyone":
             total = reply.total["delta"]
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
-        state, facts = step_server(state, server, got)
-        return state, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
+        return em.step(state, server, got)
 
     def adapt(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return em.adapt(payload, memory, shard)

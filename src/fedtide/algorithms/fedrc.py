@@ -39,22 +39,10 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, play_rounds
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Prediction,
-    Reply,
-    Shard,
-    Weighted,
-    Weights,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, step_server
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting
 from fedtide.learn.task import classes_of, row_labels
 from fedtide.mixtures.em import Components
 from fedtide.models.branched import WHOLE
@@ -124,16 +112,15 @@ def fedrc(
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         got = mean(reply.total)
-        state, facts = step_server(state, server, got)
+        state, facts = em.step(state, server, got)
         shares = F.normalize(got["labels"].clamp(min=LEAST_SHARE), p=1, dim=1)  # C_k,y
-        facts = {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
         return replace(state, labels=shares * classes), facts
 
     def adapt(payload: Sent, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return em.adapt(payload.weights, memory, shard, penalty(payload, shard))
 
-    def predict(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        return em.predict(payload.weights, memories, x, owner)
+    def predict(payload: Sent, *rows: Any) -> Any:
+        return em.predict(payload.weights, *rows)
 
     round, serve = play_rounds(cohort, step, lambda state: Sent(state.weights, state.labels))
     return em.build(Algorithm("fedrc", init, {"train": train}, round, serve, predict, adapt), cohort, sends=(Sent,))

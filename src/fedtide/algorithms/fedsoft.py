@@ -30,7 +30,7 @@ Choices:
       first counts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from fedtide.algorithms.entry import Entry
 from fedtide.clusters.rounds import (
     NOT_POOLED,
     Served,
+    answer_models,
     at_most_registered,
     decision_rows,
     init_models,
@@ -48,38 +49,13 @@ from fedtide.clusters.rounds import (
     step_models,
 )
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Notes,
-    Prediction,
-    Reply,
-    Shard,
-    Slotted,
-    Weighted,
-    Weights,
-    mean,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add, sub
 from fedtide.fields.types import Count, Fraction, ModelCount, NonNegative
-from fedtide.learn import (
-    SGD,
-    LocalTrainer,
-    Proximal,
-    Server,
-    Steps,
-    Stepwise,
-    Task,
-    Train,
-    Weighting,
-    client_weight,
-)
+from fedtide.learn import SGD, LocalTrainer, Proximal, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
 from fedtide.learn.steps import finite_losses, row_losses
-from fedtide.personal import by_own_weights
+from fedtide.personal import by_own_mean
 
 
 @dataclass(frozen=True)
@@ -113,7 +89,6 @@ def fedsoft(
         estimate_every: rounds between two estimates of the importance, the paper's tau.
     """
     refuse_equal_start(task, clusters)
-    even = torch.full((clusters,), 1 / clusters, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         centers = init_models(task, rng, clusters)
@@ -129,17 +104,14 @@ def fedsoft(
         if not len(shard):
             return None
         centers, number = payload.models, moment.round // estimate_every
-        u = memory["u"] if memory is not None and memory["number"] == number else importance(centers, shard)
+        u = memory["shares"] if memory is not None and memory["number"] == number else importance(centers, shard)
         start, pull = mix_models(centers, u), lam * float(u.sum())
         fitted = yield Train(task, local, start, shard, moment, rng, Proximal(pull) if pull else None)
         if not fitted.steps:
             return None
-        n = client_weight(shard, weighting)
-        # w_k - c_s, of weight u_ks n_k
-        updates = {s: Weighted(add(sub(start, c), fitted.delta), n * float(u[s])) for s, c in enumerate(centers)}
-        total = {"delta": Slotted(updates, clusters), "loss": Weighted(fitted.loss, len(shard)), "u": Weighted(u, n)}
-        update = {s: part.value for s, part in updates.items()}
-        return Answer(total, memory={"u": u, "number": number}, notes=Notes(branch=u.argmax()), update=update)
+        updates = {s: add(sub(start, c), fitted.delta) for s, c in enumerate(centers)}  # w_k - c_s, of weight u_ks n_k
+        kept, mean_u = {"shares": u, "number": number}, Weighted(u, client_weight(shard, weighting))
+        return answer_models(updates, u, fitted.loss, shard, weighting, kept, u=mean_u)
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         facts = mean({"loss": reply.total["loss"], "importance": reply.total["u"]})
@@ -147,17 +119,11 @@ def fedsoft(
 
     def adapt(payload: Served, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = decision_rows(shard)
-        return Answer({}, memory={"u": importance(payload.models, rows)}) if len(rows) else None
-
-    def predict(payload: Served, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        shares = [even if memory is None else memory["u"] for memory in memories]
-        models = [{"own": mix_models(payload.models, u)} for u in shares]
-        mixed: Prediction = by_own_weights(task, "own")(payload.models[0], models, x, owner)
-        return replace(mixed, choice=torch.stack(shares).argmax(1)[owner])
+        return Answer({}, memory={"shares": importance(payload.models, rows)}) if len(rows) else None
 
     round, serve = play_rounds(cohort, step, lambda state: Served(state.weights))
-    works, check = {"train": train}, at_most_registered(clusters)
-    algorithm = Algorithm("fedsoft", init, works, round, serve, predict, adapt, check=check)
+    predict, check = by_own_mean(task, clusters), at_most_registered(clusters)
+    algorithm = Algorithm("fedsoft", init, {"train": train}, round, serve, predict, adapt, check=check)
     forward = {"train": clusters / estimate_every, "loss": clusters + 1}
     refuses = {**NOT_POOLED, "at-home": "a client trains a mean of all models, and sends an update of each"}
     traits: Any = {"sends": (Served,), "models": "clusters", "refuses": refuses, "remembers": True}

@@ -55,7 +55,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.client_models import (
-    NOT_BY_SUMS,
+    APART,
     REVEALED,
     ClientModels,
     mix_client_models,
@@ -65,14 +65,7 @@ from fedtide.clusters.client_models import (
     train_apart,
 )
 from fedtide.clusters.distance import between
-from fedtide.clusters.profile import (
-    ProfileMap,
-    Profiler,
-    predict_by_profile,
-    profile_question,
-    scale_profiles,
-    scales_of,
-)
+from fedtide.clusters.profile import ProfileMap, Profiler, predict_by_profile, profile_question
 from fedtide.clusters.rounds import Served, build_clustered, mean_over_slots, serve_clusters
 from fedtide.cohorts import Cohort, Everyone, ask_to_train
 from fedtide.core.base import Algorithm, Facts, Fleet, Weights, Work, mean
@@ -124,10 +117,9 @@ def feroma(
         judged_by: "own" judges a client that trained in the last round by its model; "profile" matches all by profile.
     """
     profiler = Profiler(task, layer, halves, epsilon, "feroma")
-    width = profiler.width
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights, none = task.init(rng), torch.zeros(0, 2 * width * (profiler.classes + 1), dtype=torch.float64)
+        weights, none = task.init(rng), profiler.nothing
         return State(weights, no_models(weights), none, none.new_zeros(2, 0), cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -143,7 +135,7 @@ def feroma(
             return state, {}
         profiles = asked.rows["profile"]  # p_i
         if not state.scales.numel():
-            state = replace(state, scales=scales_of(profiles, width))
+            state = replace(state, scales=profiler.scales_of(profiles))
         models = mixtures(state, profiles)
         place = torch.arange(len(asked.clients)).clamp(max=len(models) - 1)
         state, reply, trained = train_apart(fleet, state, asked.clients, models, place, cohort)
@@ -158,7 +150,7 @@ def feroma(
         """Return the model for each of the profiles (n, q), or one for all while no client has trained one."""
         if not len(state.trained.clients):
             return [state.weights]
-        now, before = (scale_profiles(part, state.scales, width) for part in (profiles, state.profiles))
+        now, before = (profiler.scale(part, state.scales) for part in (profiles, state.profiles))
         far = between(now, before, "l2")
         mixed = mix_client_models(state.trained, 1 / (far + NEAREST))  # a_ij
         return [shape_model(model, state.weights) for model in mixed]
@@ -169,10 +161,8 @@ def feroma(
         n, numbers = len(state.trained.clients), torch.cat([clients, state.trained.clients])
         position = torch.full((int(numbers.max()) + 1,), -1).index_copy(0, state.trained.clients, torch.arange(n))
         models = [shape_model(model, state.weights) for model in state.trained.models]
-        places = ProfileMap(
-            state.weights, scale_profiles(state.profiles[:, : 2 * width], state.scales, width), state.scales
-        )
-        served, slot = serve_clusters(models, position, clients, places=places)
+        places = ProfileMap(state.weights, profiler.scale(state.profiles, state.scales), state.scales)
+        served, slot = serve_clusters(models, position, clients, places=profiler.label_free(places))
         mean_model = shape_model(mix_client_models(state.trained, torch.ones(1, n))[0], state.weights)
         match = replace(served[-1], models=(*models, mean_model), usual=n, numbers=None)
         return ([match], torch.zeros_like(slot)) if judged_by == "profile" else ([*served[:-1], match], slot)
@@ -181,7 +171,7 @@ def feroma(
         "profile": profile_question(profiler),
         "train": reveal_model(Training(task, local, weighting)),
     }
-    traits: Any = {"sends": (ProfileMap,), "reveals": (*REVEALED, "profile"), "refuses": NOT_BY_SUMS}
+    traits: Any = {**APART, "sends": (ProfileMap,), "reveals": (*REVEALED, "profile")}
     algorithm = build_clustered("feroma", task, local, cohort, init, round, serve, works, **traits)
     predict = predict_by_profile(profiler)
     # Models are of clients and no clusters, so a choice among them is none to report.

@@ -43,15 +43,8 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.client_models import (
-    NOT_BY_SUMS,
-    REVEALED,
-    mean_client_models,
-    reveal_model,
-    train_apart,
-)
+from fedtide.clusters.client_models import APART, REVEALED, mean_client_models, nearest_model, reveal_model, train_apart
 from fedtide.clusters.clusterer import kmeans_groups
-from fedtide.clusters.distance import between
 from fedtide.clusters.rounds import at_most_registered, build_clustered, mean_over_slots, mix_models, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights
@@ -86,31 +79,32 @@ def fesem(
         clusters: number of models, K.
     """
 
+    even = torch.ones(clusters)
+
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng),) * clusters
         return State(models, torch.full((len(fleet.clients),), -1), cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        models, place = [*state.weights, middle_of(state.weights)], state.cluster[clients]
+        place = state.cluster[clients]
         place = torch.where(place < 0, clusters, place)
+        models = [*state.weights, mix_models(state.weights, even)]
         state, reply, trained = train_apart(fleet, state, clients, models, place, cohort)
         if reply.total is None:
             return state, {}
-        begun, few = bool((state.cluster >= 0).any()), len(trained.clients) < clusters
         parameters = trained.models[:, : flat(state.weights[0].params).numel()]
-        if begun:  # E-step
-            member = nearest_model(parameters, state.weights)
+        begun = bool((state.cluster >= 0).any())
+        few = not begun and len(trained.clients) < clusters
+        if begun:
+            member = nearest_model(parameters, state.weights)  # E-step
         elif few:
             member = torch.zeros_like(trained.clients)
         else:
             member = kmeans_groups(parameters.double().numpy(), clusters, rng.at("centers"))
         weights = tuple(mean_client_models(trained, member, clusters, state.weights))  # M-step
-        facts: Facts = {
-            "loss": mean_over_slots(reply.total, "loss"),
-            "members": torch.bincount(member, minlength=clusters),
-        }
-        if few and not begun:
+        facts: Facts = {"loss": mean_over_slots(reply.total, "loss"), "members": member.bincount(minlength=clusters)}
+        if few:  # one cluster, and nobody is in it yet
             return replace(state, weights=weights[:1] * clusters), facts
         return replace(state, weights=weights, cluster=state.cluster.index_copy(0, trained.clients, member)), facts
 
@@ -120,27 +114,14 @@ def fesem(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if len(payload.models) == 1 or not len(shard):
             return None
-        fitted = local(task, task.loss, middle_of(payload.models), shard, moment, rng.at("place"))
+        fitted = local(task, task.loss, mix_models(payload.models, even), shard, moment, rng.at("place"))
         if not fitted.steps:
             return None
         return Answer({}, memory={"found": nearest_model(flat(fitted.weights.params)[None], payload.models)[0]})
 
     works = {"train": reveal_model(Training(task, local, weighting))}
     check = at_most_registered(clusters)
-    traits: Any = {"reveals": REVEALED, "refuses": NOT_BY_SUMS}
-    return build_clustered("fesem", task, local, cohort, init, round, serve, works, adapt, check, **traits)
-
-
-def middle_of(models: Any) -> Weights:
-    """Return the mean of all models."""
-    mean: Weights = mix_models(models, torch.ones(len(models)))
-    return mean
-
-
-def nearest_model(parameters: Tensor, models: Any) -> Tensor:
-    """Return the model (n,) whose parameters are nearest to rows of parameters (n, P); ties: the first."""
-    centers = torch.stack([flat(model.params) for model in models])
-    return between(parameters, centers, "l2").argmin(1)
+    return build_clustered("fesem", task, local, cohort, init, round, serve, works, adapt, check, **APART)
 
 
 ENTRY = Entry(

@@ -43,16 +43,9 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.clusterer import dbscan, elbow
+from fedtide.clusters.clusterer import density_groups
 from fedtide.clusters.distance import between
-from fedtide.clusters.profile import (
-    ProfileMap,
-    Profiler,
-    predict_by_profile,
-    profile_question,
-    scale_profiles,
-    scales_of,
-)
+from fedtide.clusters.profile import ProfileMap, Profiler, predict_by_profile, profile_question
 from fedtide.clusters.rounds import build_clustered, serve_clusters, train_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weights, Work
@@ -66,16 +59,14 @@ from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 class State:
     """The clusters' models, the optimizer's memo of each, and the clusters; there is one model before they are made.
 
-    cluster: (registered,) of each client, -1 for none; extractor: g; centers: (K, q) mean scaled profiles, (0, q)
-    before; scales: (2, groups) least number and range of each group of numbers; cohort: the cohort's memo.
+    cluster: (registered,) of each client, -1 for none; places: g, the mean scaled profiles (K, q), and their scales;
+    cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     cluster: Tensor = field(metadata=per_client(new=-1))
-    extractor: Weights
-    centers: Tensor
-    scales: Tensor
+    places: ProfileMap | None = None
     cohort: Any = None
 
 
@@ -100,70 +91,53 @@ def flux_like(
         eps_scale: factor on the distance of neighbors.
     """
     profiler = Profiler(task, layer, key="flux-like")
-    width = profiler.width
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.full((len(fleet.clients),), -1)
-        none = torch.zeros(0, 2 * width * (profiler.classes + 1), dtype=torch.float64)
-        memo = cohort.init(fleet)
-        return State((weights,), (server.init(weights),), nobody, weights, none, none.new_zeros(2, 0), memo)
+        return State((weights,), (server.init(weights),), nobody, cohort=cohort.init(fleet))
 
     def make_clusters(state: State, fleet: Fleet) -> State:
         """Cluster all reachable clients; unchanged if none answers."""
         reply = fleet.ask("profile", fleet.reachable, state.weights[0], reveal=("profile",))
         if not len(reply.clients):
             return state
-        scales = scales_of(reply.rows["profile"], width)
-        profiles = scale_profiles(reply.rows["profile"], scales, width)
-        label = cluster_profiles(profiles, eps_scale)
+        scales = profiler.scales_of(reply.rows["profile"])
+        profiles = profiler.scale(reply.rows["profile"], scales)
+        label = density_groups(profiles, eps_scale)
         count = int(label.max()) + 1
         centers = torch.stack([profiles[label == k].mean(0) for k in range(count)])
+        places = ProfileMap(state.weights[0], centers, scales)
         cluster = state.cluster.index_copy(0, reply.clients, label)
-        models, memos, frozen = state.weights * count, state.server * count, state.weights[0]
-        return State(models, memos, cluster, frozen, centers, scales, cohort.renewed(state.cohort))
+        return State(state.weights * count, state.server * count, cluster, places, cohort.renewed(state.cohort))
 
-    def place(state: State, fleet: Fleet, clients: Tensor) -> State:
+    def place(state: State, places: ProfileMap, fleet: Fleet, clients: Tensor) -> State:
         """Let newcomers among the participants join the clusters with the nearest mean profiles."""
         late = clients[state.cluster[clients] < 0]
-        reply = fleet.ask("profile", late, state.extractor, reveal=("profile",)) if len(late) else None
+        reply = fleet.ask("profile", late, places.extractor, reveal=("profile",)) if len(late) else None
         if reply is None or not len(reply.clients):
             return state
-        nearest = between(scale_profiles(reply.rows["profile"], state.scales, width), state.centers, "l2").argmin(1)
+        nearest = between(profiler.scale(reply.rows["profile"], places.scales), places.profiles, "l2").argmin(1)
         return replace(state, cluster=state.cluster.index_copy(0, reply.clients, nearest))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        if fleet.moment.round >= warmup and not len(state.centers):
+        if fleet.moment.round >= warmup and state.places is None:
             state = make_clusters(state, fleet)
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        if len(state.centers):
-            state = place(state, fleet, clients)
+        if state.places is not None:
+            state = place(state, state.places, fleet, clients)
             clients = clients[state.cluster[clients] >= 0]
         cluster = state.cluster[clients].clamp(min=0)
         state, _, facts = train_clusters(fleet, state, clients, cluster, server, cohort)
         return state, {**facts, "clusters": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        places = ProfileMap(state.extractor, state.centers[:, : 2 * width], state.scales)
-        return serve_clusters(state.weights, state.cluster, clients, places=places if len(state.centers) else None)
+        places = None if state.places is None else profiler.label_free(state.places)
+        return serve_clusters(state.weights, state.cluster, clients, places=places)
 
     works: dict[str, Work] = {"profile": profile_question(profiler), "train": Training(task, local, weighting)}
     traits: Any = {"sends": (ProfileMap,), "reveals": ("profile",)}
     algorithm = build_clustered("flux-like", task, local, cohort, init, round, serve, works, **traits)
     return replace(algorithm, predict=predict_by_profile(profiler))
-
-
-def cluster_profiles(profiles: Tensor, eps_scale: float) -> Tensor:
-    """Return the cluster (n,) of each profile (n, q) by density; profiles in no cluster are clusters of one.
-
-    >>> cluster_profiles(torch.tensor([[0.0], [5.0], [0.1], [9.0], [0.2]]), 1.0).tolist()
-    [0, 1, 0, 2, 0]
-    """
-    far = between(profiles, profiles, "l2")
-    nearest = far.clone().fill_diagonal_(torch.inf).min(1).values
-    eps = elbow(nearest) * eps_scale if len(profiles) > 1 else 0.0
-    label = dbscan(far, eps)
-    single = (label < 0).nonzero().flatten()
-    return label.index_copy(0, single, torch.arange(len(single)) + int(label.max()) + 1)
 
 
 ENTRY = Entry(

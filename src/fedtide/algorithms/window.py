@@ -11,10 +11,7 @@ Choices:
       a step are those that it last trained on in that step. One that it holds again counts once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Cohort, Everyone, OneModel, build_method
@@ -22,7 +19,7 @@ from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Training, Weighting
-from fedtide.learn.device import to_cpu
+from fedtide.learn.kept_rows import keep_rows, merge_shards
 
 
 @dataclass(frozen=True)
@@ -60,18 +57,9 @@ def window(
         answer = yield from training.start(payload, None, rows, moment, rng)
         if answer is None or not len(shard):
             return answer
-        old = Kept(step, replace(shard, x=to_cpu(shard.x), fetch_val=None))
-        return replace(answer, memory={"kept": (*past, old)})
+        return replace(answer, memory={"kept": (*past, Kept(step, keep_rows(shard)))})
 
     return build_method("window", task, local, server, cohort, train, remembers=True)
-
-
-def merge_shards(shards: Sequence[Shard]) -> Shard:
-    """Concatenate samples of several shards; a sample in several of them comes from the first."""
-    first, *rest = shards
-    for more in rest:
-        first = first.joined(more.pick(~torch.isin(more.ids, first.ids)))
-    return first
 
 
 ENTRY = Entry("window", window, "weights down, update up", "global", keeps="the rows of recent steps", helps=("drift",))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedtide.clusters.distance import between
 from fedtide.cohorts import Cohort, ask_to_train
 from fedtide.core.base import Answer, Fleet, Memory, Moment, Reply, Shard, Weights
 from fedtide.core.rng import Rng
@@ -24,6 +25,8 @@ COLUMNS = 1 << 16
 WHY = "its server mixes the models of single clients, and not sums"
 NOT_BY_SUMS: Mapping[str, str] = {"anchored": WHY, "pooled": WHY, "shared": WHY}
 """Why transforms of sums have no meaning for such a method."""
+APART: Mapping[str, Any] = {"reveals": REVEALED, "refuses": NOT_BY_SUMS}
+"""Traits of such a method."""
 
 S = TypeVar("S", bound=Any)
 """State of a method: a dataclass with the memo of `cohort`."""
@@ -130,3 +133,12 @@ def mean_client_models(trained: ClientModels, member: Tensor, count: int, like: 
     filled = [k for k in range(count) if share[k].any()]
     means = dict(zip(filled, mix_client_models(trained, share[filled]), strict=True))
     return [shape_model(means[k], like[k]) if k in means else like[k] for k in range(count)]
+
+
+def nearest_model(parameters: Tensor, models: Sequence[Weights]) -> Tensor:
+    """Return the model (n,) whose parameters are nearest to rows of parameters (n, P); ties: the first.
+
+    >>> nearest_model(torch.tensor([[1.0], [9.0]]), [Weights({"w": torch.tensor([k])}) for k in (0.0, 8.0)]).tolist()
+    [0, 1]
+    """
+    return between(parameters, torch.stack([flat(model.params) for model in models]), "l2").argmin(1)

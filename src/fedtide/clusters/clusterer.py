@@ -309,6 +309,21 @@ def elbow(values: Tensor) -> float:
     return float(curve[int((below >= below.max()).nonzero()[-1])])
 
 
+def density_groups(x: Tensor, eps_scale: float = 1.0) -> Tensor:
+    """Return the cluster (rows,) of each row by density; rows in no cluster are clusters of one.
+
+    Neighbors are at most as far apart as the elbow of the distances of rows from their nearest ones, times `eps_scale`.
+
+    >>> density_groups(torch.tensor([[0.0], [5.0], [0.1], [9.0], [0.2]])).tolist()
+    [0, 1, 0, 2, 0]
+    """
+    far = between(x, x, "l2")
+    nearest = far.clone().fill_diagonal_(torch.inf).min(1).values
+    label = dbscan(far, elbow(nearest) * eps_scale if len(x) > 1 else 0.0)
+    single = (label < 0).nonzero().flatten()
+    return label.index_copy(0, single, torch.arange(len(single)) + int(label.max()) + 1)
+
+
 class MovingCenters:
     """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
 

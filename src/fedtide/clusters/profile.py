@@ -6,7 +6,7 @@ and the deviations over all rows, which need no labels, and then the means, and 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -26,6 +26,18 @@ ABSENT = -1.0
 """Number in place of those of a label with fewer than two rows."""
 FLAT = 1e-12
 """Range below which a group of numbers is not scaled."""
+
+
+@dataclass(frozen=True)
+class ProfileMap:
+    """Profiles that are compared: the frozen model, the scaled profiles (K, q), and the scales of `Profiler.scales_of`.
+
+    As a payload to find a model by, profiles have their label-free part alone.
+    """
+
+    extractor: Weights
+    profiles: Tensor
+    scales: Tensor
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,27 @@ class Profiler:
         scale = float(values.max() - values.min()) / (len(z) * self.epsilon)
         return profile + torch.from_numpy(rng.at("noise").numpy().laplace(0.0, scale, len(profile)))
 
+    @property
+    def nothing(self) -> Tensor:
+        """The profiles (0, q) of no client."""
+        return torch.zeros(0, 2 * self.width * (self.classes + 1), dtype=torch.float64)
+
+    def scales_of(self, profiles: Tensor) -> Tensor:
+        """Return the least number and the range (2, groups) of each group of numbers, over all profiles (n, q)."""
+        groups = profiles.unflatten(1, (-1, self.width)).transpose(0, 1).flatten(1)
+        least, most = groups.aminmax(dim=1)
+        return torch.stack([least, torch.where(most - least > FLAT, most - least, 1.0)])
+
+    def scale(self, profiles: Tensor, scales: Tensor) -> Tensor:
+        """Scale profiles, or their first groups of numbers, by `scales_of` (2, groups or more)."""
+        groups = profiles.unflatten(1, (-1, self.width))
+        least, extent = scales[:, : groups.shape[1], None]
+        return ((groups - least) / extent).flatten(1)
+
+    def label_free(self, places: ProfileMap) -> ProfileMap:
+        """Return the map with the part of its profiles that needs no labels."""
+        return replace(places, profiles=places.profiles[:, : 2 * self.width])
+
 
 def moments(z: Tensor) -> Tensor:
     """Return the mean and the deviation (2, d) of each column of rows (rows, d).
@@ -115,33 +148,6 @@ def profile_question(profiler: Profiler) -> Work:
     return profile
 
 
-def scales_of(profiles: Tensor, width: int) -> Tensor:
-    """Return the least number and the range (2, groups) of each group of `width` numbers, over all profiles (n, q).
-
-    >>> scales_of(torch.tensor([[1.0, 3.0, 7.0, 7.0]]), 2).tolist()
-    [[1.0, 7.0], [2.0, 1.0]]
-    """
-    groups = profiles.unflatten(1, (-1, width)).transpose(0, 1).flatten(1)
-    least, most = groups.aminmax(dim=1)
-    return torch.stack([least, torch.where(most - least > FLAT, most - least, 1.0)])
-
-
-def scale_profiles(profiles: Tensor, scales: Tensor, width: int) -> Tensor:
-    """Scale the first groups of numbers of profiles (n, groups * width) by `scales_of` (2, groups or more)."""
-    groups = profiles.unflatten(1, (-1, width))
-    least, extent = scales[:, : groups.shape[1], None]
-    return ((groups - least) / extent).flatten(1)
-
-
-@dataclass(frozen=True)
-class ProfileMap:
-    """Payload to find a model by: the frozen model, the scaled label-free profiles (K, 2 width), and the scales."""
-
-    extractor: Weights
-    profiles: Tensor
-    scales: Tensor
-
-
 def predict_by_profile(profiler: Profiler) -> Callable[[Served, Sequence[Memory], Tensor, Tensor], Prediction]:
     """Build the `predict` of methods whose newcomers take the model with the nearest label-free profile.
 
@@ -155,7 +161,7 @@ def predict_by_profile(profiler: Profiler) -> Callable[[Served, Sequence[Memory]
             return by_cluster(payload, [None] * len(memories), x, owner)
         z, nearest = profiler.features(places.extractor, x), [payload.usual] * len(memories)
         for number in owner.unique().tolist():
-            profile = scale_profiles(moments(z[owner == number]).reshape(1, -1), places.scales, profiler.width)
+            profile = profiler.scale(moments(z[owner == number]).reshape(1, -1), places.scales)
             nearest[number] = between(profile, places.profiles, "l2").argmin()
         return by_cluster(payload, [{"found": model} for model in nearest], x, owner)
 

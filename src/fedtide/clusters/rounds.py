@@ -17,6 +17,7 @@ from fedtide.core.base import (
     Facts,
     Fleet,
     Holdings,
+    Memory,
     Moment,
     Notes,
     Prediction,
@@ -443,12 +444,33 @@ def answer_model(
 ) -> Answer:
     """Build the answer of a client that has trained one of several models: its update, its loss and its choice."""
     chosen = F.one_hot(torch.tensor(j), models).double()
-    total = {
-        "delta": Slotted({j: Weighted(delta, client_weight(shard, weighting))}, models),
-        "loss": Weighted(loss, len(shard)),
-        "members": Weighted(chosen, 1.0),
-    }
-    return Answer(total | more, notes=Notes(branch=torch.tensor(j)), update={j: delta})
+    return answer_models({j: delta}, chosen, loss, shard, weighting, members=Weighted(chosen), **more)
+
+
+def answer_models(
+    updates: Mapping[int, Weights],
+    share: Tensor,
+    loss: float,
+    shard: Shard,
+    weighting: Weighting,
+    memory: Memory = None,
+    **more: Weighted | Slotted,
+) -> Answer:
+    """Build the answer of a client that has trained several models, or one: its update of each, and its loss.
+
+    Args:
+        updates: by the number of the model, new minus received weights.
+        share: (K,) of the client's weight that counts for each model.
+        loss: mean training loss.
+        shard: the client's samples.
+        weighting: weight of the client.
+        memory: what it keeps from now on.
+        more: further sums.
+    """
+    weight = client_weight(shard, weighting)
+    parts = {k: Weighted(update, weight * float(share[k])) for k, update in updates.items()}
+    total = {"delta": Slotted(parts, len(share)), "loss": Weighted(loss, len(shard))}
+    return Answer(total | more, memory=memory, notes=Notes(branch=share.argmax()), update=updates)
 
 
 def accuracy_question(task: Task) -> Work:

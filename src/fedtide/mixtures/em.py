@@ -10,9 +10,9 @@ from torch import Tensor
 from fedtide.clusters.rounds import init_models, refuse_equal_start
 from fedtide.cohorts import with_cohort
 from fedtide.cohorts.selection import Picking
-from fedtide.core.base import Algorithm, Answer, Moment, Notes, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
-from fedtide.learn import LocalTrainer, Steps, Train, Weighting, client_weight
+from fedtide.learn import LocalTrainer, Server, Steps, Train, Weighting, client_weight, step_server
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.learn.task import Task, join_models, needs_likelihood, with_branches
 from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
@@ -120,6 +120,11 @@ class Components:
         for _ in range(self.e_steps):
             pi = e_step(losses, pi, penalty)[1].mean(0)
         return Answer({}, memory={"pi": pi})
+
+    def step(self, state: Any, server: Server, got: Any) -> tuple[Any, Facts]:
+        """Take the server's step along the mean update; facts are of the training and of the mixtures."""
+        state, facts = step_server(state, server, got)
+        return state, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
     def build(self, algorithm: Algorithm[Any], cohort: Picking, **traits: Any) -> Algorithm[Any]:
         """Complete an algorithm whose participants train all components; K whole models cost K times as much as one."""

@@ -15,11 +15,13 @@ from fedtide.personal.ways import (
     Mixture,
     Personal,
     Stacking,
+    by_own_mean,
     by_own_weights,
     predict_by_memory,
 )
 
 __all__ = [
     "OWN_MODELS", "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Neighbors", "Personal", "Stacking",
+    "by_own_mean",
     "by_own_weights", "predict_by_memory",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ samples of a client: no step was taken on them, but the client's two models stop
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.rounds import decision_rows
+from fedtide.clusters.rounds import Served, decision_rows, mix_models
 from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
@@ -437,6 +437,22 @@ def by_own_weights(task: Task, weights_of: str | Callable[[Weights, Any], Weight
             return Prediction(task.predict_rows(weights, x[rows]))
 
         return predict_by_memory(memories, owner, predict_group)
+
+    return predict
+
+
+def by_own_mean(task: Task, models: int) -> Any:
+    """Build the `predict` of methods whose clients take a mean of K received models.
+
+    A client keeps the "shares" (K,) of the mean, and without them takes equal ones.
+    """
+    even = torch.full((models,), 1 / models, dtype=torch.float64)
+
+    def predict(payload: Served, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
+        shares = [even if memory is None else memory["shares"] for memory in memories]
+        means = [{"own": mix_models(payload.models, share)} for share in shares]
+        prediction: Prediction = by_own_weights(task, "own")(payload.models[0], means, x, owner)
+        return replace(prediction, choice=torch.stack(shares).argmax(1)[owner])
 
     return predict
 
