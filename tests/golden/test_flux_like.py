@@ -66,9 +66,9 @@ def test_two_kinds_of_clients_make_two_models():
     assert warm.cluster.tolist() == [-1] * 4
     assert first.cluster.tolist() == second.cluster.tolist() == [0, 1, 1, 0]
     assert (models(first), models(second)) == ([9 / 4, 7 / 8], [7 / 4, 7 / 16])
-    assert float(second.extractor.params["head.weight"]) == 7 / 4
+    assert float(second.places.extractor.params["head.weight"]) == 7 / 4
     wanted = torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 1]], dtype=torch.float64)
-    torch.testing.assert_close(second.centers, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(second.places.profiles, wanted, rtol=0, atol=1e-12)
 
 
 def test_clients_stay_in_their_clusters_whatever_their_rows_become():

@@ -50,6 +50,9 @@ class Profiler:
         halves: number of random halves of the rows that are profiled, one after the other; 0 profiles all rows once.
         epsilon: Laplace noise of scale range / (rows epsilon) on each number; None adds none.
         key: key of the method's options, for errors.
+
+    Raises:
+        FedtideError: the model has no such layer, or its inputs are not vectors.
     """
 
     task: Task
@@ -57,6 +60,9 @@ class Profiler:
     halves: int = 0
     epsilon: float | None = None
     key: str = "profile"
+
+    def __post_init__(self) -> None:
+        feature_width(self.task, self.layer, self.key)
 
     @cached_property
     def classes(self) -> int:
