@@ -17,7 +17,7 @@ from fedtide.laws import case as laws
 from fedtide.laws.case import TOY, Played, merged, played
 from helpers.variants import variants_of
 
-__all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
+__all__ = ["ALIKE", "PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 
 VARIANTS = {
     f"{algorithm} {name}".strip(): (algorithm, options)
@@ -25,6 +25,13 @@ VARIANTS = {
     for name, options in variants_of(algorithm).items()
 }
 """Algorithms as the laws meet them, with their options."""
+
+ALIKE = (
+    "fedasync", "fedbn", "fedntd", "fedprox", "fedsgd", "lg-fedavg", "min-loss", "moon", "pfedme", "q-fedavg", "t-shot",
+    "window", *(name for name, entry in REGISTRY.items() if entry.family == "server-optimizer"),
+)  # fmt: skip
+"""Registered algorithms that are another one with a step of its own, other layers, or another server optimizer: FedBuff,
+FedPer, FedAvg, FedEM's or IFCA's kin, Ditto, CDA-FedAvg. Without `--thorough` few laws run over them."""
 
 
 def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:

@@ -1,7 +1,7 @@
 """Which laws run over which algorithms.
 
 Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
-stands in for an algorithm to come; those in `BRIEF` over presets and all other variants, and with `--thorough` all over
+stands in for an algorithm to come; those in `BRIEF` over those that are `ALIKE` and all other variants, and with `--thorough` all over
 all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that differ in all that a fleet
 sees; so do laws in `FLEETS`. Laws in `TOGETHER` run one by one over those six, and in fewer plays and rounds over the
 others.
@@ -20,7 +20,7 @@ from fedtide.laws import every
 from fedtide.laws.every import Law
 from helpers import sketches
 from helpers.briefly import another_order, carried_on
-from helpers.toys import VARIANTS
+from helpers.toys import ALIKE, VARIANTS
 
 SKETCHES = {
     "helpers.sketches:fielding": Entry(
@@ -42,13 +42,7 @@ DIFFERENT = (
 )  # fmt: skip
 """Variants with types that no registered algorithm has as it is: what they send, keep, reveal or are given."""
 
-PRESETS = ("fedprox", "fedsgd", "q-fedavg", "min-loss", "t-shot")
-"""Registered algorithms that are another with a step of its own, besides those with a server optimizer."""
-
-MAIN = (
-    *(name for name, entry in REGISTRY.items() if entry.family != "server-optimizer" and name not in PRESETS),
-    *DIFFERENT, *SKETCHES,
-)  # fmt: skip
+MAIN = (*(name for name in REGISTRY if name not in ALIKE), *DIFFERENT, *SKETCHES)
 
 APART = ("scaffold", "fielding")
 """Memory that travels; several questions and rows: other processes take long."""

@@ -9,14 +9,14 @@ import pytest
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Cohort
 from fedtide.core import codec
-from helpers.toys import VARIANTS, played, toy
+from helpers.toys import ALIKE, VARIANTS, played, toy
 
 KINDS = [member.kind for member in get_args(get_args(Cohort)[0]) if member.kind != "python"]
 
 
 def param(name: str) -> object:
-    """An algorithm; those that are FedAvg with another server optimizer choose their clients where FedAvg does."""
-    return pytest.param(name, marks=[pytest.mark.thorough] if REGISTRY[name].family == "server-optimizer" else [])
+    """An algorithm; those that are much like another choose their clients where the other does."""
+    return pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else [])
 
 
 NAMES = [name for name, entry in REGISTRY.items() if entry.family != "baseline"]

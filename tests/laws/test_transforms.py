@@ -22,7 +22,7 @@ from fedtide.laws.case import Case
 from fedtide.runs.build import host_of
 from fedtide.transforms import Anchored, AtHome, Personalized, Pooled, Shared, apply
 from fedtide.transforms.transform import why_not
-from helpers.toys import played, toy
+from helpers.toys import ALIKE, played, toy
 
 FEW = {"lr": 0.05, "epochs": 2, "batch_size": 4}
 TRANSFORMS = {
@@ -73,7 +73,7 @@ PAIRS = [(name, kind) for name in REGISTRY for kind in TRANSFORMS]
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS, ids=map(" ".join, PAIRS))
-def test_a_transform_is_refused_in_a_line_or_leaves_alone_what_it_has_nothing_to_do_with(name, kind):
+def test_a_transform_is_refused_in_a_line_or_leaves_alone_what_it_has_nothing_to_do_with(name, kind, thorough):
     if not can_take(name, kind):
         with pytest.raises(FedtideError, match=f"'{kind}' is not allowed with '{name}', because ") as error:
             apply(algorithm(name), TRANSFORMS[kind])
@@ -87,6 +87,8 @@ def test_a_transform_is_refused_in_a_line_or_leaves_alone_what_it_has_nothing_to
         pytest.skip("it has always something to do: tests/golden/test_layers_at_home.py has its laws")
     if kind in ("pooled", "shared") and name not in ONE_CLUSTER:
         pytest.skip(f"{name} has no options with which it has one model")
+    if name in ALIKE and not thorough:
+        pytest.skip("much like others; only with --thorough")
     plain = played(toy(name, options), rounds=3).state
     changed = played(toy(name, {**options, "transforms": [WRITTEN[kind]]}), rounds=3).state
     assert same(inner(changed).weights, plain.weights)
