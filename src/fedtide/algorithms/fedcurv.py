@@ -106,11 +106,13 @@ def fedcurv(
         diagonal = task.fisher(after, shard)  # F_i
         parts = {"fisher": diagonal, "pulled": map_leaves(torch.mul, diagonal, after.params)}
         kept = {"parts": parts, "number": number + 1}
-        return answer_update(delta, fitted.loss, shard, weighting, kept, parts=Weighted(parts))
+        sums = {name: Weighted(part) for name, part in parts.items()}
+        return answer_update(delta, fitted.loss, shard, weighting, kept, **sums)
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # Sums are in float64, and clients compute in the type of the weights.
-        parts = add(zeros_like(state.sums.parts), reply.total["parts"].value)
+        totals = {name: reply.total[name].value for name in state.sums.parts}
+        parts = add(zeros_like(state.sums.parts), totals)
         state = replace(state, sums=Sums(parts, state.sums.number + 1))
         return step_server(state, server, mean(reply.total))
 
