@@ -95,8 +95,8 @@ def apfl(
         if not shared.steps:
             return None
         w_i, v_i = shared.trained(), personal.trained()
-        kept = {"own": mix(w_i, v_i, a) if pfllib else v_i, "alpha": a}
-        return answer_update(sub(w_i, w), mean_loss(seen), shard, weighting, kept)
+        next_memory = {"own": mix(w_i, v_i, a) if pfllib else v_i, "alpha": a}
+        return answer_update(sub(w_i, w), mean_loss(seen), shard, weighting, next_memory)
 
     traits: dict[str, Any] = {"keeps": 1, "remembers": True, "refuses": OWN_MODELS}
     traits["trained"] = lambda rows: 2 * local.samples(rows)

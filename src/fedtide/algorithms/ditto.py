@@ -74,9 +74,9 @@ def ditto(
         pull = ProximalTo(lam, [w.params[name] for name in task.scratch.names])
         v = w if memory is None else memory["own"]
         solved = yield Train(task, solver, v, shard, moment, rng.at("own"), pull)
-        next_memory = {"own": detached(solved.weights)}
-        kept = next_memory if all_finite(next_memory) else None
-        return answer_update(delta, fitted.loss, shard, weighting, kept)
+        model = {"own": detached(solved.weights)}
+        next_memory = model if all_finite(model) else None
+        return answer_update(delta, fitted.loss, shard, weighting, next_memory)
 
     def trained(rows: Tensor) -> Tensor:
         return local.samples(rows) + solver.samples(rows)

@@ -103,8 +103,8 @@ def fedala(
         fitted = yield Train(task, local, start_of(w, memory), shard, moment, rng)
         if not fitted.steps:
             return None
-        kept = {"own": {k: fitted.weights.params[k].clone() for k in names}, "mix": memory and memory["mix"]}
-        return answer_update(sub(fitted.weights, w), fitted.loss, shard, weighting, kept)
+        next_memory = {"own": {k: fitted.weights.params[k].clone() for k in names}, "mix": memory and memory["mix"]}
+        return answer_update(sub(fitted.weights, w), fitted.loss, shard, weighting, next_memory)
 
     def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return Answer({}, memory=learn(w, memory, shard, moment, rng.at("mix")))

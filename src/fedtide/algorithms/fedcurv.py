@@ -105,9 +105,9 @@ def fedcurv(
         after = add(w, delta)
         diagonal = task.fisher(after, shard)  # F_i
         parts = {"fisher": diagonal, "pulled": map_leaves(torch.mul, diagonal, after.params)}
-        kept = {"parts": parts, "number": number + 1}
+        next_memory = {"parts": parts, "number": number + 1}
         sums = {name: Weighted(part) for name, part in parts.items()}
-        return answer_update(delta, fitted.loss, shard, weighting, kept, **sums)
+        return answer_update(delta, fitted.loss, shard, weighting, next_memory, **sums)
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # Sums are in float64, and clients compute in the type of the weights.

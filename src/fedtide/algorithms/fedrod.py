@@ -66,9 +66,9 @@ def fedrod(
         if not fitted.steps:
             return None
         delta, change = heads.split(fitted.delta)
-        own = add(heads.split(start)[1], change)
-        kept = {"own": own} if all_finite(own) else None
-        return answer_update(delta, fitted.loss, shard, weighting, kept)
+        head = add(heads.split(start)[1], change)
+        next_memory = {"own": head} if all_finite(head) else None
+        return answer_update(delta, fitted.loss, shard, weighting, next_memory)
 
     traits: dict[str, Any] = {"keeps": 1, "refuses": OWN_MODELS}
     plain = build_method("fedrod", task, local, server, cohort, train, **traits)

@@ -110,8 +110,8 @@ def fedsoft(
         if not fitted.steps:
             return None
         updates = {s: add(sub(start, c), fitted.delta) for s, c in enumerate(centers)}  # w_k - c_s, of weight u_ks n_k
-        kept, mean_u = {"shares": u, "number": number}, Weighted(u, client_weight(shard, weighting))
-        return answer_models(updates, u, fitted.loss, shard, weighting, kept, u=mean_u)
+        next_memory, mean_u = {"shares": u, "number": number}, Weighted(u, client_weight(shard, weighting))
+        return answer_models(updates, u, fitted.loss, shard, weighting, next_memory, u=mean_u)
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         facts = mean({"loss": reply.total["loss"], "importance": reply.total["u"]})
