@@ -30,8 +30,10 @@ ALIKE = (
     "fedasync", "fedbn", "fedntd", "fedprox", "fedsgd", "lg-fedavg", "min-loss", "moon", "pfedme", "q-fedavg", "t-shot",
     "window", *(name for name, entry in REGISTRY.items() if entry.family == "server-optimizer"),
 )  # fmt: skip
-"""Registered algorithms that are another one with a step of its own, other layers, or another server optimizer: FedBuff,
-FedPer, FedAvg, FedEM's or IFCA's kin, Ditto, CDA-FedAvg. Without `--thorough` few laws run over them."""
+"""Registered algorithms that are much like another: it with a step of its own, other layers, or another optimizer.
+
+Without `--thorough` few laws run over them.
+"""
 
 
 def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:

@@ -1,10 +1,10 @@
 """Which laws run over which algorithms.
 
 Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
-stands in for an algorithm to come; those in `BRIEF` over those that are `ALIKE` and all other variants, and with `--thorough` all over
-all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that differ in all that a fleet
-sees; so do laws in `FLEETS`. Laws in `TOGETHER` run one by one over those six, and in fewer plays and rounds over the
-others.
+stands in for an algorithm to come; those in `BRIEF` over those that are `ALIKE` and all other variants, and with
+`--thorough` all over all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that
+differ in all that a fleet sees; so do laws in `FLEETS`. Laws in `TOGETHER` run one by one over those six, and in fewer
+plays and rounds over the others.
 """
 
 from __future__ import annotations
