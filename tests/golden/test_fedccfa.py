@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedtide as ft
+from fedtide.algorithms.fedbabu import fedbabu
 from fedtide.algorithms.fedccfa import draw_balanced, fedccfa, merge
+from fedtide.algorithms.fedpac import fedpac
 from fedtide.algorithms.fedrep import fedrep
 from fedtide.clusters.distance import madd
 from fedtide.core.base import Moment, Shard, Weights
@@ -245,3 +247,11 @@ def test_networks_without_a_row_for_each_class_are_one_line():
     x = torch.zeros(1, 4)
     with pytest.raises(FedtideError, match=r"fedccfa.*the head has no row for each class"):
         fedccfa(Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm((1, 3))), example=x[:, None]))
+
+
+@pytest.mark.parametrize("make", [fedbabu, fedccfa, fedpac])
+def test_a_network_of_one_layer_has_no_trunk(make):
+    with pytest.raises(FedtideError, match=rf"model: found 'one layer', but '{make.__name__}' trains all but the last"):
+        make(Task(lambda: nn.Sequential(nn.Linear(4, 3)), example=torch.zeros(1, 4)))
+    with pytest.raises(FedtideError, match="one layer"):
+        make(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4)))

@@ -28,6 +28,7 @@ from fedtide.learn.layers import (
     ALL,
     HEAD,
     Layers,
+    check_trunk,
     freeze_layers,
     freeze_weights,
     match_layers,
@@ -53,6 +54,7 @@ def fedbabu(
         tuned: layers that it trains: "all", "head", "trunk", or names.
     """
     tune = replace(local, epochs=5, local_steps=None) if tuning is None else tuning
+    check_trunk(task, "fedbabu")
     is_head, is_tuned = match_layers(task, (HEAD,), "head"), match_layers(task, tuned, "tuned")
     of_trunk, of_tuned = (freeze_layers(task, is_in) for is_in in (is_head, lambda name: not is_tuned(name)))
 

@@ -84,6 +84,18 @@ def last_layer(task: Task) -> str:
     return HEAD if any(in_layer(name, HEAD) for name in names) else names[-1].rpartition(".")[0]
 
 
+def check_trunk(task: Task, method: str) -> None:
+    """Raise if the last layer of a task's model is the only one, so that there is no trunk to train.
+
+    Args:
+        task: the task.
+        method: name of the method, for the error.
+    """
+    last = last_layer(task)
+    if not last or all(in_layer(name, last) for name in task.scratch.names):
+        raise refused("model", "one layer", "a network of several", f"'{method}' trains all but the last one")
+
+
 def pick_layers(weights: Weights, is_in: IsIn) -> Weights:
     """Return the part of weights, or of an update, that is in some layers."""
     params, buffers = (

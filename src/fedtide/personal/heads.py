@@ -12,7 +12,7 @@ from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.learn import LocalTrainer, Steps, Summed, Task
-from fedtide.learn.layers import Part, last_layer, pick_layers, put_layers
+from fedtide.learn.layers import Part, check_trunk, last_layer, pick_layers, put_layers
 from fedtide.learn.steps import Features
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import example_of, join_models, split_models, width, with_branches
@@ -33,12 +33,13 @@ class Headed:
         method: name of the method, for errors.
 
     Raises:
-        FedtideError: rows have no classes, or several labels, or the last layer is no head of vectors.
+        FedtideError: rows have no classes, or several labels, or the last layer is no head of vectors, or the only one.
     """
 
     def __init__(self, task: Task, method: str) -> None:
         if task.target != CLASSES:
             raise refused("algorithm", method, "another one if rows have no classes (data.target)")
+        check_trunk(task, method)
         self.task, self.layer = task, last_layer(task)
         outputs = next(iter(task.outputs(task.scratch.weights, example_of(task, f"the classes of '{method}'"))))
         self.classes = outputs.shape[-1]
