@@ -1,7 +1,8 @@
 """Laws of transforms, over every method and every transform that it can take.
 
 A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster
-there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone.
+there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone,
+and so does training on need, if it is always needed.
 Two that both apply give the same in either order.
 """
 
@@ -20,7 +21,7 @@ from fedtide.core.trees import same
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.runs.build import host_of
-from fedtide.transforms import Anchored, AtHome, Personalized, Pooled, Shared, apply
+from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, Shared, apply
 from fedtide.transforms.transform import why_not
 from helpers.toys import ALIKE, played, toy
 
@@ -28,6 +29,7 @@ FEW = {"lr": 0.05, "epochs": 2, "batch_size": 4}
 TRANSFORMS = {
     "anchored": Anchored(),
     "at-home": AtHome(),
+    "on-need": OnNeed(),
     "pooled": Pooled(),
     "shared": Shared(),
     "personalized": Personalized({"kind": "fine-tuned", "solver": FEW}),
@@ -35,10 +37,14 @@ TRANSFORMS = {
 WRITTEN = {
     "anchored": "anchored",
     "at-home": "at-home",
+    "on-need": {"kind": "on-need", "patience": 99},
     "pooled": "pooled",
     "shared": {"kind": "shared", "layers": "trunk"},
     "personalized": {"kind": "fine-tuned", "solver": FEW},
 }
+PAUSING = {"on-need": {"kind": "on-need", "rise": 0.05, "patience": 1}}
+"""A form of a transform that does more, for the laws."""
+
 K_MEANS = {"clustering": {"kind": "k-means", "k_max": 1}}
 ONE_CLUSTER = {
     "aem": {"clusters": 1},
@@ -107,7 +113,7 @@ ORDERS = [(name, *pair) for name in REGISTRY for pair in combinations(TRANSFORMS
 def test_two_transforms_give_the_same_in_either_order(name, one, two, thorough):
     if not (can_take(name, one) and can_take(name, two)):
         pytest.skip("one of them has no meaning for it")
-    if "at-home" in (one, two) and "personalized" not in (one, two):
+    if "at-home" in (one, two) and not {"on-need", "personalized"} & {one, two}:
         with pytest.raises(FedtideError, match="'at-home' is not allowed with '"):
             apply(algorithm(name), TRANSFORMS[one], TRANSFORMS[two])
         return
@@ -131,9 +137,8 @@ def test_laws_hold_for_a_method_with_a_transform(name, kind, thorough):
         pytest.skip("it has no meaning for it")
     if not (thorough or name in ("ifca", "fedem", "fielding")):
         pytest.skip("much like others; only with --thorough")
-    case = Case(
-        lambda given=None, **changes: toy(name, {**(given or {}), "transforms": [WRITTEN[kind]]}, **changes), None
-    )
+    written = PAUSING.get(kind, WRITTEN[kind])
+    case = Case(lambda given=None, **changes: toy(name, {**(given or {}), "transforms": [written]}, **changes), None)
     held, exempt = 0, [law.check for law in every.LAWS if law.name in REGISTRY[name].exempt]
     for law in LAWS:
         if law in exempt:

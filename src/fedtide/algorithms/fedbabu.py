@@ -72,7 +72,8 @@ def fedbabu(
         fitted = yield Train(of_tuned, tune, begin, shard, moment, rng)
         return Answer({}, memory={"own": detached(thaw_weights(fitted.weights, w))}) if fitted.steps else None
 
-    plain = build_method("fedbabu", task, local, server, cohort, train)
+    refuses = {"at-home": "clients train and send the trunk alone"}
+    plain = build_method("fedbabu", task, local, server, cohort, train, refuses=refuses)
     return replace(plain, adapt=adapt, predict=by_own_weights(task, "own"), others={"not tuned": plain})
 
 

@@ -94,7 +94,8 @@ def feddyn(
 
     algorithm = Algorithm("feddyn", init, {"train": train}, round, shared_weights, task.predict)
     unprivate = "clients keep a sum of their updates, and the server's sum would be of clipped ones"
-    return with_cohort(algorithm, cohort, task, local, keeps=1, unprivate=unprivate)
+    refuses = {"at-home": "clients keep gradients of all layers"}
+    return with_cohort(algorithm, cohort, task, local, keeps=1, unprivate=unprivate, refuses=refuses)
 
 
 ENTRY = Entry(

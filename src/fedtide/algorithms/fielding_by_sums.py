@@ -81,7 +81,7 @@ class Sent:
 
     centers: (K, d). open, full: (K,) clusters that a client may take, and those with others in them. made: number of
     clusterings so far. usual: cluster of a client without samples. at: model for the representation. again: whether it
-    may report once more. numbers: none, because all models are sent.
+    may report once more. numbers, count: none, because all models are sent.
     """
 
     centers: Tensor
@@ -95,6 +95,7 @@ class Sent:
     slots: Tensor | None = None
     again: bool | None = None
     numbers: None = None
+    count: None = None
 
 
 @dataclass(frozen=True)

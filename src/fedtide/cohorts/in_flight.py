@@ -125,6 +125,7 @@ def build_asynchronous(
 
     works = {"train": Training(task, local, weighting)}
     traits = Traits(
+        refuses={"on-need": "clients in flight train over several rounds, and a pause would not stop them"},
         unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",
         unprivate="a client may answer in the rounds of several models, and no budget plans these",
     )

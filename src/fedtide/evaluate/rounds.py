@@ -16,6 +16,8 @@ from fedtide.data.saved import CLASSES
 from fedtide.draw.tables import is_cell
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
+from fedtide.fleets.devices import samples_of
+from fedtide.learn.local import question_cost
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
@@ -69,6 +71,7 @@ def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
         "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
         "down": cost.down,
         "up": cost.up,
+        **samples(truth, step, judge),
         **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
         **({} if fleet.ledger is None else {"epsilon": fleet.ledger.epsilon(), **fleet.ledger.draws}),
         **shares(truth, step, participants),
@@ -80,6 +83,15 @@ def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
+
+
+def samples(truth: Population | None, step: Step, judge: Judge) -> dict[str, float]:
+    """Count the samples that clients whose answers counted put through a model, forward and back, if rows are known."""
+    if truth is None:
+        return {}
+    cost = question_cost(judge.algorithm)
+    counts = [(query.ask, truth.counts(query.answered, "train", step.moment)) for query in judge.fleet.queries]
+    return {"samples": sum(float(samples_of(ask, rows, cost).sum()) for ask, rows in counts)}
 
 
 def _sent(query: Query) -> int:

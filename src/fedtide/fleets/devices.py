@@ -46,6 +46,11 @@ class SteadyClock:
         return self.seconds
 
 
+def samples_of(ask: Ask, rows: Tensor, cost: ComputeCost) -> Tensor:
+    """Return how many samples, forward and back, a question means for clients that hold so many rows (clients,)."""
+    return cost(ask.question, rows) if ask.passes is None else rows * ask.passes / 3
+
+
 @dataclass(frozen=True)
 class DeviceClock:
     """A clock on which every client is a device with a speed and a line of its own.
@@ -84,8 +89,7 @@ class DeviceClock:
             up: bytes that each client sends.
         """
         clients = ask.clients
-        cost = self.cost(ask.question, rows) if ask.passes is None else rows * ask.passes / 3
-        compute = self.compute[clients].double() * cost
+        compute = self.compute[clients].double() * samples_of(ask, rows, self.cost)
         return compute + down / self.bandwidth[clients].double() + up / self.upload[clients].double()
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:

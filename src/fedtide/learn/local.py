@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.base import ComputeCost, Models, Moment, Shard, Weights
+from fedtide.core.base import Algorithm, ComputeCost, Models, Moment, Shard, Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, unshare
@@ -612,6 +612,13 @@ def training_cost(
         return once + (train or local.samples)(rows) if question == "train" else once
 
     return cost
+
+
+def question_cost(algorithm: Algorithm) -> ComputeCost:
+    """Return the computation that an algorithm's questions cost clients: as it declares, else that of its training."""
+    local = algorithm.options.get("local")
+    solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # a user's algorithm may have none
+    return algorithm.traits.compute_cost or training_cost(solver, {})
 
 
 def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:

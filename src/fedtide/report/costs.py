@@ -11,7 +11,7 @@ from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import time_to_accuracy
 from fedtide.evaluate.rounds import score_in
-from fedtide.report.formats import FORMATS, Number, arrival, count, percent, rounds, seconds, size
+from fedtide.report.formats import FORMATS, Format, Number, arrival, count, percent, rounds, rounds_count, seconds, size
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
@@ -31,6 +31,15 @@ COSTS = (
     Number("evaluation_seconds", seconds, "evaluation"),
     REFUSED,
 )
+
+ROUNDS_TRAINED = Number("rounds_trained", rounds_count, "rounds with training")
+
+WORK = (
+    Number("samples", Format("million", 1e-6), "samples"),
+    Number("per_million_samples", Format(scale=100.0), "points per million samples"),
+    Number("per_second", Format(scale=100.0), "points per second of training"),
+)
+"""Work of clients, and the mean accuracy over rounds for it."""
 
 TIMES = (
     Number("time_to_accuracy", seconds, "{} to the final {} of {}", reached="reached_accuracy"),
@@ -56,7 +65,7 @@ OTHERS = (
     Number("epsilon"),
 )
 
-NUMBERS = (*COSTS, *TIMES, *CLOCK, *OTHERS)
+NUMBERS = (*COSTS, ROUNDS_TRAINED, *WORK, *TIMES, *CLOCK, *OTHERS)
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
@@ -79,7 +88,20 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     losses = losses[np.isfinite(losses)]
     if len(losses):
         out |= {"first_loss": float(losses[0]), "peak_loss": float(losses.max())}
+    out["rounds_trained"] = float(sum(line["trained"][0] > 0 for line in run.lines if "trained" in line))
+    out |= _work(record, run, out["seconds"])
     return out | (_times(record, run) if run.ends_judged(record.view) else {})
+
+
+def _work(record: ExperimentRecord, run: RunRecord, seconds: float) -> dict[str, float]:
+    """Return the samples that clients computed with, and the mean accuracy over rounds for them and for the seconds."""
+    samples = run.every_round(at("samples"))
+    out = {"samples": float(samples.sum())} if np.isfinite(samples).all() else {}
+    if run.ends_judged(record.view):
+        mean = run.late(record.view, run.accuracy(record.view), len(run.lines))
+        spent = {"per_million_samples": out.get("samples", 0.0) / 1e6, "per_second": seconds}
+        out |= {name: mean / cost for name, cost in spent.items() if cost > 0}
+    return out
 
 
 def _answers_one_class(run: RunRecord, view: str) -> bool:
@@ -129,19 +151,23 @@ def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 
 @plan_table("Cost")
 def cost_table(record: ExperimentRecord, summary: Summary) -> Table:
-    """Build the table of bytes sent, wall clock, refused answers, and times to a target.
+    """Build the table of bytes sent, wall clock, refused answers, work and what it brings, and times to a target.
 
-    Bytes and wall-clock seconds of one run; a seed that never reaches a target and stays there counts with its end (≥).
+    Bytes, wall-clock seconds and samples of one run; a pass without gradients counts as a third of a sample. Points are
+    the mean {score} over all rounds. A seed that never reaches a target and stays there counts with its end (≥).
     """
     clock = "rounds" if summary.clock == "rounds" else "simulated time"
     baseline = summary.paired[0].baseline if summary.paired else ""
     without = {"time_to_accuracy"} if not summary.paired else set()
     without |= {"time_to_target"} if summary.clock == "rounds" else set()
     times = [t for t in TIMES if t.name not in without and any(t.name in m.measures for m in summary.methods)]
-    header = ["method", *(number.title.format(clock, summary.score, baseline) for number in (*COSTS, *times))]
+    finite = {name for m in summary.methods for name in m.measures if m.measure(name).mean is not None}
+    pauses = any(value < summary.rounds for m in summary.methods for value in m.measure("rounds_trained").values)
+    costs = (*COSTS, *[ROUNDS_TRAINED] * pauses, *(number for number in WORK if number.name in finite))
+    header = ["method", *(number.title.format(clock, summary.score, baseline) for number in (*costs, *times))]
     rows = []
     for m in summary.methods:
-        cells = [number.written(m.measure(number.name)) for number in COSTS]
+        cells = [number.written(m.measure(number.name)) for number in costs]
         for time in times:
             written = FORMATS[summary.units[time.name]] if time.name in summary.units else time.written
             cells.append(arrival(m.measure(time.name), m.measure(time.reached), written))

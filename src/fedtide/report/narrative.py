@@ -21,7 +21,7 @@ ORACLE = "oracle"
 
 SAME_RUN = (
     "the same run as {}: often there was nothing to cluster, or every client makes a single local step in a round "
-    "(local.batch_size, epochs), or all clients are of one size"
+    "(local.batch_size, epochs), or all clients are of one size, or every round needed training"
 )
 """Sentence about two methods that are the same run, with the likely reasons."""
 

@@ -37,7 +37,7 @@ from fedtide.fields.user_code import build_part, call, called_itself, imported
 from fedtide.fleets.devices import Clock
 from fedtide.fleets.engines import Host
 from fedtide.learn.device import CPU, find_device, name_of
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import question_cost
 from fedtide.learn.module_check import Embeddings, check_module
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
@@ -275,11 +275,8 @@ class Built:
     @cached_property
     def clock(self) -> Clock:
         """The clock of a run; the device of each client follows from the run's seed."""
-        algorithm, population, directory = self.host.algorithm, self.host.population, self.experiment.data.directory
-        local = self.method.settings().get("local")
-        solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # a user's algorithm may have none
-        cost = algorithm.traits.compute_cost or training_cost(solver, {})
-        folder = Path(directory) if directory else None
+        population, directory = self.host.population, self.experiment.data.directory
+        cost, folder = question_cost(self.host.algorithm), Path(directory) if directory else None
         return self.experiment.timing.clock(population.registered, population.seed, folder, cost)
 
     @cached_property

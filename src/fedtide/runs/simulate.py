@@ -29,7 +29,7 @@ from fedtide.fields.types import Count, Spelled, Strict, Whole, as_written
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import LocalTrainer, check_fit, training_cost
+from fedtide.learn.local import check_fit, question_cost
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.runs.build import rows_for
@@ -244,8 +244,7 @@ def simulate(
     late = [number for number in probed if number >= rounds]
     if late:
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
-    cost = algorithm.traits.compute_cost or training_cost(LocalTrainer(), {})
-    clock = devices.clock(population.registered, seed, None, cost)
+    clock = devices.clock(population.registered, seed, None, question_cost(algorithm))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     judge = Judge(algorithm, fleet, judged, metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")

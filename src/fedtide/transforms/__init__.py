@@ -17,18 +17,19 @@ from fedtide.core.errors import nearest
 from fedtide.fields.types import by_kind
 from fedtide.transforms.anchored import Anchored, anchored
 from fedtide.transforms.at_home import AtHome, at_home
+from fedtide.transforms.on_need import OnNeed, on_need
 from fedtide.transforms.personalized import WAYS, Personalized, personalized
 from fedtide.transforms.pooled import Pooled, pooled
 from fedtide.transforms.shared import Shared, shared
 from fedtide.transforms.transform import apply
 
 __all__ = [
-    "Anchored", "AnyTransform", "AtHome", "Personalized", "Pooled", "Shared",
-    "anchored", "apply", "at_home", "personalized", "pooled", "shared",
+    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Shared",
+    "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "shared",
 ]  # fmt: skip
 
 
-KINDS = ("anchored", "at-home", "pooled", "shared", "personalized")
+KINDS = ("anchored", "at-home", "on-need", "pooled", "shared", "personalized")
 
 
 def _spelled(value: Any) -> Any:
@@ -43,7 +44,7 @@ def _spelled(value: Any) -> Any:
 
 
 AnyTransform = Annotated[
-    Annotated[Anchored | AtHome | Pooled | Shared | Personalized, Field(discriminator="kind")],
+    Annotated[Anchored | AtHome | OnNeed | Pooled | Shared | Personalized, Field(discriminator="kind")],
     BeforeValidator(_spelled),
 ]
 """One of the transforms."""

@@ -155,7 +155,7 @@ def received(payload: Payload) -> tuple[Sequence[Weights], Tensor, int, int]:
         return (*models, payload.anchor), torch.cat([numbers, torch.tensor([count])]), len(models), count + 1
     if isinstance(payload, Weights):
         return (payload,), torch.zeros(1, dtype=torch.int64), 0, 1
-    if not isinstance(payload, Served):
+    if not isinstance(payload, Served) and not hasattr(payload, "usual"):  # a payload of its own may hold models, too
         raise FedtideError(
             "transforms: 'personalized' is not allowed, because the method serves clients no whole models"
         )

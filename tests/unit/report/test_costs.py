@@ -122,6 +122,33 @@ def test_a_seed_at_which_only_the_rival_arrives_is_open(tmp_path, ours, verdict)
     assert sooner(summary, "Late", "Ours", less=False).verdict == verdict
 
 
+def test_rounds_without_training_cost_their_judgment_by_hand(tmp_path):
+    """Four participants of eight rows: training is 32 samples, a judgment a third of that. 43 weights are 172 bytes.
+
+    Up come a share and a weight of 8 bytes, and in rounds that train the update, two weights and a loss.
+    """
+    on_need = {**A, "name": "sparing", "transforms": [{"kind": "on-need", "rise": 0.05, "patience": 1}]}
+    root = finished(tmp_path / "run", study(A, on_need, rounds=12))
+    (record,) = read_experiment(root)
+    summary, name = summarize(record), "sparing (on need)"
+    lines = lines_of(record.methods[1].runs[0].folder)
+    trained = [bool(line["trained"][0]) for line in lines]
+    assert 0 < sum(trained) < 12
+    for line, trains in zip(lines, trained, strict=True):
+        assert line["samples"] == pytest.approx(32 / 3 + 32 * trains)
+        assert (line["down"], line["up"]) == (4 * 172 * (1 + trains), 4 * (16 + 196 * trains))
+        assert ("loss" in line["facts"]) is trains
+    assert values(summary, name, "rounds_trained") == [sum(trained)]
+    accuracy = values(summary, name, "mean_over_rounds")[0]
+    assert values(summary, name, "per_million_samples")[0] == pytest.approx(accuracy * 1e6 / (128 + 32 * sum(trained)))
+    table = cost_table(record, summary)
+    column = table.header.index("rounds with training")
+    assert [row[column] for row in table.rows] == ["12", str(sum(trained))]
+    # Without pauses nothing is said of them.
+    alone = replace(record, methods=record.methods[:1])
+    assert "rounds with training" not in cost_table(alone, summarize(alone)).header
+
+
 def test_with_a_clock_times_are_seconds_and_cut_at_the_end_of_the_shorter_run(tmp_path):
     """A round of Ours takes 3 s, of Late 1 s: Late ends at 10 s, Ours at 30 s.
 

@@ -144,6 +144,15 @@ def test_costs_by_hand(root, summary, method):
     timings = [json.loads(line) for line in (folders / "0" / "timings.jsonl").read_text().splitlines()]
     assert measures["seconds"].values[0] == pytest.approx(sum(t["seconds"] for t in timings))
     assert measures["evaluation_seconds"].values[0] == pytest.approx(sum(t["evaluation"] for t in timings))
+    # All participants train on each of their rows once, and every round trains.
+    assert measures["rounds_trained"].values == [ROUNDS] * len(SEEDS)
+    work = over_seeds(root, method, lambda seed: float(sum(line["samples"] for line in lines_of(folders / str(seed)))))
+    agrees(measures["samples"], work)
+    assert 4 * ROUNDS < work[0] < 64 * ROUNDS
+    for seed in SEEDS:
+        mean = statistics.mean(curve(root, method, seed, "held_out_clients", "accuracy"))
+        assert measures["per_million_samples"].values[seed] == pytest.approx(mean / work[2][seed] * 1e6)
+        assert measures["per_second"].values[seed] == pytest.approx(mean / measures["seconds"].values[seed])
 
 
 @pytest.mark.parametrize("method", METHODS)

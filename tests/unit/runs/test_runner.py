@@ -73,6 +73,7 @@ def test_a_line_by_hand(tmp_path):
         assert line["seconds"] == number + 1
         assert (line["asked"], line["answered"], line["refused"]) == (4, 4, 0)
         assert (line["down"], line["up"]) == (4 * 172, 4 * (172 + 3 * 8))
+        assert line["samples"] == 4 * 8  # one epoch of eight rows
         assert sum(line["groups"]) == 4
         assert set(line["participants"]) == {"accuracy", "loss"}
         assert set(line["facts"]) == {"loss"}
