@@ -85,10 +85,10 @@ def number(state) -> float:
 
 
 def test_a_phase_ends_when_accuracy_no_longer_rises_and_begins_when_it_falls():
-    """Rounds 5 and 6 pause, too; 0.675 > 0.455 + 0.2 is a rise. Then client 1 has class 0 as well, and w is never right.
+    """Rounds 5 and 6 pause, too; 0.675 > 0.455 + 0.2 is a rise. Then all rows are of class 0, and w is never right.
 
     In round 7 the sums are 0.8 * 10.674624 right of 4 + 0.8 * 15.805696, a mean of 0.513 < 0.675 - 0.05. So it trains,
-    and begins anew at 0 of 4; w comes half of the way to 1, 19/64. Round 8 gets all right: (4 + 0) / (4 + 3.2) is a rise.
+    and begins anew at 0 of 4; w comes half of the way to 1, 19/64. Round 8 gets all right: 4 of 4 + 3.2, a rise.
     """
     algorithm = method()
     fleet = quadratics.fleet_of(algorithm, [[0], [1, 1, 1]])
@@ -99,7 +99,7 @@ def test_a_phase_ends_when_accuracy_no_longer_rises_and_begins_when_it_falls():
     assert [facts["judged"] for _, facts, _ in run] == [0.25, 0.25, 0.75, 0.75, 0.75, 0.75, 0.75]
     levels = [0.25, 0.25, *[4.44 / 9.76] * 4, 10.674624 / 15.805696]
     assert [state.own.level for state, *_ in run] == pytest.approx(levels, abs=1e-12)
-    # 8 bytes of weights to each of two clients, a share and its weight from each: nothing else is sent in a pause.
+    # A pause sends 8 bytes of weights to each of two clients, and they send a share and its weight.
     assert [list(asks) for *_, asks in run] == [["need", "train"]] * 4 + [["need"]] * 3
     assert run[6][2]["need"] == (16, 32)
     assert run[6][0].inner is run[3][0].inner
