@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import tomllib
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,8 +19,9 @@ from fedtide.config import Experiment
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
+from fedtide.inspection import findings
 from fedtide.inspection.findings import CANDIDATES, PAGE, STUDY, helps, inspect_table, methods
-from fedtide.inspection.table import EARLIEST, LATEST, Columns, Roles, read
+from fedtide.inspection.table import EARLIEST, LATEST, Columns, Roles, Table, read
 from fedtide.runs.build import population_of
 from fedtide.runs.preflight import preflight
 from helpers.planted import planted
@@ -421,8 +423,8 @@ def test_a_feature_that_is_the_label_is_noted():
 def test_a_study_has_three_methods_of_a_kind_that_the_registry_says_to_help():
     assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in CANDIDATES)
     for world, names in {
-        "labels 0.3": ["SCAFFOLD", "WSM", "FlexCFL"],
-        "meaning": ["IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "Adaptive experts"],
+        "labels 0.3": ["FedRoD", "WSM", "FlexCFL"],
+        "meaning": ["IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "FedPer"],
         "meaning + who": ["FedTKM, K = 2", "FedTEM, K = 2", "Min Loss, K = 2", "IFCA, K = 2"],
     }.items():
         found = methods(inspect_table(planted(world, 0)))
@@ -441,8 +443,28 @@ def test_a_measure_is_a_label_too(tmp_path):
     settings = checked(found.write(tmp_path / "made").parent / STUDY)
     assert settings.data.target.kind == "number"
     algorithms = {method.algorithm for method in settings.method}
-    assert {"ifca", "aem"} < algorithms
-    assert "fedem" not in algorithms  # squared errors are no likelihood
+    assert {"ifca", "aem", "fedper"} < algorithms
+    assert not {"fedem", "fedrod"} & algorithms  # squared errors are no likelihood, and a balanced loss counts classes
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_no_candidate_is_refused_in_the_study_that_it_is_proposed_for(tmp_path, monkeypatch, measured):
+    """As if each finding spoke for all: those that the label allows play a round, and are built for many rows too."""
+    monkeypatch.setattr(findings, "MOST", len(CANDIDATES))
+    monkeypatch.setattr(findings, "reasons", lambda *_: {"a finding": 1})
+    draw = np.random.default_rng(0)
+    x, user = draw.normal(size=(240, 2)), np.repeat([f"u{number}" for number in range(8)], 30)
+    y = x.sum(1) + 0.1 * draw.normal(size=240)
+    found = inspect_table(Table("made", y if measured else y > 0, x, user))
+    few = tomllib.loads((found.write(tmp_path / "few").parent / STUDY).read_text(encoding="utf-8"))
+    few |= {"rounds": 1, "seeds": [0], "method": [method for method in few["method"] if method["algorithm"] != "local"]}
+    names = {method.name for method in ft.run(few, tmp_path / "run", workers=1, quiet=True).summaries[0].methods}
+    for_classes = {"FedRoD", "WSM", "FedEM", "Min Loss"} if measured else set()
+    assert {re.split(",| \\(", name)[0] for name in names} == {"FedAvg", *(name for name, *_ in CANDIDATES)} - for_classes
+    monkeypatch.setattr(findings, "STEPS", 1)
+    many = found.write(tmp_path / "many").parent / STUDY
+    assert "local_steps = 1\n" in many.read_text(encoding="utf-8")
+    checked(many)
 
 
 @pytest.mark.parametrize(("gap", "rows"), [("sun", 120), ("NA", 119), ("", 119)])
