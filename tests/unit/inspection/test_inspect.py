@@ -460,7 +460,10 @@ def test_no_candidate_is_refused_in_the_study_that_it_is_proposed_for(tmp_path, 
     few |= {"rounds": 1, "seeds": [0], "method": [method for method in few["method"] if method["algorithm"] != "local"]}
     names = {method.name for method in ft.run(few, tmp_path / "run", workers=1, quiet=True).summaries[0].methods}
     for_classes = {"FedRoD", "WSM", "FedEM", "Min Loss"} if measured else set()
-    assert {re.split(",| \\(", name)[0] for name in names} == {"FedAvg", *(name for name, *_ in CANDIDATES)} - for_classes
+    assert {re.split(",| \\(", name)[0] for name in names} == {
+        "FedAvg",
+        *(name for name, *_ in CANDIDATES),
+    } - for_classes
     monkeypatch.setattr(findings, "STEPS", 1)
     many = found.write(tmp_path / "many").parent / STUDY
     assert "local_steps = 1\n" in many.read_text(encoding="utf-8")
