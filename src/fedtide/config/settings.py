@@ -456,6 +456,8 @@ class Tune(Strict):
         pruning: end a trial early if its accuracy is below the median of earlier trials at the same evaluation.
         seeds: of every trial; its accuracy is the mean over them. None means the first of the experiment.
         seed: of the search itself.
+        over_sweep: a trial plays all points of the sweep, and its accuracy is the mean over them. So a method gets
+            values that suit them all.
         ranges: what is searched: dotted keys of methods as in a sweep, "method.local.lr" for all or
             "method.FedProx.mu" for the method of that name.
         stage: in place of `ranges`, several searches one after the other.
@@ -468,6 +470,7 @@ class Tune(Strict):
     pruning: Flag = True
     seeds: Annotated[tuple[Whole, ...], Distinct] | None = None
     seed: Whole = 0
+    over_sweep: Flag = False
     ranges: dict[str, Range] = Field(default_factory=dict)
     stage: tuple[TuneStage, ...] = ()
 

@@ -26,7 +26,9 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from fedtide.config import Experiment, Range, Tune, TuneStage, brief, from_dict, is_own, read, resolved, to_toml
+from fedtide.config import (
+    Experiment, Range, Tune, TuneStage, brief, from_dict, is_own, points, read, resolved, to_toml,
+)  # fmt: skip
 from fedtide.config.overrides import assign, locate, seed_list
 from fedtide.core.atomic import write_text
 from fedtide.core.base import Scores
@@ -54,8 +56,8 @@ WARM_UP = 0.25
 DIGITS = 4
 """Significant digits of a searched number; more would only make files hard to read."""
 
-Bounds = dict[int, dict[int, float]]
-"""Accuracy below which a trial is pruned, by seed and by rounds done."""
+Bounds = dict[int, dict[str, dict[int, float]]]
+"""Accuracy below which a trial is pruned, by seed, point of the sweep, and rounds done."""
 Place = tuple[str, ...]
 """Path of a value in the tables of an experiment."""
 Placed = list[tuple[Place, Any]]
@@ -130,7 +132,8 @@ def seeds_of(experiment: Experiment) -> tuple[int, ...]:
 def digest_of_tuning(experiment: Experiment) -> str:
     """Return a short digest of everything that trials depend on; trials with another digest are refused."""
     base = from_dict(base_of(experiment), where="the configuration")
-    runs = [digest_of(base, method, seed) for method in base.method for seed in seeds_of(experiment)]
+    seeds, played = seeds_of(experiment), [point.experiment for point in points(base)]
+    runs = [digest_of(point, method, seed) for point in played for method in point.method for seed in seeds]
     content = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -226,10 +229,14 @@ def _elsewhere(key: str, methods: Mapping[str, str], label: str) -> Place:
 
 
 def base_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the tuned experiment as nested dicts, without search, sweep, and claims about points of the sweep."""
+    """Return the tuned experiment as nested dicts, without the search.
+
+    A sweep that trials do not play is left out, and so are claims about its points.
+    """
     values = resolved(experiment)
     values.pop("tune", None)
-    if values.pop("sweep", None):
+    over_sweep = experiment.tune is not None and experiment.tune.over_sweep
+    if not over_sweep and values.pop("sweep", None):
         values["claim"] = [c for c in values["claim"] if c.get("at") in (None, "chosen") and "beyond" not in c]
     return values
 
@@ -254,8 +261,9 @@ def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[st
                 pairs = [(place, value) for place in (parameter.place, *parameter.also)]
                 name = f"{parameter.where} = {value}"
                 at_end = from_dict(with_values(experiment, pairs), where=name)
-                methods = tuple(method for method in at_end.method if method.name == search.method)
-                yield name, at_end.model_copy(update={"method": methods})
+                for point in points(at_end, name):
+                    methods = tuple(method for method in point.experiment.method if method.name == search.method)
+                    yield name, point.experiment.model_copy(update={"method": methods})
 
 
 def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
@@ -277,25 +285,31 @@ def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy on validation rows with one seed, by rounds done; what each counts for, where not all do the same."""
+    """Accuracy on validation rows with one seed, by rounds done.
+
+    weights: what each evaluation counts for, if not all count alike. point: of the sweep, if trials play one.
+    """
 
     seed: int
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
     weights: tuple[float, ...] = ()
+    point: str = ""
 
     def then(self, done: int, scores: Scores, *, dated: bool) -> "Curve":
         """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
         rows = float(scores.rows.sum()) if dated else None
         weight = [number for number in (scores.reference, rows) if number is not None][:1]
-        return Curve(self.seed, (*self.rounds, done), (*self.accuracy, scores.accuracy), (*self.weights, *weight))
+        accuracy, weights = (*self.accuracy, scores.accuracy), (*self.weights, *weight)
+        return Curve(self.seed, (*self.rounds, done), accuracy, weights, self.point)
 
 
 @dataclass(frozen=True)
 class Trial:
     """Line of `trials.jsonl`.
 
-    number: from 0, within the stage and method. values: by the keys of the file. curves: one per seed that was played.
+    number: from 0, within the stage and method. values: by the keys of the file. curves: one for each seed that was
+    played, and for each point of the sweep if trials play one.
     by_seed: late accuracy of each seed, once all are played; accuracy: their mean. reason: cause of a failure. config:
     digest of the configuration that it belongs to.
     """
@@ -319,8 +333,12 @@ class Trial:
 
 
 def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
-    """Return the late accuracy of each seed, the number by which a sweep chooses its points."""
-    return tuple(mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None) for curve in curves)
+    """Return the late accuracy of each seed, the number by which a sweep chooses its points; a mean over points."""
+    by_seed: dict[int, list[float]] = {}
+    for curve in curves:
+        accuracy = mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None)
+        by_seed.setdefault(curve.seed, []).append(accuracy)
+    return tuple(map(fmean, by_seed.values()))
 
 
 def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
@@ -332,21 +350,22 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
         rounds: rounds of a whole run.
 
     Returns:
-        Bounds by seed and by rounds done; empty if too few trials are finished.
+        Empty if too few trials are finished.
     """
     finished = [trial for trial in before if trial.state == "finished"]
     if len(finished) < KNOWN:
         return {}
     out: Bounds = {}
     for at_seed in zip(*(trial.curves for trial in finished), strict=True):
-        by_round = zip(at_seed[0].rounds, zip(*(curve.accuracy for curve in at_seed), strict=True), strict=True)
-        out[at_seed[0].seed] = {done: median(values) for done, values in by_round if done > WARM_UP * rounds}
+        first, by_trial = at_seed[0], zip(*(curve.accuracy for curve in at_seed), strict=True)
+        by_round = zip(first.rounds, by_trial, strict=True)
+        out.setdefault(first.seed, {})[first.point] = {done: median(values) for done, values in by_round if done > WARM_UP * rounds}
     return out
 
 
 def hopeless(curve: Curve, needed: Bounds) -> bool:
     """Tell whether a curve has never been as high as the median is now: such a trial is pruned."""
-    bound = needed.get(curve.seed, {}).get(curve.rounds[-1])
+    bound = needed.get(curve.seed, {}).get(curve.point, {}).get(curve.rounds[-1])
     return bound is not None and max(curve.accuracy) < bound
 
 
@@ -417,7 +436,7 @@ def write_trials(root: Path, trials: Sequence[Trial]) -> None:
 
 
 def write_ready(root: Path, experiment: Experiment, best: Placed) -> None:
-    """Write the experiment with the best values, without search and sweep, ready for `fedtide run`."""
+    """Write the experiment with the best values, ready for `fedtide run`."""
     ready = from_dict(with_values(experiment, best), where=str(root / READY))
     write_text(root / READY, f"{COMMENT}{brief(ready)}\n")
 
@@ -478,12 +497,14 @@ def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Tri
     """
     trial = call.trial
     try:
-        experiment = from_dict(call.experiment, where="the trial")
+        played = points(from_dict(call.experiment, where="the trial"))
     except FedtideError as error:
         return replace(trial, reason=str(error))
-    for seed in call.seeds:
+    parts = [(seed, point) for seed in call.seeds for point in played]
+    for seed, part in parts:
+        point, experiment = part.name, part.experiment
         rows_of(experiment, seed)  # outside the try: unreadable data are no fault of a trial's values
-        curve, before = Curve(seed, (), ()), trial.curves
+        curve, before = Curve(seed, (), (), point=point), trial.curves
         try:
             for rounds, scores in judged(experiment, trial.method, seed, Path(call.folder)):
                 yield rounds
@@ -493,11 +514,12 @@ def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Tri
                     continue
                 curve = curve.then(rounds, scores, dated=experiment.dated)
                 trial = replace(trial, curves=(*before, curve))
-                last = rounds == experiment.rounds and seed == call.seeds[-1]
+                last = rounds == experiment.rounds and len(trial.curves) == len(parts)
                 if not last and hopeless(curve, call.bounds):
                     return replace(trial, state="pruned")
         except FedtideError as error:
-            return replace(trial, curves=(*before, curve), reason=f"seed {seed}: {error}")
+            at = f"seed {seed}, {point}" if point else f"seed {seed}"
+            return replace(trial, curves=(*before, curve), reason=f"{at}: {error}")
     by_seed = late(trial.curves, experiment.late)
     if any(map(math.isnan, by_seed)):
         return replace(trial, reason="no client was judged: there are no validation rows")

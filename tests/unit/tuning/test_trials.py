@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,7 +22,8 @@ FOUR = [trial(i, 0.5, (0.1 * i, 0.2 * i, 0.3 * i), (0.0, 0.1 * i, 0.1 * i)) for 
 
 def test_late_accuracy_is_the_mean_of_the_window_as_a_sweep_has_it():
     curve = Curve(0, (2, 4, 6, 8), (0.0, 0.25, 0.5, 1.0))
-    assert late([curve, curve], 4) == (0.75, 0.75)
+    assert late([curve, replace(curve, seed=1)], 4) == (0.75, 0.75)
+    assert late([curve, replace(curve, point="b", accuracy=(0.0, 0.0, 0.0, 0.5))], 4) == (0.5,)
     assert late([curve], 1) == (1.0,)
 
 
@@ -50,8 +53,8 @@ def test_windows_of_time_count_by_their_rows():
 def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round():
     found = bounds(FOUR, 8)
     assert found == {
-        0: {4: pytest.approx(0.3), 8: pytest.approx(0.45)},
-        1: {4: pytest.approx(0.15), 8: pytest.approx(0.15)},
+        0: {"": {4: pytest.approx(0.3), 8: pytest.approx(0.45)}},
+        1: {"": {4: pytest.approx(0.15), 8: pytest.approx(0.15)}},
     }
 
 

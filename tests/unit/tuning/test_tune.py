@@ -178,6 +178,22 @@ def test_a_trial_is_what_a_run_with_its_values_says_of_validation_rows(tmp_path,
     assert [curve["seed"] for curve in trial["curves"]] == [0, 1]
 
 
+def test_over_a_sweep_a_trial_is_the_mean_over_all_points(tmp_path):
+    rates = {"method.local.lr": {"choices": [0.1]}}
+    search = {"trials": 1, "seeds": [0, 1], "over_sweep": True, "ranges": rates}
+    experiment = tuning(sweep={"model.hidden": [[4], [6]]}, tune=search, seeds=[0, 1])
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    (trial,) = lines(root)
+    ready = read(root / READY)
+    assert ready.sweep == experiment.sweep
+    create(ready, tmp_path / "run")
+    assert run(ready, tmp_path / "run", workers=1)
+    values = [summary.methods[0].measures["val_accuracy"].values for summary in read_study(tmp_path / "run").summaries]
+    assert trial["by_seed"] == pytest.approx([sum(seed) / 2 for seed in zip(*values, strict=True)], abs=1e-15)
+    assert [curve["seed"] for curve in trial["curves"]] == [0, 0, 1, 1]
+
+
 def test_without_pruning_all_trials_are_played_to_the_end(tmp_path):
     experiment = tuning(tune={"pruning": False, "trials": 8}, eval_every=1)
     root = made(experiment, tmp_path / "tune")
