@@ -29,6 +29,7 @@ from typing import Any, is_typeddict
 
 from kept import planted, recipes
 from keys import PLACES, anchor, configuration, explained, row
+from league import league
 from papers import papers
 
 import fedtide
@@ -560,6 +561,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "packages": packages,
     "recipes": recipes,
     "papers": papers,
+    "league": league,
     "navigation": navigation,
     "space_navigation": space_navigation,
     "reveals": reveals,

@@ -13,13 +13,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedtide.core.record import plain
 from fedtide.report.accuracy import brief_table
 from fedtide.report.claims import claims_table
+from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.study import read_study
 from fedtide.report.summary import Judged
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
+MEASURES = ("worst_decile", "best", "down", "up", "seconds", "samples", "mean_over_rounds")
+DIGITS = 5
 
 
 def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
@@ -47,10 +52,13 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
                 "moments": {name: {key: {m.name: vars(m.measures[name])[part] for m in summary.methods}
                                    for key, part in (("accuracy", "mean"), ("error", "error"))}
                             for name in ("best", "at_best_val") if name in summary.methods[0].measures},
+                "measures": {m.name: {name: m.measures[name].mean for name in MEASURES if name in m.measures}
+                             for m in summary.methods},
+                "curves": curves(record),
                 "results": vars(brief_table(summary)),
                 "claims": claims(summary.claims),
             }
-            for summary in study.summaries
+            for record, summary in zip(study.records, study.summaries, strict=True)
         ],
         "chosen": {method: summary.point for method, summary in study.chosen.items()},
         "claims": claims(study.claims),
@@ -62,6 +70,16 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
 def claims(judged: list[Judged]) -> dict[str, Any]:
     """The table of claims, with the number of every seed, so that verdicts can be judged anew without a run."""
     return {**vars(claims_table(judged)), "values": [claim.number.values for claim in judged]}
+
+
+def curves(record: ExperimentRecord) -> dict[str, Any]:
+    """The mean curve of each method over its seeds: rounds done, and the score at each."""
+    out = {}
+    for number, runs in record.accuracies.items():
+        rounds, values = runs[0][0], [values for _, values in runs]
+        mean = [round(float(value), DIGITS) for value in np.mean(values, axis=0)]
+        out[record.methods[number].name] = {"rounds": rounds.tolist(), "score": mean}
+    return out
 
 
 def options(command: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from rich.console import Console
 from torch import nn
 
-from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.config import Experiment, Local, from_dict, read, resolved, slug
 from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.reading import named
 from fedtide.config.settings import check_installed
@@ -512,7 +512,8 @@ class TuningJob(Job):
         _check(base, where)
         for end, at_end in range_ends:
             with within(end):
-                preflight(at_end, end, fresh=False)
+                # Stacked clients need one method of the comparison that stacks, and here is one alone.
+                preflight(at_end.model_copy(update={"fleet": Local()}), end, fresh=False)
         people = population_of(base, base.shift, seeds_of(settings)[0])
         if not any(view.name == "val" for view in views(people)):
             because = "trials are judged on validation rows, never on test rows"

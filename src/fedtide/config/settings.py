@@ -448,7 +448,7 @@ class Tune(Strict):
 
     Args:
         sampler: "tpe" learns from earlier trials which values are good (tree-structured Parzen estimator), "random"
-            draws.
+            draws, and "grid" plays combinations of `choices`, each once.
         trials: for each method of a stage.
         startup_trials: trials of a method that are drawn at random before "tpe" begins.
         parallel_trials: trials of a method that are asked for at once. They can run in parallel and cannot learn from
@@ -463,7 +463,7 @@ class Tune(Strict):
         stage: in place of `ranges`, several searches one after the other.
     """
 
-    sampler: Literal["tpe", "random"] = "tpe"
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
     trials: Count = 20
     startup_trials: Count = 8
     parallel_trials: Count = 4

@@ -199,8 +199,18 @@ def _searches(stage: TuneStage, tune: Tune, methods: Mapping[str, str], where: s
         places = [parameter.place for parameter in parameters]
         if twice := next((place for i, place in enumerate(places) if place in places[:i]), None):
             raise FedtideError(f"{at}.ranges: two ranges are about '{'.'.join(twice)}'")
-        out.append(Search(stage.name, name, stage.trials or tune.trials, tuple(parameters)))
+        count = stage.trials or tune.trials
+        if tune.sampler == "grid" and count > (most := _combinations(at, parameters)):
+            raise refused(f"{at}.trials", count, f"1 to {most}", f"'{name}' has no more combinations")
+        out.append(Search(stage.name, name, count, tuple(parameters)))
     return out
+
+
+def _combinations(where: str, parameters: Iterable[Parameter]) -> int:
+    for parameter in parameters:
+        if parameter.range.choices is None:
+            raise FedtideError(f"{parameter.where}: allowed: choices = [...], because {where}.sampler is 'grid'")
+    return math.prod(len(parameter.range.choices or ()) for parameter in parameters)
 
 
 def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None, Place]:
@@ -662,6 +672,8 @@ def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> li
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         if tune.sampler == "random":
             sampler = optuna.samplers.RandomSampler(seed=number)
+        elif tune.sampler == "grid":
+            sampler = optuna.samplers.BruteForceSampler(seed=number)
         else:
             sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=tune.startup_trials, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)

@@ -62,6 +62,20 @@ def test_the_same_trials_before_lead_to_the_same_values(sampler):
     assert again[:2] == asked(search, before, tune, 2)
 
 
+def test_a_grid_plays_each_combination_once(tmp_path):
+    ranges = {"method.A.local.lr": {"choices": [0.1, 0.2, 0.4]}, "method.A.local.epochs": {"choices": [1, 2]}}
+    search, tune = search_of(ranges, sampler="grid", trials=6)
+    before = []
+    for number in range(6):
+        (values,) = asked(search, before, tune, 1)
+        before.append(Trial("", "A", number, values, "finished", accuracy=0.5))
+    assert len({tuple(trial.values.values()) for trial in before}) == 6
+    with pytest.raises(FedtideError, match="trials: found 7, but 'A' has no more combinations; allowed: 1 to 6"):
+        search_of(ranges, sampler="grid", trials=7)
+    with pytest.raises(FedtideError, match=r"allowed: choices = \[...\], because .*sampler is 'grid'"):
+        search_of({"method.A.local.lr": {"low": 0.1, "high": 0.2}}, sampler="grid", trials=1)
+
+
 def test_tpe_goes_where_it_was_good_and_keeps_away_from_where_it_failed():
     search, tune = search_of({"method.local.lr": {"low": 0.0, "high": 1.0}}, startup_trials=4)
     values = [{"method.local.lr": i / 20} for i in range(21)]

@@ -1,0 +1,249 @@
+"""The page of the league, from what scripts/keep_results.py has kept; `python docs/league.py` draws its pictures.
+
+Ranks are compared by scikit-posthocs, which only the drawing needs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from kept import as_markdown, minutes
+from scipy.stats import rankdata
+
+from fedtide.algorithms import REGISTRY
+from fedtide.config import Method, points, read
+
+ROOT = Path(__file__).parents[1]
+LEAGUES = ("league-drift", "league-personal")
+ONE_MODEL = ("FedAvg", "FedAvg, twice the steps", "FedAvg, three times the steps")
+BOUNDS = ("Oracle",)
+"""Rows that know the truth: they bound the others, and have no rank."""
+SUDDEN, DRIFT = "sudden", 20
+"""The world with one drift, and the round before which it comes."""
+BACK = 0.95
+"""A method is back when it has this share of its accuracy before the drift."""
+
+
+@dataclass(frozen=True)
+class League:
+    """What was kept of a league: its worlds, methods, and their scores by world and seed."""
+
+    kept: dict[str, Any]
+
+    @property
+    def worlds(self) -> list[dict[str, Any]]:
+        """Points of the sweep."""
+        return list(self.kept["points"])
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Methods by their mean rank, the best one first; bounds last."""
+        return [*sorted(self.ranks, key=self.ranks.__getitem__), *(n for n in BOUNDS if n in self.worlds[0]["values"])]
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """Scores of the ranked methods: (worlds x seeds, methods)."""
+        ranked = self.ranked
+        plays = [(world, seed) for world in self.worlds for seed in world["values"][ranked[0]]]
+        return np.array([[world["values"][name][seed] for name in ranked] for world, seed in plays])
+
+    @property
+    def ranked(self) -> list[str]:
+        """Methods that have a rank, in the order of the recipe."""
+        return [name for name in self.worlds[0]["values"] if name not in BOUNDS]
+
+    @cached_property
+    def ranks(self) -> dict[str, float]:
+        """Mean rank of each method over all worlds and seeds; 1 is the best."""
+        mean = rankdata(-self.scores, axis=1).mean(axis=0)
+        return dict(zip(self.ranked, mean.tolist(), strict=True))
+
+    def difference(self, name: str, other: str, world: dict[str, Any]) -> tuple[float, float]:
+        """Mean difference of two methods over the seeds of a world, in points, and its standard error."""
+        of_other = world["values"][other]
+        gaps = [100 * (value - of_other[seed]) for seed, value in world["values"][name].items()]
+        return fmean(gaps), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+
+
+def kept(recipe: str) -> League | None:
+    """Results of a recipe; None if there are none yet."""
+    path = ROOT / "docs" / "results" / f"{recipe}.json"
+    return League(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def league() -> str:
+    """All tables of the page."""
+    parts = []
+    for recipe in LEAGUES:
+        if found := kept(recipe):
+            heading = found.kept["recipe"].replace("league-", "").capitalize()
+            parts += [f"## {heading}", *section(found)]
+    return "\n\n".join(parts)
+
+
+def section(found: League) -> list[str]:
+    """The tables of one league."""
+    about, methods = found.kept, methods_of(found)
+    command = " ".join(["fedtide run", f"recipe:{about['recipe']}", *about["options"]])
+    taken = (
+        f"{minutes(about['minutes'])} on {about['cores']} cores ({about['processor']}); {about['rounds']} rounds, "
+        f"{about['seeds']} seeds, {about['made']}. {about['note']}"
+    )
+    parts = [f"```console\n{command}\n```", taken.strip(), "### Who wins where", winners(found), accuracy(found)]
+    parts += [f"![Mean ranks; bars join methods that cannot be told apart](images/{about['recipe']}-ranks.svg)"]
+    parts += ["### At equal work", equal_work(found, methods), "### What it costs", costs(found, methods)]
+    if any(world["point"].endswith(SUDDEN) for world in found.worlds):
+        parts += ["### After a drift", recovery(found)]
+    return parts
+
+
+def winners(found: League) -> str:
+    """For each world the best method, and those that cannot be told from it."""
+    lines = []
+    for world in found.worlds:
+        order = sorted(found.ranked, key=lambda name: -world["accuracy"][name])
+        best = order[0]
+        level = [name for name in order[1:] if level_with(found, best, name, world)]
+        text = f"- **{short(world)}**: {best} ({score(world, best)})"
+        text += f". Not to be told from it: {', '.join(level)}." if level else ", before all others."
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def level_with(found: League, best: str, name: str, world: dict[str, Any]) -> bool:
+    """Whether a method is less than two standard errors behind the best one."""
+    gap, error = found.difference(best, name, world)
+    return gap <= 2 * error
+
+
+def accuracy(found: League) -> str:
+    """Accuracy of each method in each world, with standard errors; best first by the mean rank."""
+    header = ["method", "mean rank", *(short(world) for world in found.worlds)]
+    best = [max(found.ranked, key=lambda name, w=world: w["accuracy"][name]) for world in found.worlds]
+    rows = []
+    for name in found.names:
+        cells = [
+            f"**{score(world, name)}**" if name == best[number] else score(world, name)
+            for number, world in enumerate(found.worlds)
+        ]
+        rows.append([name, f"{found.ranks[name]:.1f}" if name in found.ranks else "bound", *cells])
+    return as_markdown(header, rows)
+
+
+def equal_work(found: League, methods: dict[str, Method]) -> str:
+    """Each method beside the best single model that trains at least as much, up to three times."""
+    header = ["method", "work", "beside", *(short(world) for world in found.worlds)]
+    rows, work = [], works_of(found)
+    for name in found.names:
+        if name in (*ONE_MODEL, *BOUNDS) or name not in methods:
+            continue
+        other = ONE_MODEL[min(max(math.ceil(work[name] - 0.25), 1), len(ONE_MODEL)) - 1]
+        cells = []
+        for world in found.worlds:
+            gap, error = found.difference(name, other, world)
+            text = f"{gap:+.1f} ± {error:.1f}"
+            cells.append(f"**{text}**" if gap > 2 * error else text)
+        rows.append([name, f"{work[name]:.1f}", other, *cells])
+    return as_markdown(header, rows)
+
+
+def costs(found: League, methods: dict[str, Method]) -> str:
+    """Work, bytes, memory, seconds, and accuracy of the worst tenth of clients: means over worlds."""
+    header = ["method", "work", "seconds", "MB to clients", "MB from clients", "models that a client keeps"]
+    header += ["the server sees", "worst decile"]
+    rows, work = [], works_of(found)
+    for name in found.names:
+        if name not in methods:
+            continue
+        mean = {key: fmean(w["measures"][name][key] for w in found.worlds) for key in found.worlds[0]["measures"][name]}
+        entry = REGISTRY[methods[name].algorithm]
+        cells = [f"{work[name]:.1f}", f"{mean['seconds']:.1f}", f"{mean['down'] / 1e6:.0f}", f"{mean['up'] / 1e6:.0f}"]
+        rows.append([name, *cells, entry.keeps, entry.sees, f"{100 * mean['worst_decile']:.1f}"])
+    return as_markdown(header, rows)
+
+
+def recovery(found: League) -> str:
+    """The world with one drift: accuracy before it, at once after it, at the end, rounds until back, and the data's share."""
+    world = next(world for world in found.worlds if world["point"].endswith(SUDDEN))
+    header = ["method", "before", "after", "at the end", "rounds until back", "lost", "of it the data's", "of it its own"]
+    loss_of_data = 0.0
+    if (bound := world["curves"].get("Oracle")) is not None:
+        before, _, end, _ = fall(bound)
+        loss_of_data = before - end
+    rows = []
+    for name in found.names:
+        before, after, end, back = fall(world["curves"][name])
+        lost = before - end
+        parts = [f"{100 * value:.1f}" for value in (before, after, end)]
+        own = [f"{100 * value:+.1f}" for value in (-lost, -loss_of_data, loss_of_data - lost)]
+        rows.append([name, *parts, "not yet" if back is None else str(back), *own])
+    return as_markdown(header, rows)
+
+
+def fall(curve: dict[str, Any]) -> tuple[float, float, float, int | None]:
+    """Score before the drift, just after it, at the end, and the rounds until it is back."""
+    before = [score for done, score in zip(curve["rounds"], curve["score"], strict=True) if done <= DRIFT][-1]
+    later = [(done, score) for done, score in zip(curve["rounds"], curve["score"], strict=True) if done > DRIFT]
+    back = next((done - DRIFT for done, score in later if score >= BACK * before), None)
+    return before, later[0][1], later[-1][1], back
+
+
+def short(world: dict[str, Any]) -> str:
+    """Name of a world."""
+    return str(world["point"]).removeprefix("title ")
+
+
+def score(world: dict[str, Any], name: str) -> str:
+    """Accuracy in percent with its standard error."""
+    return f"{100 * world['accuracy'][name]:.1f} ± {100 * (world['error'][name] or 0.0):.1f}"
+
+
+def methods_of(found: League) -> dict[str, Method]:
+    """The methods of a recipe by their names."""
+    experiment = points(read(recipe_path(found)))[0].experiment
+    return {method.name: method for method in experiment.method}
+
+
+def recipe_path(found: League) -> Path:
+    """File of a recipe."""
+    return ROOT / "src" / "fedtide" / "recipes" / f"{found.kept['recipe']}.toml"
+
+
+def works_of(found: League) -> dict[str, float]:
+    """What clients compute with each method beside FedAvg, as a mean over worlds: samples times passes."""
+    ratios = {name: [w["measures"][name]["samples"] / w["measures"][ONE_MODEL[0]]["samples"] for w in found.worlds]
+              for name in found.names}  # fmt: skip
+    return {name: fmean(values) for name, values in ratios.items()}
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def draw() -> None:
+    """Draw the critical differences of each league (Demšar, JMLR 2006): Friedman's ranks with Nemenyi's test."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+    import scikit_posthocs
+
+    for recipe in LEAGUES:
+        found = kept(recipe)
+        if found is None:
+            continue
+        scores = pd.DataFrame(found.scores, columns=found.ranked)
+        different = scikit_posthocs.posthoc_nemenyi_friedman(scores)
+        figure, axes = plt.subplots(figsize=(9.0, 1.2 + 0.2 * len(found.ranked) / 2))
+        scikit_posthocs.critical_difference_diagram(found.ranks, different, ax=axes, label_props={"size": 7})
+        axes.set_title("Mean rank over all worlds and seeds; 1 is the best", fontsize=9)
+        figure.savefig(ROOT / "docs" / "images" / f"{recipe}-ranks.svg", bbox_inches="tight")
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    draw()
