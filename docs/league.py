@@ -172,7 +172,16 @@ def costs(found: League, methods: dict[str, Method]) -> str:
 def recovery(found: League) -> str:
     """The world with one drift: accuracy before it, at once after it, at the end, rounds until back, and the data's share."""
     world = next(world for world in found.worlds if world["point"].endswith(SUDDEN))
-    header = ["method", "before", "after", "at the end", "rounds until back", "lost", "of it the data's", "of it its own"]
+    header = [
+        "method",
+        "before",
+        "after",
+        "at the end",
+        "rounds until back",
+        "lost",
+        "of it the data's",
+        "of it its own",
+    ]
     loss_of_data = 0.0
     if (bound := world["curves"].get("Oracle")) is not None:
         before, _, end, _ = fall(bound)
