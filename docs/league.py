@@ -170,18 +170,9 @@ def costs(found: League, methods: dict[str, Method]) -> str:
 
 
 def recovery(found: League) -> str:
-    """The world with one drift: accuracy before it, at once after it, at the end, rounds until back, and the data's share."""
+    """The world with one drift: what was lost by it, for how long, and how much of that is due to the data."""
     world = next(world for world in found.worlds if world["point"].endswith(SUDDEN))
-    header = [
-        "method",
-        "before",
-        "after",
-        "at the end",
-        "rounds until back",
-        "lost",
-        "of it the data's",
-        "of it its own",
-    ]
+    header = ["method", "before", "after", "at the end", "rounds until back", "change", "of the data", "of its own"]
     loss_of_data = 0.0
     if (bound := world["curves"].get("Oracle")) is not None:
         before, _, end, _ = fall(bound)
