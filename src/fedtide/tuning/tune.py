@@ -27,7 +27,17 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from fedtide.config import (
-    Experiment, Range, Tune, TuneStage, brief, from_dict, is_own, points, read, resolved, to_toml,
+    Experiment,
+    Range,
+    Tune,
+    TuneStage,
+    brief,
+    from_dict,
+    is_own,
+    points,
+    read,
+    resolved,
+    to_toml,
 )  # fmt: skip
 from fedtide.config.overrides import assign, locate, seed_list
 from fedtide.core.atomic import write_text
@@ -369,7 +379,9 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
     for at_seed in zip(*(trial.curves for trial in finished), strict=True):
         first, by_trial = at_seed[0], zip(*(curve.accuracy for curve in at_seed), strict=True)
         by_round = zip(first.rounds, by_trial, strict=True)
-        out.setdefault(first.seed, {})[first.point] = {done: median(values) for done, values in by_round if done > WARM_UP * rounds}
+        out.setdefault(first.seed, {})[first.point] = {
+            done: median(values) for done, values in by_round if done > WARM_UP * rounds
+        }
     return out
 
 
