@@ -82,108 +82,108 @@ def league() -> str:
     """All tables of the page."""
     parts = []
     for recipe in LEAGUES:
-        if found := kept(recipe):
-            heading = found.kept["recipe"].replace("league-", "").capitalize()
-            parts += [f"## {heading}", *section(found)]
+        if results := kept(recipe):
+            heading = results.kept["recipe"].replace("league-", "").capitalize()
+            parts += [f"## {heading}", *section(results)]
     return "\n\n".join(parts)
 
 
-def section(found: League) -> list[str]:
+def section(results: League) -> list[str]:
     """The tables of one league."""
-    about, methods = found.kept, methods_of(found)
+    about, methods = results.kept, methods_of(results)
     command = " ".join(["fedtide run", f"recipe:{about['recipe']}", *about["options"]])
     taken = (
         f"{minutes(about['minutes'])} on {about['cores']} cores ({about['processor']}); {about['rounds']} rounds, "
         f"{about['seeds']} seeds, {about['made']}. {about['note']}"
     )
-    parts = [f"```console\n{command}\n```", taken.strip(), "### Who wins where", winners(found), accuracy(found)]
+    parts = [f"```console\n{command}\n```", taken.strip(), "### Who wins where", winners(results), accuracy(results)]
     parts += [f"![Mean ranks; bars join methods that cannot be told apart](images/{about['recipe']}-ranks.svg)"]
-    parts += ["### At equal work", equal_work(found, methods), "### What it costs", costs(found, methods)]
-    if any(world["point"].endswith(SUDDEN) for world in found.worlds):
-        parts += ["### After a drift", recovery(found)]
+    parts += ["### At equal work", equal_work(results, methods), "### What it costs", costs(results, methods)]
+    if any(world["point"].endswith(SUDDEN) for world in results.worlds):
+        parts += ["### After a drift", recovery(results)]
     return parts
 
 
-def winners(found: League) -> str:
+def winners(results: League) -> str:
     """For each world the best method, and those that cannot be told from it."""
     lines = []
-    for world in found.worlds:
-        order = sorted(found.ranked, key=lambda name: -world["accuracy"][name])
+    for world in results.worlds:
+        order = sorted(results.ranked, key=lambda name: -world["accuracy"][name])
         best = order[0]
-        level = [name for name in order[1:] if level_with(found, best, name, world)]
+        level = [name for name in order[1:] if level_with(results, best, name, world)]
         text = f"- **{short(world)}**: {best} ({score(world, best)})"
         text += f". Not to be told from it: {', '.join(level)}." if level else ", before all others."
         lines.append(text)
     return "\n".join(lines)
 
 
-def level_with(found: League, best: str, name: str, world: dict[str, Any]) -> bool:
+def level_with(results: League, best: str, name: str, world: dict[str, Any]) -> bool:
     """Whether a method is less than two standard errors behind the best one."""
-    gap, error = found.difference(best, name, world)
+    gap, error = results.difference(best, name, world)
     return gap <= 2 * error
 
 
-def accuracy(found: League) -> str:
+def accuracy(results: League) -> str:
     """Accuracy of each method in each world, with standard errors; best first by the mean rank."""
-    header = ["method", "mean rank", *(short(world) for world in found.worlds)]
-    best = [max(found.ranked, key=lambda name, w=world: w["accuracy"][name]) for world in found.worlds]
+    header = ["method", "mean rank", *(short(world) for world in results.worlds)]
+    best = [max(results.ranked, key=lambda name, w=world: w["accuracy"][name]) for world in results.worlds]
     rows = []
-    for name in found.names:
+    for name in results.names:
         cells = [
             f"**{score(world, name)}**" if name == best[number] else score(world, name)
-            for number, world in enumerate(found.worlds)
+            for number, world in enumerate(results.worlds)
         ]
-        rows.append([name, f"{found.ranks[name]:.1f}" if name in found.ranks else "bound", *cells])
+        rows.append([name, f"{results.ranks[name]:.1f}" if name in results.ranks else "bound", *cells])
     return as_markdown(header, rows)
 
 
-def equal_work(found: League, methods: dict[str, Method]) -> str:
+def equal_work(results: League, methods: dict[str, Method]) -> str:
     """Each method beside the best single model that trains at least as much, up to three times."""
-    header = ["method", "work", "beside", *(short(world) for world in found.worlds)]
-    rows, work = [], works_of(found)
-    for name in found.names:
+    header = ["method", "work", "beside", *(short(world) for world in results.worlds)]
+    rows, work = [], works_of(results)
+    for name in results.names:
         if name in (*ONE_MODEL, *BOUNDS) or name not in methods:
             continue
         other = ONE_MODEL[min(max(math.ceil(work[name] - 0.25), 1), len(ONE_MODEL)) - 1]
         cells = []
-        for world in found.worlds:
-            gap, error = found.difference(name, other, world)
+        for world in results.worlds:
+            gap, error = results.difference(name, other, world)
             text = f"{gap:+.1f} ± {error:.1f}"
             cells.append(f"**{text}**" if gap > 2 * error else text)
         rows.append([name, f"{work[name]:.1f}", other, *cells])
     return as_markdown(header, rows)
 
 
-def costs(found: League, methods: dict[str, Method]) -> str:
+def costs(results: League, methods: dict[str, Method]) -> str:
     """Work, bytes, memory, seconds, and accuracy of the worst tenth of clients: means over worlds."""
     header = ["method", "work", "seconds", "MB to clients", "MB from clients", "models that a client keeps"]
     header += ["the server sees", "worst decile"]
-    rows, work = [], works_of(found)
-    for name in found.names:
+    rows, work = [], works_of(results)
+    for name in results.names:
         if name not in methods:
             continue
-        mean = {key: fmean(w["measures"][name][key] for w in found.worlds) for key in found.worlds[0]["measures"][name]}
+        mean = {key: fmean(w["measures"][name][key] for w in results.worlds) for key in results.worlds[0]["measures"][name]}
         entry = REGISTRY[methods[name].algorithm]
         cells = [f"{work[name]:.1f}", f"{mean['seconds']:.1f}", f"{mean['down'] / 1e6:.0f}", f"{mean['up'] / 1e6:.0f}"]
         rows.append([name, *cells, entry.keeps, entry.sees, f"{100 * mean['worst_decile']:.1f}"])
     return as_markdown(header, rows)
 
 
-def recovery(found: League) -> str:
+def recovery(results: League) -> str:
     """The world with one drift: what was lost by it, for how long, and how much of that is due to the data."""
-    world = next(world for world in found.worlds if world["point"].endswith(SUDDEN))
+    world = next(world for world in results.worlds if world["point"].endswith(SUDDEN))
     header = ["method", "before", "after", "at the end", "rounds until back", "change", "of the data", "of its own"]
     loss_of_data = 0.0
     if (bound := world["curves"].get("Oracle")) is not None:
         before, _, end, _ = fall(bound)
         loss_of_data = before - end
     rows = []
-    for name in found.names:
+    for name in results.names:
         before, after, end, back = fall(world["curves"][name])
         lost = before - end
         parts = [f"{100 * value:.1f}" for value in (before, after, end)]
-        own = [f"{100 * value:+.1f}" for value in (-lost, -loss_of_data, loss_of_data - lost)]
-        rows.append([name, *parts, "not yet" if back is None else str(back), *own])
+        shares = [f"{100 * value:+.1f}" for value in (-lost, -loss_of_data, loss_of_data - lost)]
+        rows.append([name, *parts, "not yet" if back is None else str(back), *shares])
     return as_markdown(header, rows)
 
 
@@ -205,21 +205,21 @@ def score(world: dict[str, Any], name: str) -> str:
     return f"{100 * world['accuracy'][name]:.1f} ± {100 * (world['error'][name] or 0.0):.1f}"
 
 
-def methods_of(found: League) -> dict[str, Method]:
+def methods_of(results: League) -> dict[str, Method]:
     """The methods of a recipe by their names."""
-    experiment = points(read(recipe_path(found)))[0].experiment
+    experiment = points(read(recipe_path(results)))[0].experiment
     return {method.name: method for method in experiment.method}
 
 
-def recipe_path(found: League) -> Path:
+def recipe_path(results: League) -> Path:
     """File of a recipe."""
-    return ROOT / "src" / "fedtide" / "recipes" / f"{found.kept['recipe']}.toml"
+    return ROOT / "src" / "fedtide" / "recipes" / f"{results.kept['recipe']}.toml"
 
 
-def works_of(found: League) -> dict[str, float]:
+def works_of(results: League) -> dict[str, float]:
     """What clients compute with each method beside FedAvg, as a mean over worlds: samples times passes."""
-    ratios = {name: [w["measures"][name]["samples"] / w["measures"][ONE_MODEL[0]]["samples"] for w in found.worlds]
-              for name in found.names}  # fmt: skip
+    ratios = {name: [w["measures"][name]["samples"] / w["measures"][ONE_MODEL[0]]["samples"] for w in results.worlds]
+              for name in results.names}  # fmt: skip
     return {name: fmean(values) for name, values in ratios.items()}
 
 
@@ -233,13 +233,13 @@ def draw() -> None:
     import scikit_posthocs
 
     for recipe in LEAGUES:
-        found = kept(recipe)
-        if found is None:
+        results = kept(recipe)
+        if results is None:
             continue
-        scores = pd.DataFrame(found.scores, columns=found.ranked)
+        scores = pd.DataFrame(results.scores, columns=results.ranked)
         different = scikit_posthocs.posthoc_nemenyi_friedman(scores)
-        figure, axes = plt.subplots(figsize=(9.0, 1.2 + 0.2 * len(found.ranked) / 2))
-        scikit_posthocs.critical_difference_diagram(found.ranks, different, ax=axes, label_props={"size": 7})
+        figure, axes = plt.subplots(figsize=(9.0, 1.2 + 0.2 * len(results.ranked) / 2))
+        scikit_posthocs.critical_difference_diagram(results.ranks, different, ax=axes, label_props={"size": 7})
         axes.set_title("Mean rank over all worlds and seeds; 1 is the best", fontsize=9)
         figure.savefig(ROOT / "docs" / "images" / f"{recipe}-ranks.svg", bbox_inches="tight")
         plt.close(figure)
