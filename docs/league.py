@@ -162,7 +162,9 @@ def costs(results: League, methods: dict[str, Method]) -> str:
     for name in results.names:
         if name not in methods:
             continue
-        mean = {key: fmean(w["measures"][name][key] for w in results.worlds) for key in results.worlds[0]["measures"][name]}
+        mean = {
+            key: fmean(w["measures"][name][key] for w in results.worlds) for key in results.worlds[0]["measures"][name]
+        }
         entry = REGISTRY[methods[name].algorithm]
         cells = [f"{work[name]:.1f}", f"{mean['seconds']:.1f}", f"{mean['down'] / 1e6:.0f}", f"{mean['up'] / 1e6:.0f}"]
         rows.append([name, *cells, entry.keeps, entry.sees, f"{100 * mean['worst_decile']:.1f}"])
