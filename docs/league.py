@@ -33,7 +33,7 @@ BACK = 0.95
 
 @dataclass(frozen=True)
 class League:
-    """What was kept of a league: its worlds, methods, and their scores by world and seed."""
+    """Kept results of a league: its worlds, methods, and their scores by world and seed."""
 
     kept: dict[str, Any]
 
@@ -72,7 +72,7 @@ class League:
         return fmean(gaps), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
 
 
-def kept(recipe: str) -> League | None:
+def read_kept(recipe: str) -> League | None:
     """Results of a recipe; None if there are none yet."""
     path = ROOT / "docs" / "results" / f"{recipe}.json"
     return League(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
@@ -82,7 +82,7 @@ def league() -> str:
     """All tables of the page."""
     parts = []
     for recipe in LEAGUES:
-        if results := kept(recipe):
+        if results := read_kept(recipe):
             heading = results.kept["recipe"].replace("league-", "").capitalize()
             parts += [f"## {heading}", *section(results)]
     return "\n\n".join(parts)
@@ -219,7 +219,7 @@ def recipe_path(results: League) -> Path:
 
 
 def works_of(results: League) -> dict[str, float]:
-    """What clients compute with each method beside FedAvg, as a mean over worlds: samples times passes."""
+    """Work of clients with each method beside FedAvg, as a mean over worlds: samples times passes."""
     ratios = {name: [w["measures"][name]["samples"] / w["measures"][ONE_MODEL[0]]["samples"] for w in results.worlds]
               for name in results.names}  # fmt: skip
     return {name: fmean(values) for name, values in ratios.items()}
@@ -235,7 +235,7 @@ def draw() -> None:
     import scikit_posthocs
 
     for recipe in LEAGUES:
-        results = kept(recipe)
+        results = read_kept(recipe)
         if results is None:
             continue
         scores = pd.DataFrame(results.scores, columns=results.ranked)
