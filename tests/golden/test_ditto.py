@@ -20,9 +20,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtide.algorithms.ditto import State, ditto
+from fedtide.algorithms.ditto import ditto
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.cohorts import Everyone
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Moment, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -40,13 +40,13 @@ def kept(fleet, client: int) -> Weights:
 
 def test_clients_have_equal_weights_as_in_the_paper():
     """Updates of -3/4 and 9/4: 1 + 3/4."""
-    assert value(quadratics.after(ditto(TASK, TWO, cohort=Everyone()), State(at(1.0), None))) == 1.75
+    assert value(quadratics.after(ditto(TASK, TWO, cohort=Everyone()), OneModel(at(1.0), None))) == 1.75
 
 
 def test_two_rounds_by_hand():
     algorithm = ditto(TASK, TWO, lam=0.5, cohort=Everyone(), weighting="samples")
     fleet = fleet_of(algorithm)
-    rounds = quadratics.played(algorithm, fleet, State(at(1.0), None), 2)
+    rounds = quadratics.played(algorithm, fleet, OneModel(at(1.0), None), 2)
     state, _ = next(rounds)
     assert value(state) == 2.5
     assert [float(kept(fleet, k).params["weight"]) for k in (0, 1)] == [3 / 8, 23 / 8]
@@ -68,7 +68,7 @@ def test_a_step_of_its_own_trainer():
     one = LocalTrainer(lr=0.25, batch_size=0)
     algorithm = ditto(TASK, TWO, one, cohort=Everyone(), weighting="samples")
     fleet = fleet_of(algorithm)
-    state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
+    state, _ = next(quadratics.played(algorithm, fleet, OneModel(at(1.0), None), 1))
     assert value(state) == 2.5
     assert [float(kept(fleet, k).params["weight"]) for k in (0, 1)] == [0.75, 1.75]
 
@@ -152,7 +152,7 @@ def test_a_client_whose_own_model_breaks_keeps_the_last_one_and_is_counted():
     algorithm = ditto(TASK, TWO, LocalTrainer(lr=1e38, batch_size=0, epochs=20), cohort=Everyone(), weighting="samples")
     plain = fedavg(TASK, TWO, cohort=Everyone())
     fleet = fleet_of(algorithm)
-    state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
-    expected, _ = next(quadratics.played(plain, fleet_of(plain), State(at(1.0), None), 1))
+    state, _ = next(quadratics.played(algorithm, fleet, OneModel(at(1.0), None), 1))
+    expected, _ = next(quadratics.played(plain, fleet_of(plain), OneModel(at(1.0), None), 1))
     assert value(state) == value(expected)
     assert fleet.engine.memory.read(0, (99, 0)) is None

@@ -83,7 +83,7 @@ def naive(population, model: nn.Module, concurrency: int) -> nn.Module:
 
 
 def test_a_naive_event_loop_agrees_to_1e_9():
-    options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2}, "cohort": 5}
+    options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2, "proximal": 0.0}, "cohort": 5}
     experiment = toy("fedasync", options, rounds=ROUNDS, precision="fp64", data=DATA)
     run = played(experiment, fleet=clocked(COMPUTE, lambda question, rows: 2 * rows))
     expected = naive(run.host.population, network_of(run.steps[0].received.weights), 5)

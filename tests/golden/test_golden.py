@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.fedavg import State, fedavg
+from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.qfedavg import qfedavg
-from fedtide.cohorts import Everyone
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, Flash, KerasAdam, Yogi
@@ -22,7 +22,7 @@ from helpers.quadratics import TASK, after, at, fleet_of, value
 ONE = LocalTrainer(lr=0.5, batch_size=0)
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
 EVERYONE = Everyone()
-START = State(at(1.0), None)
+START = OneModel(at(1.0), None)
 
 
 MANY = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
@@ -117,7 +117,7 @@ def test_qfedavg_refuses_a_client_whose_power_overflows():
 
 def test_qfedavg_stays_where_it_is_if_everybody_overflows():
     """F is about 5e59 for both, its tenth power infinite."""
-    assert value(after(qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), State(at(1e30), None))) == 1e30
+    assert value(after(qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), OneModel(at(1e30), None))) == 1e30
 
 
 # -- server optimizers, on updates d = 1 and then d = 0.5 --------------------------------------------------------------

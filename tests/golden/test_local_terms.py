@@ -55,7 +55,7 @@ def test_fedntd():
     task = Task(lambda: nn.Linear(1, 3, bias=False), dtype=torch.float64)
     people = [(torch.ones(n, 1, dtype=torch.float64), torch.full((n,), label)) for n, label in ((1, 0), (3, 1))]
     start = OneModel(Weights({"weight": torch.tensor([[0.0], [LOG3], [0.0]], dtype=torch.float64)}), None)
-    local = LocalTrainer(lr=1.0, batch_size=0, epochs=2, terms=(Distill(),))
+    local = LocalTrainer(lr=1.0, batch_size=0, epochs=2)
     state = after(fedntd(task, local, cohort=Everyone()), start, who=holding(people, classes=3))
     one, q = [4 / 5, LOG3 - 3 / 5, -1 / 5], 3 * math.exp(-2 / 5) / (3 * math.exp(-2 / 5) + 1)
     p = softmax(one)
@@ -160,12 +160,13 @@ def naive(population, model, loss_of):
     ("algorithm", "options", "loss_of"),
     [
         ("fedntd", {}, lambda *given: not_true(*given, 1.0, 1.0)),
+        ("fedntd", {"beta": 0.5, "tau": 3.0}, lambda *given: not_true(*given, 0.5, 3.0)),
         ("fedavg", {"local": {"terms": [{"kind": "distill", "beta": 0.5, "tau": 3.0}]}},
          lambda *given: not_true(*given, 0.5, 3.0)),
         ("moon", {}, lambda *given: contrast(*given, 1.0, 0.5)),
         ("moon", {"mu": 5.0, "tau": 1.0}, lambda *given: contrast(*given, 5.0, 1.0)),
     ],
-    ids=["fedntd", "fedavg distills", "moon", "moon mu 5"],
+    ids=["fedntd", "fedntd by its options", "fedavg distills", "moon", "moon mu 5"],
 )  # fmt: skip
 def test_a_naive_implementation_agrees_to_1e_9(algorithm, options, loss_of):
     options = {**options, "local": {**LOCAL, **options.get("local", {})}}
@@ -258,6 +259,18 @@ DISTILLING = ft.LocalTrainer(terms=(Distill(),))
 def test_a_mistake_is_one_line(make, line):
     with pytest.raises(FedtideError, match=line):
         ft.simulate(make(), PEOPLE, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["fedntd", "apfl", "per_fedavg", "pfedme", "fedrod", "scaffold", "fedsgd"])
+def test_terms_that_a_method_does_not_take_are_refused_when_it_is_built(name):
+    task = ft.Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    with pytest.raises(FedtideError, match=r"local.terms: found \['distill'\], but .*; allowed: none"):
+        getattr(ft.algorithms, name)(task, local=DISTILLING)
+
+
+def test_fedala_distills_in_training_and_learns_its_mix_by_the_plain_loss():
+    task = ft.Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    ft.simulate(ft.algorithms.fedala(task, local=DISTILLING, cohort=2), PEOPLE, rounds=2)
 
 
 def test_numbers_have_no_classes_to_distill():

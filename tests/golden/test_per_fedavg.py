@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.per_fedavg import State, per_fedavg
-from fedtide.cohorts import Everyone
+from fedtide.algorithms.per_fedavg import per_fedavg
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
@@ -34,7 +34,7 @@ def adapted(algorithm, w: float, client: int) -> float:
 
 def test_a_round_and_a_step_before_evaluation_by_hand():
     algorithm = per_fedavg(TASK, ONE, 0.5, cohort=Everyone(), weighting="samples")
-    state = after(algorithm, State(at(1.0), None))
+    state = after(algorithm, OneModel(at(1.0), None))
     assert value(state) == 1.5
     assert [adapted(algorithm, 1.5, client) for client in (0, 1)] == [0.75, 2.75]
 

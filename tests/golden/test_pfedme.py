@@ -14,8 +14,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.algorithms.pfedme import State, pfedme
-from fedtide.cohorts import Everyone
+from fedtide.algorithms.pfedme import pfedme
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.errors import FedtideError
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
@@ -36,7 +36,7 @@ def kept(fleet, client: int):
 def test_a_round_by_hand(beta, expected):
     algorithm = pfedme(TASK, TWO, server=SGD(beta), weighting="samples", **OPTIONS)
     fleet = fleet_of(algorithm)
-    state, _ = next(quadratics.played(algorithm, fleet, State(at(1.0), None), 1))
+    state, _ = next(quadratics.played(algorithm, fleet, OneModel(at(1.0), None), 1))
     assert value(state) == expected
     assert [float(kept(fleet, k).params["weight"]) for k in (0, 1)] == [147 / 512, 4 - 3 * 147 / 512]
     x = torch.ones(2, 1, dtype=torch.float64)

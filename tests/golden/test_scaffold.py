@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedtide.algorithms.fedavg import State as Averaged
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.scaffold import State, scaffold
-from fedtide.cohorts import Everyone
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from helpers import quadratics
@@ -52,7 +51,7 @@ def test_the_first_round_is_that_of_fedavg():
     """All variates are 0. Client 0: 1 -> 1/2 -> 1/4, update -3/4. Client 1: 1 -> 5/2 -> 13/4, update 9/4. w = 7/4."""
     assert value(after(scaffold(TASK, TWO, cohort=EVERYONE), start())) == 1.75
     uniform = fedavg(TASK, TWO, cohort=EVERYONE, weighting="uniform")
-    assert value(after(uniform, Averaged(at(1.0), None))) == 1.75
+    assert value(after(uniform, OneModel(at(1.0), None))) == 1.75
 
 
 def test_option_two():
@@ -130,7 +129,7 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(variant):
     """
     uneven = LocalTrainer(lr=0.5, batch_size=1, epochs=1)
     targets = [[0], [4, 4]]
-    averaged = after(fedavg(TASK, uneven, cohort=EVERYONE, weighting="uniform"), Averaged(at(1.0), None), 60, targets)
+    averaged = after(fedavg(TASK, uneven, cohort=EVERYONE, weighting="uniform"), OneModel(at(1.0), None), 60, targets)
     assert value(averaged) == pytest.approx(2.4, abs=1e-9)
     controlled = after(scaffold(TASK, uneven, variant=variant, cohort=EVERYONE), start(), 200, targets)
     assert value(controlled) == pytest.approx(2.0, abs=1e-9)

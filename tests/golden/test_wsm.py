@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fedavg import State, fedavg
-from fedtide.cohorts import Everyone
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Shard, Weights
 from fedtide.data.population import Population
 from fedtide.learn.local import LocalTrainer
@@ -133,7 +133,7 @@ def population() -> Population:
 def moved(loss) -> list[float]:
     """The three weights after one round that began at zero."""
     task = Task(lambda: nn.Linear(1, 3, bias=False), loss, torch.float64)
-    start = State(Weights({"weight": torch.zeros(3, 1, dtype=torch.float64)}), None)
+    start = OneModel(Weights({"weight": torch.zeros(3, 1, dtype=torch.float64)}), None)
     algorithm = fedavg(task, STEP, cohort=Everyone())
     return after(algorithm, start, who=population()).weights.params["weight"].flatten().tolist()
 

@@ -46,6 +46,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import mix, sub
 from fedtide.fields.types import Flag, Fraction
 from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
+from fedtide.learn.by_batch import BY_BATCH
+from fedtide.learn.local import refuse_terms
 from fedtide.personal import OWN_MODELS, by_own_weights
 
 PENALTY = 0.02
@@ -72,6 +74,7 @@ def apfl(
         adaptive: whether clients learn their shares.
         variant: "paper" is Algorithm 1; "pfllib" is the code of PFLlib.
     """
+    refuse_terms(local, BY_BATCH)
     pfllib, by_itself = variant == "pfllib", replace(local, proximal=0)
 
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -42,8 +42,6 @@ from fedtide.fields.types import NonNegative
 from fedtide.learn import SGD, LocalTrainer, ProximalTo, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
 from fedtide.personal import OWN_MODELS, by_own_weights
 
-State = OneModel
-
 
 def ditto(
     task: Task,
@@ -53,7 +51,7 @@ def ditto(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """FedAvg, and a model of each client's own that is pulled towards the global one.
 
     Sends the weights down and the update up, as a weighted sum; clients keep a model.

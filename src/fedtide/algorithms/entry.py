@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError, refused, within
 from fedtide.fields.shapes import unknown_key
 from fedtide.fields.types import Strict, as_written, by_kind, on_default
 from fedtide.fields.vocabulary import Family, in_words
-from fedtide.learn.local import check_fit
+from fedtide.learn.local import LocalTrainer, check_fit, on_local_default
 from fedtide.learn.losses import SAFE_BLEND, WSM
 from fedtide.learn.task import Task
 from fedtide.transforms.transform import Transform, apply
@@ -161,6 +161,8 @@ def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = Tr
         if any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ())):
             spelled = _whole if kind == Cohort else by_kind
             kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
+        elif isinstance(parameter.default, LocalTrainer) and key == "local":
+            kind = Annotated[kind, BeforeValidator(partial(on_local_default, parameter.default))]
         elif key in getattr(make, "changed", ()):  # a preset's: what is not given stays as the preset has it
             kind = Annotated[kind, BeforeValidator(partial(on_default, default))]
         fields[key] = (kind, default)

@@ -73,14 +73,14 @@ def fedala(
         FedtideError: the model has fewer layers.
     """
     names = last_layers(task, layers, "layers")
-    one_pass = replace(local, epochs=1, local_steps=None, augment=())
+    one_pass = replace(local, epochs=1, local_steps=None, augment=(), terms=())
 
     def learn(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the memory with weights of the mix after one pass, or at first after several."""
         if memory is None or not names or not len(shard):
             return memory
         rows = shard.pick(draw_some(torch.arange(len(shard)), max(int(share * len(shard)), 1), rng.at("rows")))
-        model, first = ModelByBatch(task, local, w, moment), memory["mix"] is None
+        model, first = ModelByBatch(task, one_pass, w, moment), memory["mix"] is None
         old = [task.to_device(memory["own"][name]) for name in names]
         gap = torch._foreach_sub([model.weights.params[name] for name in names], old)
         mix = [torch.ones_like(d) for d in gap] if first else [task.to_device(memory["mix"][k]) for k in names]

@@ -22,7 +22,8 @@ Choices:
       as in FedBuff.
     - paper: staleness is "constant" (1), "polynomial" (a = 0.5) or "hinge" (a = 10, b = 4); the polynomial is the
       default (ours).
-    - paper: alpha is 0.6, and `rho` 0.005, which is `local.proximal`. Local training that is given without it has none.
+    - paper: alpha is 0.6, and `rho` 0.005, which is `local.proximal`. A `LocalTrainer` of Python has the
+      one that it names.
     - ours: alpha is constant; in experiments of the paper it is halved once.
     - ours: running statistics are mixed as parameters are.
     - ours: the staleness of the first answer after a step is 0. The paper's listing counts from the step that is made,

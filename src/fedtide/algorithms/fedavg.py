@@ -25,8 +25,6 @@ from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
 
-State = OneModel
-
 
 def fedavg(
     task: Task,
@@ -34,7 +32,7 @@ def fedavg(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """Federated averaging.
 
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.

@@ -53,8 +53,8 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, NonNegative, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight
 from fedtide.learn.features import PCA, Features
-from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.task import Task, join_models, needs_likelihood, split_models, with_branches
+from fedtide.learn.losses import LEAST, Blended, mixture_notes, refuse_mean_loss
+from fedtide.learn.task import Task, join_models, refuse_without_likelihood, split_models, with_branches
 from fedtide.mixtures import GaussianInit, KMeansPlusPlus
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
 from fedtide.mixtures.feature_gaussians import (
@@ -100,8 +100,8 @@ def fedgmm(
     Raises:
         FedtideError: the loss has only a mean.
     """
-    weighs_rows(task.loss, "FedGMM")
-    needs_likelihood(task, "algorithm", "fedgmm")
+    refuse_mean_loss(task.loss, "FedGMM weights samples")
+    refuse_without_likelihood(task, "algorithm", "fedgmm")
     refuse_equal_start(task, components)
     whole = with_branches(task, WHOLE, components)
     setup = GaussianSetup(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))

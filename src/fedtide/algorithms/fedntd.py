@@ -15,22 +15,51 @@ client takes one more pass without gradients over its samples.
 
 Choices:
     - ours: the distillation is a term of local training, `local.terms = ["distill"]`, which every method with one
-      network at a time can have.
+      network at a time can have. FedNTD adds it by itself.
     - ours: the received model is evaluated once a round, in evaluation mode and on rows without augmentation. The
       released code evaluates it on each batch, as the batch is.
     - paper: the divergence is as in equation 3. The released code multiplies it by `tau^2`, which is 1 by default.
-    - ours: clients are weighted by their samples, as in FedAvg. With `beta = 0` or without terms it is FedAvg.
+    - ours: clients are weighted by their samples, as in FedAvg. With `beta = 0` it is FedAvg.
 """
 
-from fedtide.algorithms.entry import Entry, preset
+from dataclasses import replace
+
+from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.learn.local import LocalTrainer
+from fedtide.cohorts import Arrivals, Cohort, OneModel
+from fedtide.core.base import Algorithm
+from fedtide.core.errors import refused
+from fedtide.fields.types import NonNegative, Positive
+from fedtide.learn import SGD, LocalTrainer, Server, Task, Weighting
 from fedtide.learn.terms import Distill
 
-fedntd = preset(
-    "fedntd", fedavg, "FedAvg with distillation from the received model, of all classes but the true one.", __name__,
-    local=LocalTrainer(terms=(Distill(),)),
-)  # fmt: skip
+
+def fedntd(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    beta: NonNegative = 1.0,
+    tau: Positive = 1.0,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[OneModel]:
+    """FedAvg with distillation from the received model, of all classes but the true one.
+
+    Sends the weights down and the update up, as a weighted sum; clients keep nothing.
+
+    Args:
+        beta: weight of the distillation.
+        tau: temperature of the distillation.
+
+    Raises:
+        FedtideError: `local.terms` has a distillation, too.
+    """
+    if any(isinstance(term, Distill) for term in local.terms):
+        kinds = [term.kind for term in local.terms]
+        raise refused("local.terms", kinds, "none; set beta and tau", "'fedntd' adds the distillation by itself")
+    terms = (*local.terms, Distill(beta, tau)) if beta else local.terms
+    return replace(fedavg(task, replace(local, terms=terms), server, cohort, weighting), name="fedntd")
+
 
 ENTRY = Entry(
     "fedntd", fedntd, "weights down, update up", "global", helps=("labels",),

@@ -35,7 +35,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
 from fedtide.core.weights import add
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
-from fedtide.learn.losses import weighs_rows
+from fedtide.learn.local import refuse_terms
+from fedtide.learn.losses import refuse_mean_loss
 from fedtide.learn.target import CLASSES
 from fedtide.personal import OWN_MODELS
 from fedtide.personal.second_head import TwoHeads
@@ -54,9 +55,8 @@ def fedrod(
     """
     if task.target != CLASSES:
         raise refused("algorithm", "fedrod", "another one if rows have no classes", "its loss counts classes")
-    weighs_rows(task.loss, "FedRoD")
-    if local.terms:
-        raise refused("local.terms", [term.kind for term in local.terms], "none", "the method trains two heads at once")
+    refuse_mean_loss(task.loss, "two heads have two losses for a label")
+    refuse_terms(local, "the method trains two heads at once")
     heads = TwoHeads(task)
 
     @Stepwise

@@ -24,7 +24,7 @@ from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn import SGD, Server, Task, Weighting, answer_update
-from fedtide.learn.local import LocalTrainer, gradient_step, one_gradient
+from fedtide.learn.local import LocalTrainer, gradient_step, refuse_all_but_gradient
 
 
 def fedsgd(
@@ -43,7 +43,7 @@ def fedsgd(
     Raises:
         FedtideError: local training is not by plain SGD, or has weight decay or augmentation.
     """
-    one_gradient(local)
+    refuse_all_but_gradient(local)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         step = gradient_step(task, local, payload, shard, moment)

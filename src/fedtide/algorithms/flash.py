@@ -24,7 +24,7 @@ is negative, and the weight steps backward, if an update of a weight suddenly is
 Choices:
     - paper: all formulas as printed, element by element, without a guard on the denominator.
     - released code: rate 0.01 on the server, `tau` 0.001 (`server.eps`), b1 0.9, b2 0.99, gamma 0.004 and five epochs,
-      those of the FedCCFA suite. Local training that is given without epochs has one, and then nobody stops early.
+      those of the FedCCFA suite. A `LocalTrainer` of Python without epochs has one, and then nobody stops early.
     - ours: the loss is the training loss, on validation samples. The suite's code uses test samples, and stops only at
       a small fall, not at a rise. It compares the first epoch with the client's last round.
     - paper: the first epoch is always done. A client without validation samples trains all epochs (ours).

@@ -43,10 +43,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import add, sub
 from fedtide.fields.types import ForWeights, NonNegative
 from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
-from fedtide.learn.local import gradient_step
+from fedtide.learn.by_batch import BY_BATCH
+from fedtide.learn.local import gradient_step, refuse_terms
 from fedtide.personal import by_own_weights
-
-State = OneModel
 
 
 def per_fedavg(
@@ -56,7 +55,7 @@ def per_fedavg(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """FedAvg of steps that make the model good after one step of each client.
 
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.
@@ -65,6 +64,7 @@ def per_fedavg(
         local: local training; its learning rate is the paper's beta.
         alpha: size of the step that a client takes before it is judged, and in training.
     """
+    refuse_terms(local, BY_BATCH)
 
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         model, fewest = ModelByBatch(task, local, w, moment), 2 if task.scratch.needs_pairs else 1

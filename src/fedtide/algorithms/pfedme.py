@@ -46,10 +46,8 @@ from fedtide.core.weights import sub
 from fedtide.fields.types import ForWeights, Positive, StepCount
 from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
 from fedtide.learn.device import to_cpu
-from fedtide.learn.local import plain_sgd
+from fedtide.learn.local import refuse_all_but_sgd
 from fedtide.personal import OWN_MODELS, by_own_weights
-
-State = OneModel
 
 
 def pfedme(
@@ -61,7 +59,7 @@ def pfedme(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm[State]:
+) -> Algorithm[OneModel]:
     """Federated averaging of copies that follow each client's own model, which stays near its copy.
 
     Sends the weights down and the update up, as a weighted sum; clients keep a model.
@@ -76,7 +74,7 @@ def pfedme(
     Raises:
         FedtideError: local training is not by plain SGD.
     """
-    plain_sgd(local, "as the copy moves towards the client's own model")
+    refuse_all_but_sgd(local, "the copy moves towards the client's own model")
     inner = replace(local, lr=inner_lr)
 
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -47,7 +47,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import add, div, mul, sub, zeros_like
 from fedtide.fields.types import Positive
 from fedtide.learn import SGD, Correction, Server, Steps, Stepwise, Task, Train, Weighting, client_weight, step_server
-from fedtide.learn.local import LocalTrainer, clip, plain_sgd
+from fedtide.learn.local import LocalTrainer, clip, refuse_all_but_sgd
 
 Variate = dict[str, Tensor]
 
@@ -94,7 +94,7 @@ def scaffold(
     Raises:
         FedtideError: local training is not by plain SGD.
     """
-    plain_sgd(local, "as control variates are made for plain SGD")
+    refuse_all_but_sgd(local, "control variates are made for plain SGD")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)

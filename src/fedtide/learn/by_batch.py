@@ -1,7 +1,8 @@
 """Models that a client trains by turns, batch by batch, in steps that a method takes by itself.
 
 `LocalTrainer` trains one model to the end. APFL, pFedMe and Per-FedAvg take a gradient at one point and a step from
-another, on the same batch. Their models have storage of their own here, because a task has one module.
+another, on the same batch. FedALA takes gradients of a few layers, at points that it mixes. Their models have storage
+of their own here, because a task has one module.
 """
 
 from collections.abc import Sequence
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Moment, Weights
-from fedtide.core.errors import refused
 from fedtide.core.trees import map_leaves
 from fedtide.learn.device import read, to_cpu
-from fedtide.learn.local import Batch, LocalOptimizer, LocalTrainer, clip
+from fedtide.learn.local import Batch, LocalOptimizer, LocalTrainer, clip, refuse_terms
 from fedtide.learn.task import Task
 
 Seen = list[tuple[Tensor, int]]
 """Mean loss of each batch, and the number of its labels."""
+BY_BATCH = "the method takes steps of its own"
+"""Why such methods refuse terms of the loss."""
 
 
 class ModelByBatch:
@@ -32,7 +34,7 @@ class ModelByBatch:
         moment: the time, for the schedule of the rate.
 
     Raises:
-        FedtideError: local training has terms of the loss.
+        FedtideError: local training has terms of the loss. A method refuses them when it is built (`refuse_terms`).
 
     >>> from fedtide.core.base import Shard
     >>> from fedtide.core.rng import Rng
@@ -47,9 +49,7 @@ class ModelByBatch:
     """
 
     def __init__(self, task: Task, local: LocalTrainer, weights: Weights, moment: Moment) -> None:
-        if local.terms:
-            kinds = [term.kind for term in local.terms]
-            raise refused("local.terms", kinds, "none", "the method takes steps of its own")
+        refuse_terms(local, BY_BATCH)
         self.task, self.local = task, local
         params = {name: task.to_device(weights.params[name]).clone() for name in task.scratch.names}
         self.weights = Weights(params, {name: task.to_device(b).clone() for name, b in weights.buffers.items()})

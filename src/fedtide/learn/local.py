@@ -25,6 +25,7 @@ from fedtide.fields.types import (
     Spelled,
     StepCount,
     Whole,
+    changed,
     ingredient,
 )
 from fedtide.learn.device import Scratch, read
@@ -383,9 +384,8 @@ class LocalTrainer:
         """Raise if the terms do not suit the task, or a method that trains such models."""
         for term in self.terms:
             term.check(task, "local")
-        if self.terms and models in ("mixture", "branches"):
-            kinds = [term.kind for term in self.terms]
-            raise refused("local.terms", kinds, "none", "the method trains several branches at once")
+        if models in ("mixture", "branches"):
+            refuse_terms(self, "the method trains several branches at once")
 
     def augmented(self, x: Tensor, draw: torch.Generator) -> Tensor:
         """Apply the augmentation to a batch."""
@@ -460,6 +460,28 @@ class LocalTrainer:
                 yield epoch, batch
 
 
+def on_local_default(default: LocalTrainer, value: Any) -> Any:
+    """Read a table of local training as one that changes a method's default; anything else as it is.
+
+    Epochs and steps replace each other. A trainer of Python without either has one epoch, also of a method whose default
+    has more. That is written out, because a file without it would mean the default.
+
+    >>> on_local_default(LocalTrainer(epochs=5, proximal=0.1), {"lr": 0.5})
+    {'epochs': 5, 'proximal': 0.1, 'lr': 0.5}
+    >>> on_local_default(LocalTrainer(epochs=5, proximal=0.1), {"local_steps": 3})
+    {'proximal': 0.1, 'local_steps': 3}
+    """
+    if isinstance(value, dict):
+        usual = changed(default)
+        for key, other in (("epochs", "local_steps"), ("local_steps", "epochs")):
+            if value.get(other) is not None:
+                usual.pop(key, None)
+        return usual | value
+    if isinstance(value, LocalTrainer) and value.epochs is None and value.local_steps is None:
+        return value if default.epochs is default.local_steps is None else replace(value, epochs=1)
+    return value
+
+
 # -- the optimizer -----------------------------------------------------------------------------------------------------
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -526,43 +548,54 @@ class LocalOptimizer:
 # -- one gradient in place of training, and costs ----------------------------------------------------------------------
 
 
-def plain_sgd(local: LocalTrainer, why: str) -> None:
-    """Refuse local training other than by SGD without momentum, clipping and FedProx's pull.
+def refuse_terms(local: LocalTrainer, why: str) -> None:
+    """Refuse terms of the loss, for a method whose training does not take them.
 
-    >>> plain_sgd(LocalTrainer(momentum=0.9), "as the method infers gradients")
+    >>> refuse_terms(LocalTrainer(terms=(Distill(),)), "clients take one gradient")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: local.terms: found ['distill'], but clients take one gradient; allowed: none
+    """
+    if local.terms:
+        raise refused("local.terms", [term.kind for term in local.terms], "none", why)
+
+
+def refuse_all_but_sgd(local: LocalTrainer, why: str) -> None:
+    """Refuse local training other than by SGD without momentum, clipping, FedProx's pull and terms of the loss.
+
+    >>> refuse_all_but_sgd(LocalTrainer(momentum=0.9), "the method infers gradients")
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: local.momentum: found 0.9, allowed: 0, as the method infers gradients
     """
     usual = {"optimizer": "sgd", "momentum": 0, "max_grad_norm": None, "proximal": 0}
-    if local.terms:
-        raise refused("local.terms", [term.kind for term in local.terms], f"none, {why}")
+    refuse_terms(local, why)
     for key, plain in usual.items():
         if getattr(local, key) != plain:
             words = "none" if plain is None else repr(plain)
-            raise refused(f"local.{key}", getattr(local, key), f"{words}, {why}")
+            raise refused(f"local.{key}", getattr(local, key), f"{words}, as {why}")
 
 
-def one_gradient(local: LocalTrainer) -> None:
+def refuse_all_but_gradient(local: LocalTrainer) -> None:
     """Refuse what `gradient_step` would leave without effect, but for how samples are divided into steps.
 
-    >>> one_gradient(LocalTrainer(weight_decay=0.1))
+    >>> refuse_all_but_gradient(LocalTrainer(weight_decay=0.1))
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: local.weight_decay: found 0.1, allowed: 0, as each client takes one gradient
     """
-    why = "as each client takes one gradient"
-    plain_sgd(local, why)
+    why = "each client takes one gradient"
+    refuse_all_but_sgd(local, why)
     if local.weight_decay:
-        raise refused("local.weight_decay", local.weight_decay, f"0, {why}")
+        raise refused("local.weight_decay", local.weight_decay, f"0, as {why}")
     if local.augment:
-        raise refused("local.augment", [change.kind for change in local.augment], f"none, {why}")
+        raise refused("local.augment", [change.kind for change in local.augment], f"none, as {why}")
 
 
 def by_gradient(local: LocalTrainer, variant: LocalUpdate) -> bool:
-    """Tell whether clients take one gradient in place of local training; see `one_gradient`."""
+    """Tell whether clients take one gradient in place of local training; see `refuse_all_but_gradient`."""
     if variant == "gradient":
-        one_gradient(local)
+        refuse_all_but_gradient(local)
     return variant == "gradient"
 
 
@@ -573,7 +606,7 @@ def gradient_step(
 
     Args:
         task: model and loss.
-        local: learning rate and schedule; see `one_gradient`.
+        local: learning rate and schedule; see `refuse_all_but_gradient`.
         weights: the point of the gradient.
         shard: the client's samples.
         moment: the time, for the schedule.

@@ -455,11 +455,10 @@ LEAST = 1e-12
 """Smallest share of a component, so that a vanished one can come back."""
 
 
-def weighs_rows(loss: Any, method: str) -> None:
-    """Refuse a loss that has only a mean, for a method that weights samples."""
+def refuse_mean_loss(loss: Any, why: str) -> None:
+    """Refuse a loss that has only a mean; `why` is the reason of a method that needs the loss of each label."""
     if known_part(loss, "each") is None:
-        allowed = f"CrossEntropy, WSM, or one with `each`, as {method} weights samples"
-        raise refused("loss", type(loss).__name__, allowed)
+        raise refused("loss", type(loss).__name__, f"CrossEntropy, WSM, or one with `each`, as {why}")
 
 
 def mixture_notes(posteriors: Tensor, joints: Tensor) -> dict[str, Weighted]:

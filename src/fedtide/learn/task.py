@@ -421,7 +421,7 @@ def row_labels(shard: Shard, classes: int) -> Tensor:
     return shares / counted.sum(1, keepdim=True).clamp(min=1)
 
 
-def needs_likelihood(task: Task, key: str, value: str) -> None:
+def refuse_without_likelihood(task: Task, key: str, value: str) -> None:
     """Refuse a target whose losses are no likelihoods, for what weighs models by posteriors."""
     if not task.target.likelihood:
         allowed = "one that needs no likelihood; or data.target = { kind = 'number', loss = 'gaussian' }, or counts"

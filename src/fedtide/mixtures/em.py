@@ -13,8 +13,8 @@ from fedtide.cohorts.selection import Picking
 from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn import LocalTrainer, Server, Steps, Train, Weighting, client_weight, step_server
-from fedtide.learn.losses import LEAST, Blended, mixture_notes, weighs_rows
-from fedtide.learn.task import Task, join_models, needs_likelihood, with_branches
+from fedtide.learn.losses import LEAST, Blended, mixture_notes, refuse_mean_loss
+from fedtide.learn.task import Task, join_models, refuse_without_likelihood, with_branches
 from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
 from fedtide.models.branched import WHOLE
 
@@ -60,8 +60,8 @@ class Components:
     weighting: Weighting
 
     def __post_init__(self) -> None:
-        weighs_rows(self.plain.loss, self.name)
-        needs_likelihood(self.plain, "algorithm", self.name.lower())
+        refuse_mean_loss(self.plain.loss, f"{self.name} weights samples")
+        refuse_without_likelihood(self.plain, "algorithm", self.name.lower())
         refuse_equal_start(self.plain, self.count)
 
     @cached_property

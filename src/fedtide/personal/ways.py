@@ -25,7 +25,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, map_leaves
 from fedtide.core.weights import renamed, united
 from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient
-from fedtide.learn import LocalTrainer, Task, mean_losses, needs_likelihood
+from fedtide.learn import LocalTrainer, Task, mean_losses, refuse_without_likelihood
 from fedtide.learn.losses import Columns
 from fedtide.learn.target import CLASSES
 from fedtide.models import Model
@@ -171,7 +171,7 @@ class Mixture(Personalization):
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the gate, the local expert and, with `tune`, the merged network, once."""
-        needs_likelihood(nets.task, "personal", self.kind)
+        refuse_without_likelihood(nets.task, "personal", self.kind)
         if self.tune and nets.task.target != CLASSES:
             raise refused("personal.tune", True, "false if rows have no classes")
         nets.check(self.gate, self.gating, "personal.gating", models + 1)
@@ -284,7 +284,7 @@ class Stacking(Personalization):
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the local expert's network once, and check that both solvers fit."""
-        needs_likelihood(nets.task, "personal", self.kind)
+        refuse_without_likelihood(nets.task, "personal", self.kind)
         nets.check(self.model, self.solver, "personal.solver")
         nets.check(None, self.tuning, "personal.tuning")
 

@@ -97,6 +97,24 @@ def test_a_table_without_a_kind_changes_the_default_and_one_with_a_kind_replaces
     assert from_dict(resolved(settings)) == settings
 
 
+def test_a_table_of_local_training_changes_the_default_of_the_method():
+    settings = experiment(
+        {"name": "A", "algorithm": "fedpac", "local": {"lr": 0.5}},
+        {"name": "B", "algorithm": "fedpac", "local": {"local_steps": 3, "momentum": 0.0}},
+        {"name": "C", "algorithm": "fedasync", "local": {"epochs": 2}},
+        {"name": "D", "algorithm": "flash", "local": LocalTrainer(0.5)},
+        {"name": "E", "algorithm": "fedavg", "local": {"lr": 0.5}},
+    )
+    usual = {"batch_size": 50, "weight_decay": 5e-4}
+    assert [options(settings, name)["local"] for name in "ABCDE"] == [
+        LocalTrainer(0.5, 5, momentum=0.5, **usual), LocalTrainer(0.01, local_steps=3, **usual),
+        LocalTrainer(epochs=2, proximal=0.005), LocalTrainer(0.5, 1), LocalTrainer(0.5),
+    ]  # fmt: skip
+    assert from_dict(resolved(settings)) == settings
+    task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    assert ft.algorithms.flash(task, local={"lr": 0.5}).options["local"] == LocalTrainer(0.5, 5)
+
+
 def test_a_preset_is_another_algorithm_with_other_defaults():
     task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
     for name, server in (("fedavgm", SGD(momentum=0.9)), ("fedadagrad", Adagrad()), ("fedyogi", Yogi())):

@@ -13,7 +13,7 @@ from fedtide.core.trees import same
 from fedtide.learn.fast import passes
 from fedtide.learn.fast.passes import ModulePasses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, Blended, CrossEntropy, FedLC, Masked, as_loss, weighs_rows
+from fedtide.learn.losses import WSM, Blended, CrossEntropy, FedLC, Masked, as_loss, refuse_mean_loss
 from fedtide.learn.stack import unstackable
 from fedtide.learn.steps import Train, row_losses
 from fedtide.learn.target import LabelsTarget, NumberTarget
@@ -215,7 +215,7 @@ def test_what_a_loss_has_inherited_is_not_its_own():
     assert BranchLoss(task.loss, 0).alike is None
     assert Blended(torch.ones(6, 1), task.loss).graded is None
     with pytest.raises(FedtideError, match="as FedEM weights samples"):
-        weighs_rows(task.loss, "FedEM")
+        refuse_mean_loss(task.loss, "FedEM weights samples")
 
 
 @pytest.mark.parametrize("layer", ["3", "*"])
