@@ -463,8 +463,8 @@ class LocalTrainer:
 def on_local_default(default: LocalTrainer, value: Any) -> Any:
     """Read a table of local training as one that changes a method's default; anything else as it is.
 
-    Epochs and steps replace each other. A trainer of Python without either has one epoch, also of a method whose default
-    has more. That is written out, because a file without it would mean the default.
+    Epochs and steps replace each other. A trainer of Python without either has one epoch, whatever the default. That is
+    written out, because a file without it would mean the default.
 
     >>> on_local_default(LocalTrainer(epochs=5, proximal=0.1), {"lr": 0.5})
     {'epochs': 5, 'proximal': 0.1, 'lr': 0.5}
