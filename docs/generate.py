@@ -56,7 +56,7 @@ from fedtide.runs.build import host_of
 from fedtide.runs.privacy import sums_of
 from fedtide.runs.simulate import Result
 from fedtide.runs.trained import Trained
-from fedtide.transforms import Anchored, Personalized, Pooled, Shared
+from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, Shared
 from fedtide.transforms.transform import why_not as why_no_transform
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.pipeline import Wire, why_not
@@ -219,8 +219,8 @@ def forms() -> str:
     rows = ["| method | `safe = true` stands for | transforms | code lines |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
         algorithm = host_in_toy(name, tried.variants_of(name).get("", {})).algorithm
-        kinds = [transform.kind for transform in (Anchored(), Pooled(), Shared(), Personalized("choice"))
-                 if not why_no_transform(algorithm, transform)]  # fmt: skip
+        tried_transforms = Anchored(), AtHome(), OnNeed(), Pooled(), Shared(), Personalized("choice")
+        kinds = [transform.kind for transform in tried_transforms if not why_no_transform(algorithm, transform)]
         lines = code_lines(inspect.getsource(module_of(entry))) if not is_preset(entry.make) else ""
         cells = [f"[{title(name)}]({name}.md)", safe_form(name) or "no other form", ", ".join(kinds) or "none", lines]
         rows.append(f"| {' | '.join(map(str, cells))} |")
@@ -244,7 +244,7 @@ def code_lines(source: str) -> int:
 def printed(entry: Entry) -> str:
     """The sentence in the file of a method about its plain name."""
     text = " ".join((module_of(entry).__doc__ or "").split())
-    sentence = re.search(r"With nothing but (?:its|their) names?\b.*?(?<!Eq)\.(?= |$)", text)
+    sentence = re.search(r"With default options (?:it|they|its)\b.*?(?<!Eq)\.(?= |$)", text)
     return sentence[0] if sentence else ""
 
 
@@ -290,11 +290,21 @@ def algorithm_page(name: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+LEGEND = (
+    "Each item begins with the source of what Fedtide does: `paper`, `released code` (by the authors of the paper), "
+    "other code by its name, or `ours`."
+)
+"""Sentence above a list of choices."""
+
+
 def sections(text: str | None) -> str:
     """A module's docstring as Markdown, with headings for `When to use it:` and `Choices:`."""
     text = inspect.cleandoc(text or "") + "\n"
     text = re.sub(
-        r"^Choices:\n((?: {4}.*\n|\n)+)", lambda match: f"## Choices\n\n{dedent(match[1])}\n", text, flags=re.M
+        r"^Choices:\n((?: {4}.*\n|\n)+)",
+        lambda match: f"## Choices\n\n{LEGEND}\n\n{dedent(match[1])}\n",
+        text,
+        flags=re.M,
     )
     heading = "## When to use it\n\n"
     return re.sub(r"^When to use it: (\w)", lambda match: heading + match[1].upper(), text, flags=re.M).strip()
@@ -329,14 +339,16 @@ def example(name: str) -> str:
 
 def reductions_table(name: str) -> str:
     """Which options make an algorithm another one."""
-    rows = ["| with | it is | equal |", "| --- | --- | --- |"] if tried.reductions_of(name) else []
+    rows = ["| with | it is | global weights are equal |", "| --- | --- | --- |"] if tried.reductions_of(name) else []
     for reduction in tried.reductions_of(name):
         exact = "bit for bit" if reduction.tolerance is None else f"to {reduction.tolerance:g}"
         other = ", ".join(
             part for part in (f"[{title(reduction.to)}]({reduction.to}.md)", plain(reduction.its)) if part
         )
+        other += f", {reduction.only}" * bool(reduction.only)
         rows.append(f"| {plain(reduction.options) or 'its defaults'} | {other} | {exact} |")
-    return "\n".join(rows)
+    note = "\n\nPredictions of personal models may differ." if rows and REGISTRY[name].family == "personal" else ""
+    return "\n".join(rows) + note
 
 
 def plain(options: Mapping[str, Any]) -> str:

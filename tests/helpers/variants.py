@@ -16,12 +16,14 @@ class Reduction:
         options: of the algorithm.
         to: name of the other algorithm.
         its: options of the other algorithm.
+        only: condition under which it is the other one, in words; empty for none.
         tolerance: largest relative and absolute difference of the weights; None means equal bit for bit.
     """
 
     options: Mapping[str, Any]
     to: str
     its: Mapping[str, Any] = field(default_factory=dict)
+    only: str = ""
     tolerance: float | None = None
 
 
@@ -44,6 +46,6 @@ def reductions_of(algorithm: str) -> Sequence[Reduction]:
     """Return the options with which an algorithm is another one.
 
     >>> reductions_of("fedprox")
-    [Reduction(options={'local': {'proximal': 0.0}}, to='fedavg', its={}, tolerance=None)]
+    [Reduction(options={'local': {'proximal': 0.0}}, to='fedavg', its={}, only='', tolerance=None)]
     """
     return [Reduction(**table) for table in _tables("reductions.toml").get(algorithm, [])]

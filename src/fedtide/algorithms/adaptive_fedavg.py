@@ -1,7 +1,7 @@
 """Adaptive-FedAvg: FedAvg whose server sets the clients' learning rate by how much the global weights vary.
 
 Canonaco, Bergamasco, Mongelluzzo, Roveri: *Adaptive Federated Learning in Presence of Concept Drift*, IJCNN 2021. With
-nothing but its name it plays the paper with the decay rates of the FedCCFA suite.
+default options it follows the paper with the decay rates of FedCCFA's code.
 
 | symbol | meaning |
 | --- | --- |
@@ -20,8 +20,8 @@ and rises when they begin to move. After many rounds a change has to be large: t
 
 Choices:
     - paper: the first ratio is 1, and `m^_0` is 0.
-    - released code: b1 = 0.7, b2 = 0.3, b3 = 0.7, those of the FedCCFA suite. Its rate reaches
-      nobody, because the client that reads the rate is never used: its published row is FedAvg.
+    - FedCCFA's code: b1 = 0.7, b2 = 0.3, b3 = 0.7. In that code no client uses this rate. Its published result is
+      therefore FedAvg's.
     - paper: the rate goes with the model to whoever is asked.
     - ours: `t` counts rounds with an answer, because without an answer there are no new weights.
     - ours: the ratio is 1 if the variance before was zero, and the rate is at least 1e-12 of `eta_0`.

@@ -1,7 +1,8 @@
 """AEM: clustered models with exploration, mixed with a local expert of each client.
 
 Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in Federated
-Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5. With nothing but its name it plays all of these as printed.
+Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5. With default options it follows all of these, except for the
+choices below.
 
 | symbol | meaning |
 | --- | --- |

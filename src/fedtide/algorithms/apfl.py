@@ -1,7 +1,7 @@
 """APFL: FedAvg, and on each client a mix of the global model and one of its own, with a weight that it learns.
 
-Deng, Kamani, Mahdavi: *Adaptive Personalized Federated Learning*, 2020, Algorithm 1. With nothing but its name it
-plays Algorithm 1, with the weights of clients learned.
+Deng, Kamani, Mahdavi: *Adaptive Personalized Federated Learning*, 2020, Algorithm 1. With default options it follows
+Algorithm 1 with learned shares, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -26,7 +26,7 @@ Choices:
     - ours: all three steps of a batch use gradients at the models before the batch. `alpha_i` moves with each batch;
       the code of the authors moves it with the first batch of a round.
     - paper: `adaptive = false` leaves `alpha_i` at `alpha`: at 0 it is FedAvg, and at 1 each client trains alone.
-    - released code: `variant = "pfllib"` is PFLlib's. Both models step along gradients of their own. The gradient of
+    - PFLlib: `variant = "pfllib"`. Both models step along gradients of their own. The gradient of
       `alpha_i` is `<v_i - w_i, alpha_i grad f_i(v_i) + (1 - alpha_i) grad f_i(w_i)> + 0.02 alpha_i`, with models after
       their steps. The mix replaces `v_i` at the end of a round, and a client judges by it. PFLlib begins with
       `alpha = 1`.

@@ -1,8 +1,8 @@
 """Auxo: clusters that split where the updates of their participants fall in two; clients only train.
 
 Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learning via Scalable Client Clustering*,
-SoCC 2023. With nothing but its name it plays the paper's splits and rewards in a simplified form, which is ours. Its
-cohorts are called clusters here.
+SoCC 2023. With default options its splits and rewards are a simplified form of the paper's, which is ours. Its cohorts
+are called clusters here.
 
 | symbol | meaning |
 | --- | --- |

@@ -27,7 +27,8 @@ Choices:
       ids. The paper tests after each row of a stream with probability `exp(-2 q)`; here one test follows all rows.
     - ours: the rows of a concept are those that the client held when the concept began, because a change is found late.
       A row that the client holds again counts once, as it is now.
-    - ours: variances are at least 1e-8 and below that of a coin with the same mean, and confidences 1e-7 from 0 and 1.
+    - ours: variances are at least 1e-8 and below the variance of a Bernoulli variable with the same mean. Confidences
+      are at least 1e-7 from 0 and 1.
     - ours: clients without rows abstain, whatever they remember.
 """
 

@@ -1,5 +1,4 @@
 """Centralized: one model trained on the samples of all clients in one place. No federation, and a bound above FedAvg.
-With nothing but its name it plays that bound.
 
 When to use it: as a baseline, to see what is lost because data stay where they are.
 

@@ -1,8 +1,8 @@
 """CFL: one model until it is stationary, then recursive splits where clients pull in opposite directions.
 
 Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
-Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3. With nothing but its name it plays these with thresholds of
-ours, which follow the updates, because the paper's are absolute and it names none.
+Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3. With default options it follows these with thresholds of ours, because
+the paper names none.
 
 | symbol | meaning |
 | --- | --- |

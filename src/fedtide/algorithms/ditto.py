@@ -1,7 +1,7 @@
 """Ditto: FedAvg, and a model of each client's own that is pulled towards the global one.
 
 Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, Algorithm 1.
-With nothing but its name it plays Algorithm 1 as printed.
+With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """FedALA: each client starts a round from its own last layers and the received ones, mixed element by element.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan: *FedALA: Adaptive Local Aggregation for Personalized Federated Learning*, AAAI
-2023, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed.
+2023, Algorithm 1. With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -130,5 +130,6 @@ def start_of(w: Weights, memory: Any) -> Weights:
 
 ENTRY = Entry(
     "fedala", fedala, "weights down, update up", "personal", helps=("groups", "meaning"),
-    keeps="its last layers, and weights of their mix", exempt={"update": "its training starts from a mix of two"},
+    keeps="its last layers, and weights of their mix",
+    exempt={"update": "measured forgetting includes the mix of the received last layers with its own"},
 )  # fmt: skip

@@ -1,17 +1,17 @@
 """FedAsync: asynchronous training; the server mixes each client's model into its own as soon as it arrives.
 
-Xie, Koyejo, Gupta: *Asynchronous Federated Optimization*, OPT 2020 (arXiv 2019), Algorithm 1. With nothing but its name
-it plays Algorithm 1 with polynomial staleness, answer by answer.
+Xie, Koyejo, Gupta: *Asynchronous Federated Optimization*, OPT 2020 (arXiv 2019), Algorithm 1. With default options it
+follows Algorithm 1 with polynomial staleness, answer by answer.
 
 | symbol | meaning |
 | --- | --- |
 | `w_t` | the global weights after t server steps |
 | `w_new` | a client's weights after local training from `w_tau` |
-| `t - tau` | staleness: server steps since the client was sent its model |
+| `t - 1 - tau` | staleness: server steps between sending a model and its answer |
 | `alpha`, `s` | mixing weight, and its factor by staleness |
 | `rho` | strength of the pull of local training to `w_tau` |
 
-    alpha_t = alpha * s(t - tau)
+    alpha_t = alpha * s(t - 1 - tau)
     w_t     = (1 - alpha_t) * w_{t-1} + alpha_t * w_new
 
 When to use it: devices of very different speeds, where a round would wait for the slowest. It only matters with a clock
@@ -26,8 +26,8 @@ Choices:
       one that it names.
     - ours: alpha is constant; in experiments of the paper it is halved once.
     - ours: running statistics are mixed as parameters are.
-    - ours: the staleness of the first answer after a step is 0. The paper's listing counts from the step that is made,
-      where it is 1.
+    - ours: staleness is `t - 1 - tau`, which is 0 if no step lies between sending and answering. The paper's listing
+      has `t - tau`, which also counts the step of the answer itself.
 """
 
 from typing import Annotated, Any, Literal

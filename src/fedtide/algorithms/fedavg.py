@@ -1,7 +1,7 @@
 """FedAvg: one global model by averaging the clients' updates.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: *Communication-Efficient Learning of Deep Networks from Decentralized
-Data*, AISTATS 2017, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed.
+Data*, AISTATS 2017, Algorithm 1. With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

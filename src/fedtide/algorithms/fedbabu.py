@@ -1,7 +1,7 @@
 """FedBABU: FedAvg of the trunk under a head that stays random; each client then tunes the whole for itself.
 
 Oh, Kim, Yun: *FedBABU: Toward Enhanced Representation for Federated Image Classification*, ICLR 2022, Algorithm 1. With
-nothing but its name it plays Algorithm 1, and five epochs of tuning before a client is judged.
+default options it follows Algorithm 1, and clients tune for five epochs before they are evaluated.
 
 When to use it: clients differ in labels, have some samples, and can train before they predict.
 

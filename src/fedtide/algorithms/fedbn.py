@@ -1,7 +1,7 @@
 """FedBN: FedAvg whose layers that normalize stay with their clients.
 
 Li, Jiang, Zhang, Kamp, Dou: *FedBN: Federated Learning on Non-IID Features via Local Batch Normalization*, ICLR 2021,
-Algorithm 1. With nothing but its name it plays Algorithm 1: parameters and running statistics of normalization stay.
+Algorithm 1. With default options it follows Algorithm 1: parameters and running statistics of normalization stay.
 
 When to use it: clients see the same things through other cameras or scanners, and the model has BatchNorm.
 

@@ -1,7 +1,7 @@
 """FedBuff: asynchronous training; the server steps whenever a buffer of answers is full.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: *Federated Learning with Buffered Asynchronous Aggregation*,
-AISTATS 2022, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed, round by round.
+AISTATS 2022, Algorithm 1. With default options it follows Algorithm 1 round by round, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,8 @@
 """FedCCFA: one trunk, and a head for each client, whose rows are shared class by class by clients of one concept.
 
 Chen, Xue, Wang, Liu, Huang: *Classifier Clustering and Feature Alignment for Federated Learning under Distributed
-Concept Drift*, NeurIPS 2024, Algorithm 1. With nothing but its name it plays Algorithm 1 with the paper's constants.
+Concept Drift*, NeurIPS 2024, Algorithm 1. With default options it follows Algorithm 1 with the paper's constants,
+except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -36,8 +37,8 @@ Choices:
       (`clustered_protos`), and weights by counts of rows.
     - ours: a class without an anchor is left out of the alignment.
     - ours: with two clients MADD has no third one to compare with, and nothing is merged.
-    - ours: merged heads and anchors are sent in a second question. A client that does not hear it keeps its own.
-    - ours: a client without a head is judged with the mean head of the last round.
+    - ours: the server sends merged heads and anchors in a second message. A client that misses it keeps its old ones.
+    - ours: a client without a head is evaluated with the mean head of the last round.
 """
 
 from dataclasses import dataclass, replace
@@ -202,5 +203,5 @@ def merge(balanced: Tensor, head: Tensor, anchors: Tensor, classes: Tensor, eps:
 ENTRY = Entry(
     "fedccfa", fedccfa, "weights down, the trunk's update up, and a head and anchors both ways", "personal",
     reveals=REVEALED, keeps="its head and its anchors", helps=("meaning", "drift"),
-    exempt={"numbers": "its heads are merged by class"},
+    exempt={"numbers": "it cannot predict numbers, because its heads are merged by class"},
 )  # fmt: skip

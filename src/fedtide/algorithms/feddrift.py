@@ -1,7 +1,7 @@
 """FedDrift: a client whose best model became worse gets a new one; models that fit each other's clients merge.
 
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*, AISTATS 2023,
-Algorithms 1 (FedDrift-Eager) and 2 (FedDrift). With nothing but its name it plays Algorithm 2 as released, on
+Algorithms 1 (FedDrift-Eager) and 2 (FedDrift). With default options it follows the released code of Algorithm 2, on
 streams.
 
 | symbol | meaning |

@@ -1,7 +1,7 @@
 """FedDyn: FedAvg whose clients correct their loss by what they learned, so that local and global optima agree.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: *Federated Learning Based on Dynamic Regularization*, ICLR
-2021, Algorithm 1. With nothing but its name it plays Algorithm 1 with alpha = 0.01.
+2021, Algorithm 1. With default options it follows Algorithm 1 with alpha = 0.01.
 
 | symbol | meaning |
 | --- | --- |
@@ -101,5 +101,5 @@ def feddyn(
 ENTRY = Entry(
     "feddyn", feddyn, "weights down, update up", "global", helps=("labels",),
     keeps="a gradient, as large as the weights",
-    exempt={"newcomers": "its mean gradient is over all registered clients: with fewer it is larger"},
+    exempt={"newcomers": "clients that join change its steps, because its mean gradient is over all of them"},
 )  # fmt: skip

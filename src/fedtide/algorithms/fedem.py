@@ -2,12 +2,12 @@
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: *Federated Multi-Task Learning under a Mixture of Distributions*, NeurIPS 2021,
 Algorithm 1; with `component_layer = "head"` the models share a trunk, as compared in Zhu et al.: *Diurnal or
-Nocturnal?*, ICLR 2022. With nothing but its name it plays Algorithm 1 as printed.
+Nocturnal?*, ICLR 2022. With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
 | `pi_i` | client i's mixture of the K components (K,), kept on the client |
-| `q_k(s)` | posterior of component k for row s |
+| `q_k(s)` | posterior of component k for sample s |
 
     q_k(s)  = softmax_k( log pi_ik - loss_k(s) )
     pi_ik   = mean_s q_k(s)

@@ -1,7 +1,7 @@
 """FedGMM: FedEM that also models the inputs, by Gaussians of their features next to the K learners.
 
-Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML
-2023, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed.
+Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023,
+Algorithm 1. With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,11 +1,11 @@
-"""FedNTD: FedAvg whose clients keep what the received model says of the classes that a row is not.
+"""FedNTD: FedAvg whose clients keep what the received model says of the classes that a sample is not.
 
 Lee, Jeong, Shin, Bae, Yun: *Preservation of the Global Knowledge by Not-True Distillation in Federated Learning*,
-NeurIPS 2022, Algorithm 1. With nothing but its name it plays Algorithm 1, with beta = tau = 1.
+NeurIPS 2022, Algorithm 1. With default options it follows Algorithm 1 with beta = tau = 1.
 
 | symbol | meaning |
 | --- | --- |
-| `q` | softmax of a model's logits divided by `tau`, over all classes but the row's own |
+| `q` | softmax of a model's logits divided by `tau`, over all classes but the sample's own |
 | `beta` | weight of the distillation |
 
     minimize  cross-entropy + beta * KL( q_received || q_now )
@@ -14,9 +14,9 @@ When to use it: clients hold few of the classes and forget the others in local t
 client takes one more pass without gradients over its samples.
 
 Choices:
-    - ours: the distillation is a term of local training, `local.terms = ["distill"]`, which every method with one
-      network at a time can have. FedNTD adds it by itself.
-    - ours: the received model is evaluated once a round, in evaluation mode and on rows without augmentation. The
+    - ours: the distillation is a term of local training, which other methods have with `local.terms = ["distill"]`.
+      Mixtures, branches, and methods with steps of their own (APFL, FedRoD, FedSGD, Per-FedAvg, pFedMe) refuse it.
+    - ours: the received model is evaluated once a round, in evaluation mode and on samples without augmentation. The
       released code evaluates it on each batch, as the batch is.
     - paper: the divergence is as in equation 3. The released code multiplies it by `tau^2`, which is 1 by default.
     - ours: clients are weighted by their samples, as in FedAvg. With `beta = 0` it is FedAvg.
@@ -63,5 +63,5 @@ def fedntd(
 
 ENTRY = Entry(
     "fedntd", fedntd, "weights down, update up", "global", helps=("labels",),
-    exempt={"numbers": "it distills classes"},
+    exempt={"numbers": "it cannot predict numbers, because it distills classes"},
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """FedAvgM, FedAdagrad, FedAdam and FedYogi: FedAvg with another server optimizer (`fedtide.learn.server`).
 
-With nothing but their names they play Algorithm 2 of *Adaptive Federated Optimization*, and FedAvgM its own paper.
+With default options they follow Algorithm 2 of *Adaptive Federated Optimization*, and FedAvgM its own paper.
 """
 
 from fedtide.algorithms.entry import Entry, Trait, preset

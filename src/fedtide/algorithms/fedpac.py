@@ -1,24 +1,25 @@
 """FedPAC: one trunk whose features are pulled to common means by class, and heads that clients share as it helps each.
 
 Xu, Tong, Huang: *Personalized Federated Learning with Feature Alignment and Classifier Collaboration*, ICLR 2023,
-Algorithm 1. With nothing but its name it plays Algorithm 1 with the constants of the released code.
+Algorithm 1. With default options it follows Algorithm 1 with the constants of the released code, except for the choices
+below.
 
 | symbol | meaning |
 | --- | --- |
 | `phi`, `g_i` | trunk of all clients, and head of client i |
 | `c_y` | mean feature of class y over all participants |
 | `h_i` | mean features of client i by class, times the share of the class, with the received trunk |
-| `V_i` | variance of the client's features around that, by its number of rows |
+| `V_i` | variance of the client's features around that, by its number of samples |
 | `alpha_ij` | share of client j's head in that of client i |
 
     g_i     <- an epoch of SGD on f_i(phi, g_i), with phi as it was received
     phi_i   <- epochs of SGD on f_i + lambda * mean over coordinates of (z - c_y)^2, with g_i fixed
     phi     <- phi + mean of (phi_i - phi)
-    c_y     <- mean of the features of phi_i, by numbers of rows of class y
+    c_y     <- mean of the features of phi_i, by numbers of samples of class y
     alpha_i <- argmin sum_j alpha_j^2 V_j + ||h_i - sum_j alpha_j h_j||^2,  alpha_j >= 0, sum_j alpha_j = 1
     g_i     <- sum_j alpha_ij g_j
 
-When to use it: clients hold few rows, and some of them hold alike ones. The server may see single heads and means.
+When to use it: clients hold few samples, and some of them hold similar ones. The server may see single heads and means.
 
 Choices:
     - paper: the trunk and the means by class are sums. Heads, `h_i` and `V_i` of single clients reach the server,
@@ -27,8 +28,8 @@ Choices:
       the client's own mean, with the received trunk.
     - released code: shares below 0.001 count as zero. Other shares are scaled to a sum of one (ours).
     - ours: the quadratic program is solved exactly, as least squares with shares that are not negative.
-    - ours: mixed heads are sent in a second question. A client that does not hear it keeps its own.
-    - ours: a client without a head begins with the mean head of the last round, and is judged with it.
+    - ours: the server sends mixed heads in a second message. A client that misses it keeps its old head.
+    - ours: a client without a head begins with the mean head of the last round, and is evaluated with it.
 """
 
 from dataclasses import dataclass, replace
@@ -175,5 +176,5 @@ def fedpac(
 ENTRY = Entry(
     "fedpac", fedpac, "weights and means by class down, the trunk's update and such means up, and a head both ways",
     "personal", reveals=REVEALED, keeps="its head", helps=("labels", "groups"),
-    exempt={"numbers": "it pulls features to the means of classes"},
+    exempt={"numbers": "it cannot predict numbers, because it pulls features to the means of classes"},
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """FedPer: one trunk for all by FedAvg, and a head for each client that never leaves it.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: *Federated Learning with Personalization Layers*, 2019, Algorithm 1. With
-nothing but its name it plays Algorithm 1 with the last layer as the personalization layer.
+default options it follows Algorithm 1 with the last layer as the personalization layer.
 
 | symbol | meaning |
 | --- | --- |
@@ -11,8 +11,8 @@ nothing but its name it plays Algorithm 1 with the last layer as the personaliza
 When to use it: clients want different answers for the same features, and take part often enough to train a head.
 
 Choices:
-    - ours: all clients begin with the same head, drawn from a number that the server sends. The paper's clients may
-      begin with any. A client that never trained is judged with it.
+    - ours: all clients begin with the same head, drawn from a seed that the server sends. The paper's clients may
+      begin with any. A client that never trained is evaluated with it.
     - paper: a client trains trunk and head together, by the same steps.
     - ours: `home` names other layers that stay, such as ["fc2", "head"] for the last two.
     - paper: clients are weighted by their samples.

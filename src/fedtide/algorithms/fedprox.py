@@ -2,7 +2,7 @@
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: *Federated Optimization in Heterogeneous Networks*, MLSys 2020,
 Algorithm 2. Client i minimizes `L_i(v) + (mu/2) * ||v - w||^2`, so every local gradient gains `mu * (v - w)`. With
-nothing but its name it plays the released code, with mu = 0.1.
+default options it follows the released code, with mu = 0.1.
 
 When to use it: clients differ, do many local steps, and drift apart. Keep `lr * mu` well below 2, where the pull
 itself diverges.

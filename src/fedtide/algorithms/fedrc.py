@@ -1,33 +1,33 @@
-"""FedRC: FedEM whose components are concepts, because each row is judged by how usual its label is for a component.
+"""FedRC: FedEM whose components are concepts, because each sample is judged by how usual its label is for a component.
 
 Guo, Tang, Lin: *FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering*, ICML
-2024, Algorithm 1. With nothing but its name it plays Algorithm 1 with the means of FedEM.
+2024, Algorithm 1. With default options it follows Algorithm 1 with the means of FedEM.
 
 | symbol | meaning |
 | --- | --- |
 | `omega_i` | client i's mixture of the K components (K,), kept on the client |
-| `gamma_k(s)` | posterior of component k for row s with the label y_s |
-| `C_k,y` | share of label y among the rows of component k, over the clients |
+| `gamma_k(s)` | posterior of component k for sample s with the label y_s |
+| `C_k,y` | share of label y among the samples of component k, over the clients |
 
     gamma_k(s) = softmax_k( log omega_ik - loss_k(s) - log C_k,y_s )
     omega_ik   = mean_s gamma_k(s)
     minimize (1/B) sum_{s in batch} sum_k gamma_k(s) * loss_k(s)
-    C_k,y      = sum_{s: y_s = y} gamma_k(s) / sum_s gamma_k(s)            over all rows of the clients that answered
+    C_k,y      = sum_{s: y_s = y} gamma_k(s) / sum_s gamma_k(s)            over all samples of the clients that answered
 
-A component that is good at a label because it has seen little else gains nothing by that label. So clients that differ
-in labels or features share components, and rows with the same features and other labels go apart.
+A component that is good at a label because it has seen little else gains nothing by that label. So a difference in
+labels alone does not separate clients. Samples with the same features and different labels go to different components.
 
 When to use it: the meaning of labels differs between clients or changes, and so do labels and features. If labels alone
-differ, it is FedAvg with K models.
+differ, its K components learn the same, for K times the work of FedAvg.
 
 Choices:
     - ours: C is of the participants of the last round; the paper's is of all clients. Shares are at least 1e-8, as in
-      the released code, and a component or a label without rows has no effect.
+      the released code, and a component or a label without samples has no effect.
     - ours: C begins equal, so the first round is FedEM's. C is sent and kept times the number of labels.
     - ours: for sequences log C is the mean over the steps that count.
     - released code: `omega` weights the probabilities of the components at inference, as in FedEM.
     - ours: a client adapts `omega` before evaluation by `e_steps` on its training samples.
-    - ours: what the choices of FedEM say of batches, weights, and the network with repeated layers.
+    - ours: batches, weights and repeated layers are as in FedEM.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,8 @@
 """FedRep: a client first fits its head to the trunk that it received, and then the trunk to its head.
 
 Collins, Hassani, Mokhtari, Shakkottai: *Exploiting Shared Representations for Personalized Federated Learning*, ICML
-2021, Algorithm 1. With nothing but its name it plays the paper's experiments on CIFAR-10 with two
-classes a client: ten epochs of the head, one of the trunk.
+2021, Algorithm 1. With default options it follows the paper's experiments on CIFAR-10 with two classes a client: ten
+epochs of the head, one of the trunk.
 
 | symbol | meaning |
 | --- | --- |
@@ -20,8 +20,8 @@ Choices:
     - paper: the server averages trunks with equal weights. `weighting = "samples"` weights them by samples.
     - released code: the other experiments take ten epochs of the head and five of the trunk. Trunks are weighted by
       samples. In the last round a client trains its head alone, for ten epochs or more.
-    - ours: all clients begin with the same head, drawn from a number that the server sends.
-    - paper: a client that never took part fits a head to its samples before it is judged.
+    - ours: all clients begin with the same head, drawn from a seed that the server sends.
+    - paper: a client that never took part fits a head to its samples before it is evaluated.
     - ours: `home` names other layers that stay; those are fitted first.
 """
 

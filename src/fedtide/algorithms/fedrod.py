@@ -1,7 +1,7 @@
 """FedRoD: one network for all with a balanced loss, and beside its head a second one that each client keeps.
 
 Chen, Chao: *On Bridging Generic and Personalized Federated Learning for Image Classification*, ICLR 2022, with the
-linear personalized head. With nothing but its name it plays the paper's balanced softmax.
+linear personalized head. With default options its loss is the paper's balanced softmax.
 
 | symbol | meaning |
 | --- | --- |
@@ -77,5 +77,5 @@ def fedrod(
 
 ENTRY = Entry(
     "fedrod", fedrod, "weights down, update up", "personal", keeps="a second head", helps=("labels",),
-    exempt={"numbers": "its loss counts classes"},
+    exempt={"numbers": "it cannot predict numbers, because its loss counts classes"},
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """FedSGD: one global model by averaging the gradients of clients.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: *Communication-Efficient Learning of Deep Networks from Decentralized
-Data*, AISTATS 2017, section 2. With nothing but its name it plays FedSGD as printed.
+Data*, AISTATS 2017, section 2. With default options it is FedSGD as printed.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
-"""FedSoft: K models; every client trains one model that is pulled to all of them, by the part of its rows each fits.
+"""FedSoft: K models; every client trains one model that is pulled to all of them, by the share of samples each fits.
 
 Ruan, Joe-Wong: *FedSoft: Soft Clustered Federated Learning with Proximal Local Updating*, AAAI 2022, Algorithm 1. With
-nothing but its name it plays Algorithm 1, but for who takes part.
+default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -14,7 +14,7 @@ nothing but its name it plays Algorithm 1, but for who takes part.
     w_k  = argmin_w f_k(w) + (lam / 2) sum_s u_ks ||w - c_s||^2            by local training
     c_s  = sum_k u_ks n_k w_k / sum_k u_ks n_k
 
-When to use it: each client's rows are a mixture of a few distributions, and a client can train one model only. All
+When to use it: each client's samples are a mixture of a few distributions, and a client can train one model only. All
 centers are sent to every participant, and a weighted model of the client for each of them comes back in sums.
 
 Choices:
@@ -132,6 +132,6 @@ def fedsoft(
 
 ENTRY = Entry(
     "fedsoft", fedsoft, "K models down, a model for each of them up", "clustered",
-    keeps="the parts of its rows that each model fits best", helps=("groups", "holdings"),
-    exempt={"update": "it trains a mean of the models, so its update of each holds the way to that mean, too"},
+    keeps="the share of its samples that each model fits best (K numbers)", helps=("groups", "holdings"),
+    exempt={"update": "measured forgetting of a model includes its distance from the mean that the client trains"},
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """FedTEM: EM over modes (such as day and night) with a prior that knows the time, and a network branch for each mode.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appendix A.4. With nothing but its name it
-plays Algorithm 1 as printed.
+Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appendix A.4. With default options it follows
+Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """FedTKM: k-means over modes (such as day and night) with a prior that knows the time, from sums only.
 
-Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3.2, Algorithm 2, Eq. 11-13 and
-27. With nothing but its name it plays Algorithm 2 as printed.
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3.2, Algorithm 2, Eq. 11-13 and 27.
+With default options it follows Algorithm 2, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """FEROMA: a model for each client, mixed from those of clients whose rows had a similar profile a round ago.
 
 Li, Fenoglio, Gjoreski, Langheinrich: *Federated Learning with Profile Mapping under Distribution Shifts and Drifts*,
-ICLR 2026 (arXiv 2602.07671). With nothing but its name it plays the released code, with the choices below.
+ICLR 2026 (arXiv 2602.07671). With default options it follows the released code, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -9,6 +9,7 @@ ICLR 2026 (arXiv 2602.07671). With nothing but its name it plays the released co
 | `p_i` | profile of client i: means and deviations of its features under `g`, over all rows and by label |
 | `w_j`, `n_j` | model that client j trained in the round before, and its rows |
 | `q_j` | profile of client j in the round before |
+| `C` | number of classes; a profile has 2 (C + 1) groups of C numbers |
 
     warm-up     FedAvg
     then, in each round:
@@ -18,7 +19,7 @@ ICLR 2026 (arXiv 2602.07671). With nothing but its name it plays the released co
     newcomer    without labels: the w_j with the nearest label-free profile
 
 When to use it: rows differ between clients and change over time, of kinds that nobody knows, and the server may see
-single models and profiles. Clients need no identity over time.
+single models and profiles. Training needs no client identity. The default evaluation does.
 
 Choices:
     - paper: features are projected to C numbers by principal components of 200 uniform random points. There are fewer
@@ -33,12 +34,13 @@ Choices:
     - ours: if only some clients participate, mixtures are of those that trained in the last round with an answer.
     - ours: mixtures weight clients by training samples, the released code by validation samples.
     - ours: the warm-up is `warmup` rounds of FedAvg; the released code averages twice in each of its five.
-    - ours: a client that trained in the last round is judged by its model. All others are newcomers: the rows that are
-      to be predicted make the label-free profile. Transforms that begin with a model of newcomers take the mean of all.
+    - ours: a client that trained in the last round is evaluated with its model. All others are newcomers: the rows that
+      are to be predicted make the label-free profile. Transforms that need one model for newcomers give them the mean
+      model.
     - released code: in its final test each client, trained or not, takes the nearest model by the profile of its test
       rows. If the meaning of labels differs it adds the part by label, of 20 labeled rows of each class.
-      `judged_by = "profile"` does the first of these. By default drift at test time does not reach a client that
-      trained in the last round.
+      `judged_by = "profile"` chooses the nearest model for every client. By default drift at test time does not reach a
+      client that trained in the last round.
     - ours: the default of `local` is that of all methods.
     - released code: with `epsilon` each number of a profile has Laplace noise of scale range / (rows epsilon). This
       bounds nothing. The range is that of the client's own rows. A mean over all rows moves by as much only if no row
@@ -114,7 +116,8 @@ def feroma(
         layer: layer whose inputs are the features.
         halves: number of random halves of the rows in a profile; 0 takes all rows.
         epsilon: Laplace noise on profiles, of scale range / (rows epsilon); None for none.
-        judged_by: "own" judges a client that trained in the last round by its model; "profile" matches all by profile.
+        judged_by: "own" evaluates a client that trained in the last round with its model; "profile" chooses the nearest
+            model for every client.
     """
     profiler = Profiler(task, layer, halves, epsilon, "feroma")
 

@@ -1,8 +1,8 @@
 """FeSEM: K models; the server assigns each client to the model that is nearest to its weights after training.
 
 Long, Xie, Shen, Zhou, Wang, Jiang: *Multi-Center Federated Learning: Clients Clustering for Better Personalization*,
-World Wide Web 2023 (Xie et al., arXiv 2005.01026), Algorithm 1. With nothing but its name it plays Algorithm 1 as
-printed.
+World Wide Web 2023 (Xie et al., arXiv 2005.01026), Algorithm 1. With default options it follows Algorithm 1, except for
+the choices below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,8 +1,8 @@
 """Fielding: clusters that follow drift; drifted clients move, and large drift re-clusters all clients.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, arXiv 2024
-(2411.01580), Algorithms 1 to 3, section 2; Algorithm 4 of appendix A. With nothing but its name it plays Algorithms 1
-to 3 as printed.
+(2411.01580), Algorithms 1 to 3, section 2; Algorithm 4 of appendix A. With default options it follows Algorithms 1 to
+3, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -332,6 +332,6 @@ def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering
 ENTRY = Entry(
     "fielding", fielding, "a cluster's model down, its update up", "clustered", reveals=("representation",),
     keeps="its last report", helps=("labels", "groups", "drift"),
-    exempt={"newcomers": "registered clients without a report count as members of the largest cluster"},
+    exempt={"newcomers": "clients that join without a report count as members of the largest cluster"},
     safe=Safe({"clustering": KMeans(min_silhouette=0.15)}, {"cohort": Arrivals()}, (Pooled(),)),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Fielding by sums: the server moves, counts and clusters clients without seeing what any of them reports. Our own.
 
-After Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, arXiv
-2024. With nothing but its name it plays Fielding by sums alone, which is no paper's. Clients get the K centers, find
-the nearest one themselves and send sums: what they count for in each cluster, and nothing that names them.
+After Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*,
+arXiv 2024. With default options it pools no updates, and follows no paper. Clients get the K centers, find the nearest
+one themselves and send sums: what they count for in each cluster, and nothing that names them.
 
 | symbol | meaning |
 | --- | --- |

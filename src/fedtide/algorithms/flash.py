@@ -9,7 +9,7 @@ too.
 | `w`, `Delta` | the global weights, and the mean of the clients' updates |
 | `m`, `v` | moments of `Delta`, as in FedAdam; v begins at `tau^2` |
 | `d` | the drift term |
-| `l_e` | loss on a client's validation samples after epoch e = 1, 2, ... |
+| `l_e` | loss on a client's validation samples after epoch e = 1, 2, ...; `l_0` is infinite |
 
     client: stop after epoch e if l_{e-1} - l_e < gamma / e
     m  <- b1 * m + (1 - b1) * Delta
@@ -18,17 +18,17 @@ too.
     d  <- b3 * d + (1 - b3) * (Delta^2 - v)
     w  <- w + lr * m / (sqrt(v) - d + tau)
 
-When to use it: one model for all clients, whose rows change together. Keep updates small: as printed, the denominator
-is negative, and the weight steps backward, if an update of a weight suddenly is larger than about 0.1.
+When to use it: one model for all clients, whose samples change together. Keep updates small: as printed, the
+denominator is negative, and the weight steps backward, if an update of a weight suddenly is larger than about 0.1.
 
 Choices:
     - paper: all formulas as printed, element by element, without a guard on the denominator.
-    - released code: rate 0.01 on the server, `tau` 0.001 (`server.eps`), b1 0.9, b2 0.99, gamma 0.004 and five epochs,
-      those of the FedCCFA suite. A `LocalTrainer` of Python without epochs has one, and then nobody stops early.
-    - ours: the loss is the training loss, on validation samples. The suite's code uses test samples, and stops only at
-      a small fall, not at a rise. It compares the first epoch with the client's last round.
+    - FedCCFA's code: rate 0.01 on the server, `tau` 0.001 (`server.eps`), b1 0.9, b2 0.99, gamma 0.004 and five epochs.
+      A `LocalTrainer` of Python without epochs has one, and then nobody stops early.
+    - ours: the loss is the training loss, on validation samples. FedCCFA's code uses test samples, and stops only
+      at a small fall, not at a rise. It compares the first epoch with the client's last round.
     - paper: the first epoch is always done. A client without validation samples trains all epochs (ours).
-    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as the suite does.
+    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as FedCCFA's code does.
     - ours: the clock of devices counts all epochs.
 """
 
@@ -57,13 +57,14 @@ def flash(
 
     Args:
         local: local training; its epochs are the most that a client trains.
-        gamma: fall of the validation loss in the first epoch below which a client stops; of epoch e it is divided by e.
+        gamma: a client stops after epoch e > 1 if its validation loss fell by less than gamma / e.
 
     Raises:
         FedtideError: local training is in steps, after which nobody could stop.
     """
     if local.local_steps is not None:
-        raise refused("local.local_steps", local.local_steps, "none, because clients stop after an epoch; use `epochs`")
+        allowed = "none, because clients check for early stopping after each epoch; use `epochs`"
+        raise refused("local.local_steps", local.local_steps, allowed)
 
     def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         val, last = shard.val, math.inf

@@ -1,7 +1,8 @@
 """FlexCFL: groups by the directions of a pre-training from the same weights; clients with label shift are regrouped.
 
 Duan, Liu, Ji, Wu, Liang, Chen, Tan, Ren: *Flexible Clustered Federated Learning for Client-Level Data Distribution
-Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021). With nothing but its name it plays the method as printed.
+Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021). With default options it follows the paper, except for the choices
+below.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """IFCA: K models; every client trains the one with the lowest loss on its samples.
 
 Ghosh, Chung, Yin, Ramchandran: *An Efficient Framework for Clustered Federated Learning*, NeurIPS 2020, Algorithm 1.
-With nothing but its name it plays the averaging of Algorithm 1 as printed; its gradients are options.
+With default options it follows the averaging of Algorithm 1; its gradients are options.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """kNN-Per: FedAvg, and the labels of a client's nearest samples beside what the model predicts.
 
 Marfoq, Neglia, Kameni, Vidal: *Personalized Federated Learning through Local Memorization*, ICML 2022, Algorithm 1.
-With nothing but its name it plays that.
+With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -66,5 +66,5 @@ def knn_per(
 
 ENTRY = Entry(
     "knn-per", knn_per, "weights down, update up", "personal", helps=("labels", "meaning"),
-    exempt={"numbers": "samples vote for classes"},
+    exempt={"numbers": "it cannot predict numbers, because samples vote for classes"},
 )  # fmt: skip

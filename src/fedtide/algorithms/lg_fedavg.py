@@ -1,8 +1,8 @@
 """LG-FedAvg: one head for all by FedAvg, and a trunk for each client that never leaves it.
 
-Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: *Think Locally, Act Globally: Federated Learning
-with Local and Global Representations*, 2020, Algorithm 1. With nothing but its name it plays Algorithm 1 without its
-auxiliary losses. The local layers are all but the last one.
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: *Think Locally, Act Globally: Federated Learning with
+Local and Global Representations*, 2020, Algorithm 1. With default options it follows Algorithm 1 without its auxiliary
+losses. The local layers are all but the last one.
 
 | symbol | meaning |
 | --- | --- |
@@ -12,10 +12,11 @@ auxiliary losses. The local layers are all but the last one.
 When to use it: clients describe the same things in different ways, such as other devices or languages. It sends little.
 
 Choices:
-    - ours: all clients begin with the same trunk, drawn from a number that the server sends. A client that never
-      trained is judged with it. The paper's new clients are judged by an ensemble of all local models.
+    - ours: all clients begin with the same trunk, drawn from a seed that the server sends. A client that never
+      trained is evaluated with it. The paper's new clients are evaluated by an ensemble of all local models.
     - ours: there is no adversarial or auxiliary loss on the local representation.
-    - released code: it first trains all layers by FedAvg. Here `weights` of the experiment may begin so.
+    - ours: training begins with random weights. The released code first trains all layers by FedAvg: `init_from` names
+      the run of such a model.
     - ours: `home` names other layers that stay. The released code keeps two layers global on CIFAR-10, three on MNIST.
     - ours: clients are weighted by their samples; the released code weights them equally (`weighting = "uniform"`).
 """

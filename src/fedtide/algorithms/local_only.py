@@ -1,5 +1,4 @@
 """Local: each client trains a model of its own, alone. No federation, and the floor under every personalized method.
-With nothing but its name it plays that baseline.
 
 When to use it: as a baseline. A federation that is no better than this is not worth its messages.
 

@@ -1,11 +1,11 @@
 """MOON: FedAvg whose clients learn features like those of the received model, and unlike those of their last own one.
 
-Li, He, Song: *Model-Contrastive Federated Learning*, CVPR 2021, Algorithm 1. With nothing but its name it plays
-Algorithm 1 with mu = 1 and tau = 0.5.
+Li, He, Song: *Model-Contrastive Federated Learning*, CVPR 2021, Algorithm 1. With default options it follows Algorithm
+1 with mu = 1 and tau = 0.5.
 
 | symbol | meaning |
 | --- | --- |
-| `z` | features of a row: the inputs of `layer` |
+| `z` | features of a sample: the inputs of `layer` |
 | `z_glob`, `z_prev` | by the received model, and by the client's last own model |
 | `mu`, `tau` | weight and temperature of the contrast |
 
@@ -21,7 +21,7 @@ Choices:
       the inputs of its last layer (ours).
     - ours: before it has a model of its own, a client takes the received one, and the term is constant. The released
       code has no negative in the first round, and contrasts a late joiner with its untrained network.
-    - ours: `z_glob` and `z_prev` are computed once a round, in evaluation mode and on rows without augmentation.
+    - ours: `z_glob` and `z_prev` are computed once a round, in evaluation mode and on samples without augmentation.
     - ours: features that are no vectors are flattened; of sequences they are means over the steps that count.
     - ours: clients are weighted by their samples, as in FedAvg. With mu = 0 it is FedAvg.
 """

@@ -1,8 +1,7 @@
 """Oracle: one model for each true group, which no server can know; a bound for comparisons.
 
-The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning under Distributed Concept Drift*,
-AISTATS 2023, section 5; *Fielding: Clustered Federated Learning with Data Drift*): clustering that is always right.
-With nothing but its name it plays that bound.
+The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning under Distributed Concept Drift*, AISTATS
+2023, section 5; *Fielding: Clustered Federated Learning with Data Drift*): clustering that is always right.
 
 | symbol | meaning |
 | --- | --- |

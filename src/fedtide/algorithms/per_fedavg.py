@@ -1,8 +1,8 @@
 """Per-FedAvg: a global model from which one step on a client's samples makes a good model for the client.
 
 Fallah, Mokhtari, Ozdaglar: *Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-Approach*, NeurIPS 2020, Algorithm 1 with the first-order gradient, Per-FedAvg (FO). With nothing but its name it plays
-that.
+Approach*, NeurIPS 2020, Algorithm 1 with the first-order gradient, Per-FedAvg (FO). With default options it follows
+this algorithm, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -19,16 +19,16 @@ When to use it: clients differ, each has few samples, and new clients shall have
 keep nothing.
 
 Choices:
-    - paper: before a client is judged, it takes one step of size `alpha` on its samples. The step is on all of them at
-      once (ours); in PFLlib on one batch. A client without labeled samples is served the global model.
+    - paper: before a client is evaluated, it takes one step of size `alpha` on its samples. The step is on all of them
+      at once (ours); in PFLlib on one batch. A client without labeled samples is served the global model.
     - ours: `local.batch_size` counts the samples of both parts, which are the halves of a batch; the second is the
       larger one. PFLlib counts one half. In a batch too small for two parts both are the whole batch.
     - paper: first-order gradients. They leave out the second derivative, whose estimate (HF) costs two more gradients.
     - ours: `alpha = 0.01`. With 0 it is FedAvg on the second halves of batches.
-    - ours: both steps are without schedule and optimizer but for `beta`, which has those of `local`.
+    - ours: the `alpha` steps are plain gradient steps. The `beta` step uses the optimizer and schedule of `local`.
     - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
 
-PFLlib plays the local training of a round twice: with the double of its batches that is `local.epochs = 2`.
+PFLlib repeats local training in each round: set `local.epochs = 2` and double the batch size.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """pFedEM: clients' data are a changing mixture of K base distributions, with one model for each of those.
 
-Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual
-Distribution Shift*, IWQoS 2024, section III, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed,
-with the backbone network as f.
+Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution
+Shift*, IWQoS 2024, section III, Algorithm 1. With default options it follows Algorithm 1 with the backbone network as
+f, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |

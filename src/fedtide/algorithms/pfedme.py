@@ -1,7 +1,7 @@
 """pFedMe: each client's own model is the best one near a local copy of the global model (a Moreau envelope).
 
-T. Dinh, Tran, Nguyen: *Personalized Federated Learning with Moreau Envelopes*, NeurIPS 2020, Algorithm 1. With nothing
-but its name it plays Algorithm 1 as printed.
+T. Dinh, Tran, Nguyen: *Personalized Federated Learning with Moreau Envelopes*, NeurIPS 2020, Algorithm 1. With default
+options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -23,8 +23,8 @@ Choices:
       problem of each batch to a given accuracy.
     - released code: `lam = 15`, `inner_steps = 5` and `inner_lr = 0.09`. `theta_i` takes plain steps, with
       `local.weight_decay` and the schedule of `local`. The released code has a decay of 0.001.
-    - released code: PFLlib's defaults are `lam = 1`, `inner_lr = 0.01` and `beta = 0`, with which its server never
-      moves. Beta is 1 here, as in the code of the authors.
+    - released code: `beta = 1`. PFLlib's defaults are `lam = 1`, `inner_lr = 0.01` and `beta = 0`, with which its
+      server never moves.
     - paper: R local rounds on a batch each. Here they are `local.local_steps`, or the batches of `local.epochs`.
     - ours: running statistics are those of `theta_i`, and are averaged like an update.
     - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.

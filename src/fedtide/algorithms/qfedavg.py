@@ -2,8 +2,8 @@
 
 Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, ICLR 2020, Algorithm 2. It minimizes
 `sum_i p_i F_i(w)^(q+1) / (q+1)`, with `p_i` the probability that client i participates, times its samples with
-`weighting = "samples"`. With one epoch of full batches it is the paper's q-FedSGD. With nothing but its name it plays
-Algorithm 2 as released, with q = 1.
+`weighting = "samples"`. With one epoch of full batches it is the paper's q-FedSGD. With default options it follows the
+released code of Algorithm 2, with q = 1.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """SCAFFOLD: FedAvg whose clients correct every local step for their drift, by control variates.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*,
-ICML 2020, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML
+2020, Algorithm 1. With default options it follows Algorithm 1, except for the choices below.
 
 | symbol | meaning |
 | --- | --- |
@@ -144,5 +144,5 @@ def scaffold(
 ENTRY = Entry(
     "scaffold", scaffold, "weights and control variate down, updates of both up", "global", helps=("labels",),
     keeps="its control variate, as large as the weights",
-    exempt={"newcomers": "its control variate is a mean over all registered clients: with fewer it is larger"},
+    exempt={"newcomers": "clients that join change its steps, because its control variate is a mean over all"},
 )  # fmt: skip

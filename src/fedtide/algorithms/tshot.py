@@ -1,8 +1,8 @@
 """T-shot k-means: inputs are clustered over T rounds before training; each sample trains the branch of its center.
 
-A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for
-the Win: One-Shot Federated Clustering* (k-FED), ICML 2021. With nothing but its name it plays the baseline as the
-paper describes it.
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for the
+Win: One-Shot Federated Clustering* (k-FED), ICML 2021. With default options it is the baseline as the paper describes
+it.
 
 When to use it: modes look different in the raw inputs. It uses only the inputs of samples and no labels.
 

@@ -1,7 +1,7 @@
 """Window: one global model, trained on the samples of the last time steps.
 
-A baseline of Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*,
-AISTATS 2023, section 5. With nothing but its name it plays FedAvg on the samples of the last two steps.
+A baseline of Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*, AISTATS
+2023, section 5. With default options it is FedAvg on the samples of the last two steps.
 
 When to use it: data drift for good, and one model serves all. A short window forgets what is no longer true.
 

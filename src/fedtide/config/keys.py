@@ -35,7 +35,9 @@ def allowed(kind: Any) -> str:
     if get_origin(kind) is tuple:
         inside = get_args(kind)
         if inside[-1] is ...:
-            return f"list of: {'table' if is_table(inside[0]) else allowed(inside[0])}"
+            kinds = tags(bare(inside[0])) if is_table(bare(inside[0])) else ()
+            inner = ", ".join(map(code, kinds[:1])) or ("table" if is_table(inside[0]) else allowed(inside[0]))
+            return f"list of: {inner}"
         return f"list of {len(inside)}: {allowed(inside[0])}"
     if get_origin(kind) is dict or is_table(kind):
         return "table"

@@ -229,7 +229,7 @@ class LocalTrainer:
         lr_schedule: factor on the learning rate over the rounds.
         augment: random changes of images, applied in order, in training only (never in evaluation or decisions).
         proximal: strength mu of FedProx's pull toward the received weights; 0 for none.
-        terms: terms that are added to the loss, in training only; "distill" is FedNTD's.
+        terms: terms that are added to the loss, in training only; `terms = ["distill"]` adds that of FedNTD.
     """
 
     lr: Annotated[Positive, ForWeights] = 0.1

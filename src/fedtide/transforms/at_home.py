@@ -7,8 +7,8 @@ model for a client does so.
 When to use it: clients differ in what these layers say, and take part often enough to train them by themselves.
 
 Choices:
-    - ours: all clients begin with the same layers, drawn from a number that the server sends. A client that never
-      trained is judged with them.
+    - ours: all clients begin with the same layers, drawn from a seed that the server sends. A client that never trained
+      is evaluated with them.
     - ours: running statistics of a layer stay where its parameters are.
     - ours: of several models a client trains one. Its layers at home stand in all of them.
 """
@@ -58,7 +58,11 @@ class Sent:
 
 @ingredient
 class AtHome(Transform):
-    """Some layers stay with their client.
+    """Each client keeps these layers and sends the update of the others.
+
+    A new client begins with layers drawn from a shared seed. Methods refuse it if the server receives updates of single
+    clients, or if clients train several models at once or keep values of all layers. The page of all algorithms lists
+    the transforms of each method.
 
     Args:
         layers: "head" for the last layer, "trunk" for all but the last one, "norm" for those that normalize, or names.
@@ -81,7 +85,7 @@ class AtHome(Transform):
         if traits.kept_as_sent:
             return "its clients keep and send values of all layers"
         if any(name not in SUMS_ONLY for name in traits.reveals):
-            return f"the server sees '{traits.reveals[0]}' of single clients, which tells of all layers"
+            return f"the server receives '{traits.reveals[0]}' of single clients, which tells of all layers"
         return ""
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
@@ -127,8 +131,11 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
         newcomers_adapt: whether clients that have trained do not adapt before they are judged.
 
     Raises:
-        FedtideError: no layer would be left to send.
+        FedtideError: no layer would stay, or none would be left to send.
     """
+    weights = task.scratch.weights
+    if not any(map(is_home, [*weights.params, *weights.buffers])):
+        raise refused(key, "no layer of the model", "a layer of a network of several")
     if all(map(is_home, task.scratch.names)):
         raise refused(key, "all layers", "some of them, because nothing is left to send; 'local' trains alone")
 

@@ -311,7 +311,7 @@ REFUSED = [
     (lambda: people(how=ConceptDrift(concepts=TWO, test="unseen")), "how.test: found 'unseen', but 2 are too few"),
     (
         lambda: people(how=ConceptDrift(concepts=TWO, when=Cycle(), test="unseen")),
-        "test: found 'unseen', but other kinds say themselves",
+        "test: found 'unseen', but 'unseen' works only with `when = \"drawn\"`; allowed: 'now', 'first'",
     ),
     (
         lambda: people(how=ConceptDrift(concepts=(Concept(), Concept(swaps=((0, 10),))))),

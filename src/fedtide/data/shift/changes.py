@@ -71,10 +71,11 @@ class Changing(Protocol):
 
 @ingredient
 class Drawn(Changing):
-    """Change points at equal distances, with clients first dealt evenly to the concepts.
+    """Change points come every `every` rounds. Clients that move, and their new concepts, are drawn at random.
 
-    With `fraction = 0` clients never change. The drifts of ANDA (FEROMA, 2026) are those with `fraction = 1`: "regular"
-    with `to = "any"`, "asynchronous" with `together = false` besides.
+    At first clients are dealt evenly to the concepts. With `fraction = 0` clients never change. The drifts of ANDA
+    (FEROMA, 2026) are those with `fraction = 1`: "regular" with `to = "any"`, "asynchronous" with `together = false`
+    besides.
 
     Args:
         every: time between two change points, in rounds or seconds.
@@ -132,6 +133,8 @@ class Drawn(Changing):
 class Planned(Changing):
     """Groups of clients that change at given times; clients of no group stay in the first concept.
 
+    A client is in the group that lists its number modulo `modulo`.
+
     The drifts of FedCCFA (2024) have `modulo = 10`, `groups = [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]` and four concepts.
     "Sudden" is `at = [100]` and `to = [[1, 2, 3]]`, and "recurrent" returns: `at = [100, 150]`, `to = [[1, 2, 3], [0,
     0, 0]]`. "Incremental" is `at = [100, 110, 120]` and `to = [[1, 0, 0], [1, 2, 0], [1, 2, 3]]`.
@@ -139,7 +142,7 @@ class Planned(Changing):
     Args:
         at: times of the changes, in rounds or seconds, in order. Until the first one all clients are in concept 0.
         to: for each time the concept of each group, counted from 0.
-        groups: for each group the remainders of the numbers of its clients.
+        groups: for each group the remainders of the numbers of its clients, divided by `modulo`.
         modulo: divisor of the remainders. By default all clients are of one group.
 
     >>> Planned(at=(100, 150), to=((1, 2), (0, 0)), groups=((0,), (1,)), modulo=2).table(2, 5)[:, :4].tolist()
@@ -306,7 +309,7 @@ def check_test(test: Tested, when: Changing, concepts: int, key: str) -> None:
     if test != "unseen":
         return
     if not isinstance(when, Drawn):
-        raise refused(key, test, "'now', 'first', or when.kind = 'drawn'", "other kinds say themselves who is where")
+        raise refused(key, test, "'now', 'first'", "'unseen' works only with `when = \"drawn\"`")
     if concepts < 2 + (when.fraction > 0):
         raise refused(key, test, "'now', 'first', or more concepts", f"{concepts} are too few to leave one out")
 

@@ -233,7 +233,7 @@ class LabelBanks:
 
 @ingredient
 class ChangePoints(Holding):
-    """Rows of one concept per client, which changes at change points.
+    """Each client holds rows of one concept. It changes at change points.
 
     Args:
         when: the change points: "drawn", "planned", a "cycle", or a "file".

@@ -422,8 +422,8 @@ class DrawnConcepts:
 
     Args:
         number: number of concepts.
-        exchanged: number of labels, drawn for all concepts together, that each concept exchanges among each other at
-            random.
+        exchanged: size of one random set of labels, shared by all concepts. Each concept permutes the labels of this
+            set.
         turned: number of labels, drawn for each concept, whose pictures are turned by drawn angles: 0, 90, 180 or 270.
         colored: number of labels, drawn for each concept, whose pictures keep one drawn channel.
     """
@@ -459,13 +459,14 @@ class DrawnConcepts:
 
 @ingredient
 class ConceptDrift(Reading):
-    """One of several ways to read rows for each client, which changes at change points: labels, angles, colors.
+    """Each client has one concept, which maps labels, angles and colors. It changes at change points.
 
-    Rows for training, validation and testing change alike, if `test` does not say otherwise.
+    List `concepts`, or give `drawn`. Rows for training, validation and testing change alike, if `test` does not say
+    otherwise.
 
     Args:
-        concepts: the ways to read rows; an empty table, {}, is that of the source.
-        drawn: ways that are drawn, if none are listed.
+        concepts: the concepts; an empty table, {}, leaves rows as they are in the source.
+        drawn: concepts that are drawn; None if `concepts` lists them.
         when: the change points: "drawn", "planned", a "cycle", or a "file".
         test: concept of the rows on which a client is judged: that of the moment ("now"), its "first" one, or one that
             it never trains on ("unseen", if change points are drawn).
