@@ -145,7 +145,7 @@ def reveals() -> str:
                     counts = "; the server counts the clients of each slot"
                 variants.setdefault((algorithm.traits.reveals, entry.tells, why, counts), variant)
         for (shown, tells, why, counts), variant in variants.items():
-            shown_words = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
+            shown_words = "; ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
             hidden = ("hide what the update tells" if shown else "hide all that is sent") + counts
             masked = f"refused: {why}" if why else "no sums" if entry.family == "baseline" else hidden
             method = f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)

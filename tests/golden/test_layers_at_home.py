@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedtide as ft
 from fedtide.algorithms.fedbabu import fedbabu
 from fedtide.algorithms.fedbn import fedbn
 from fedtide.algorithms.fedper import fedper
@@ -234,6 +235,14 @@ def test_layers_that_cannot_stay_are_one_line(options, said):
     with pytest.raises(FedtideError, match=said) as error:
         played(toy("fedper", options), rounds=1)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [
+    fedper, fedrep, lg_fedavg, lambda task: ft.transforms.at_home(ft.algorithms.ifca(task)),
+])  # fmt: skip
+def test_a_model_of_one_layer_is_refused_in_one_line(make):
+    with pytest.raises(FedtideError, match=r"found '(no layer|all layers)', allowed: some of them, because nothing"):
+        make(Task(lambda: torch.nn.Linear(4, 3)))
 
 
 def test_a_client_is_judged_with_its_layers_and_a_newcomer_with_the_first_ones():

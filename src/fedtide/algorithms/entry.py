@@ -69,8 +69,9 @@ class Entry:
 
     @property
     def sees(self) -> str:
-        """Words for the values that the server sees of a single client."""
-        return ", ".join(filter(None, (self.tells, in_words(self.reveals)))) or "sums only"
+        """Words for the values that the server sees of a single client; semicolons part items with commas."""
+        items = [*filter(None, [self.tells]), *(in_words((name,)) for name in self.reveals)]
+        return ("; " if any("," in item for item in items) else ", ").join(items) or "sums only"
 
 
 def preset(

@@ -15,7 +15,8 @@ client takes one more pass without gradients over its samples.
 
 Choices:
     - ours: the distillation is a term of local training, which other methods have with `local.terms = ["distill"]`.
-      Mixtures, branches, and methods with steps of their own (APFL, FedRoD, FedSGD, Per-FedAvg, pFedMe) refuse it.
+      Mixtures, branches, and methods with steps of their own refuse it: APFL, FedRoD, FedSGD, Per-FedAvg, pFedMe,
+      SCAFFOLD.
     - ours: the received model is evaluated once a round, in evaluation mode and on samples without augmentation. The
       released code evaluates it on each batch, as the batch is.
     - paper: the divergence is as in equation 3. The released code multiplies it by `tau^2`, which is 1 by default.

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtide.core.base import Weights
-from fedtide.core.errors import unknown
+from fedtide.core.errors import refused, unknown
 from fedtide.core.weights import renamed
 from fedtide.fields.types import ModelCount
 
@@ -60,6 +60,8 @@ def branched(
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
         trained = [name for name in names if any(p.requires_grad for p in model.get_submodule(name).parameters())]
+        if not trained:
+            raise refused(key, layer, "a network of several layers", "the model has one layer")
         raise unknown(key, layer, trained)
     if layer == WHOLE:
         whole = Branches(model, count, feature)

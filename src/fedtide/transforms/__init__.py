@@ -1,6 +1,6 @@
 """Transforms: what is ours, or a way to personalize, as a function `Algorithm -> Algorithm`; a file each.
 
-A method's name plays its paper. A transform is named beside it wherever a number stands: "IFCA (anchored)".
+With default options a method follows its paper. A transform is named beside it wherever a number stands: "IFCA (anchored)".
 
 >>> import fedtide as ft
 >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))

@@ -135,7 +135,7 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
     """
     weights = task.scratch.weights
     if not any(map(is_home, [*weights.params, *weights.buffers])):
-        raise refused(key, "no layer of the model", "a layer of a network of several")
+        raise refused(key, "no layer", "some of them, because nothing would stay at home")
     if all(map(is_home, task.scratch.names)):
         raise refused(key, "all layers", "some of them, because nothing is left to send; 'local' trains alone")
 

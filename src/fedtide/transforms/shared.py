@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedtide.clusters.rounds import mean_of_all
 from fedtide.core.base import Algorithm, Answer, Extended, Fleet, Memory, Moment, Payload, Shard, Weights, with_weights
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.weights import renamed, united
 from fedtide.fields.types import ingredient
@@ -62,7 +63,10 @@ class Shared(Transform):
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Give all models of the method the same shared layers, and step these along the mean update of all."""
         task, server = made_with(algorithm, "task", "server")
-        shared, work = match_layers(task, self.layers, "transforms: 'shared'.layers"), algorithm.works["train"]
+        key = "transforms: 'shared'.layers"
+        shared, work = match_layers(task, self.layers, key), algorithm.works["train"]
+        if not any(map(shared, task.scratch.names)):
+            raise refused(key, "no layer", "some of them, because nothing would be shared")
 
         def replace_shared(trunk: Weights, model: Weights) -> Weights:
             """Return a model with the shared layers of the trunk."""
