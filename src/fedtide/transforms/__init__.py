@@ -1,6 +1,7 @@
 """Transforms: what is ours, or a way to personalize, as a function `Algorithm -> Algorithm`; a file each.
 
-With default options a method follows its paper. A transform is named beside it wherever a number stands: "IFCA (anchored)".
+With default options a method follows its paper. A transform is named beside it at each number:
+"IFCA (anchored)".
 
 >>> import fedtide as ft
 >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
