@@ -35,7 +35,7 @@ Choices:
     - ours: the gate is a small MLP by default, and the local expert the network of the models. The paper's are
       convolutional networks of other widths (Table 1).
 
-The transform `personalized` judges other things that clients make of the same models; the paper compares choice,
+The transform `personalized` evaluates other things that clients make of the same models; the paper compares choice,
 fine-tuning, ensembles and training alone. In the safe form a client chooses a model, and an anchor is mixed into it: a
 client has too few validation samples to train a gate everywhere (docs/never-worse.md).
 """

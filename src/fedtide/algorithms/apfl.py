@@ -19,8 +19,8 @@ When to use it: clients differ by unknown degrees. Each client finds by itself h
 costs twice the training of FedAvg.
 
 Choices:
-    - paper: a client judges by `alpha_i v_i + (1 - alpha_i) w`, with the global model as it is now. A client that has
-      never trained is served the global model (ours).
+    - paper: a client is evaluated with `alpha_i v_i + (1 - alpha_i) w`, with the global model as it is now. A client
+      that has never trained is evaluated with the global model (ours).
     - ours: `v_i` starts as the global model that the client receives first.
     - released code: `alpha_i` starts at `alpha = 0.5`.
     - ours: all three steps of a batch use gradients at the models before the batch. `alpha_i` moves with each batch;
@@ -28,7 +28,7 @@ Choices:
     - paper: `adaptive = false` leaves `alpha_i` at `alpha`: at 0 it is FedAvg, and at 1 each client trains alone.
     - PFLlib: `variant = "pfllib"`. Both models step along gradients of their own. The gradient of
       `alpha_i` is `<v_i - w_i, alpha_i grad f_i(v_i) + (1 - alpha_i) grad f_i(w_i)> + 0.02 alpha_i`, with models after
-      their steps. The mix replaces `v_i` at the end of a round, and a client judges by it. PFLlib begins with
+      their steps. The mix replaces `v_i` at the end of a round, and a client is evaluated with it. PFLlib begins with
       `alpha = 1`.
     - ours: FedProx's pull (`local.proximal`) is on `w_i` alone. The mix has mixed running statistics, too.
     - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.

@@ -17,7 +17,7 @@ When to use it: clients differ and take part often, and each has too few samples
 to clients that send bad updates, because `v_k` follows the client's own samples. It costs twice the training of FedAvg.
 
 Choices:
-    - paper: a client judges by `v_k`. A client without one is served the global model (ours).
+    - paper: a client is evaluated with `v_k`, or without one with the global model (ours).
     - ours: `v_k` starts as the global model that the client receives first. In the paper all start alike, before
       round 0. If all clients take part in round 0, both are the same.
     - ours: `v_k` takes its steps with optimizer, rate and epochs of `local`, or with those of `personal`, in an order

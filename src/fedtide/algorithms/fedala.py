@@ -17,12 +17,12 @@ When to use it: clients differ and take part often. It sends what FedAvg sends, 
 lowers the loss of the client.
 
 Choices:
-    - paper: a client judges by `v^`, the mix of the global model as it is now with its own layers. Before that it
-      learns `W` as before training, and forgets it. With `layers = 0` it is FedAvg.
+    - paper: a client is evaluated with `v^`, the mix of the global model as it is now with its own layers. Before that
+      it learns `W` as before training, and forgets it. With `layers = 0` it is FedAvg.
     - paper: `W` starts at 1. The first time it is learned until the last ten losses deviate by less than 0.1, later in
       one pass a round. A loss is the mean of a pass (ours); the released code takes its last batch. There are at most
       100 passes (ours).
-    - ours: a client that has never trained, also one that joins late, starts from `w`, and is served it.
+    - ours: a client that has never trained, also one that joins late, starts from `w`, and is evaluated with it.
     - paper: `eta = 1` and `share = 0.8`. The share is drawn at random; the released code takes consecutive samples.
     - ours: `layers` counts layers, 1 by default; the released code counts tensors, 2 by default: weight and bias.
     - ours: running statistics are those of `w`, and learning `W` does not move them.
@@ -60,7 +60,7 @@ def fedala(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[OneModel]:
-    """FedAvg whose clients mix the received last layers with their own before they train and judge.
+    """FedAvg whose clients mix the received last layers with their own before training and evaluation.
 
     Sends the weights down and the update up, as a weighted sum; clients keep their last layers, and weights of the mix.
 

@@ -7,9 +7,9 @@ When to use it: clients differ in labels, have some samples, and can train befor
 
 Choices:
     - paper: the head is never trained in rounds, and is the same for all clients.
-    - paper: before it is judged a client tunes all layers by `tuning`, on its training samples. `tuned` names other
+    - paper: before it is evaluated a client tunes all layers by `tuning`, on its training samples. `tuned` names other
       layers, such as "head".
-    - ours: the model before the tuning is judged beside it, as "not tuned".
+    - ours: the model before the tuning is evaluated beside it, as "not tuned".
     - ours: the head is sent down with the model, and nothing of it up.
     - paper: clients are weighted by their samples. In the released code clients have equal weights; its rate falls
       tenfold at a half and three quarters of the rounds.
@@ -47,10 +47,10 @@ def fedbabu(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[OneModel]:
-    """A trunk for all under a fixed head, tuned by each client before it is judged.
+    """A trunk for all under a fixed head, tuned by each client before it is evaluated.
 
     Args:
-        tuning: training before a client is judged; None is five epochs of `local`.
+        tuning: training before a client is evaluated; None is five epochs of `local`.
         tuned: layers that it trains: "all", "head", "trunk", or names.
     """
     tune = replace(local, epochs=5, local_steps=None) if tuning is None else tuning

@@ -6,7 +6,7 @@ Algorithm 1. With default options it follows Algorithm 1: parameters and running
 When to use it: clients see the same things through other cameras or scanners, and the model has BatchNorm.
 
 Choices:
-    - ours: a client that never trained is judged with statistics of the beginning, which are of no data.
+    - ours: a client that never trained is evaluated with statistics of the beginning, which are of no data.
     - ours: layers that normalize in other ways (GroupNorm, LayerNorm, InstanceNorm) stay, too.
     - paper: equal weights. `weighting = "samples"` weights clients by their samples.
 """

@@ -11,7 +11,7 @@ except for the choices below.
 | `a_(i,c)` | anchor: mean feature of class c of client i |
 | `H_i`, `gamma`, `tau` | entropy of the client's labels, and the scale of the alignment, and its temperature |
 
-    b_i     <- epochs of the received head on equally many rows of each class, with theta fixed
+    b_i     <- epochs of the received head on equally many samples of each class, with theta fixed
     phi_i   <- an epoch of SGD on f_i(theta, phi_i), with theta fixed
     theta_i <- epochs of SGD on f_i + (H_i / gamma) * cross-entropy(cos(z, a_i) / tau, y), with phi_i fixed
     theta   <- theta + mean of (theta_i - theta)
@@ -27,14 +27,14 @@ Choices:
     - paper: the trunk is a sum. Heads and anchors of single clients reach the server, because clusters are found there.
     - released code: members of a cluster have equal weights.
     - released code: the alignment begins in round 20 (`align_from`).
-    - released code: the balanced head takes at most five rows of a class, and begins as the head of the first round.
+    - released code: the balanced head takes at most five samples of a class, and begins as the head of the first round.
     - ours: a client that lacks a class takes no part in the clusters of that class. It keeps its anchor of an earlier
       round. In the released code each client has all classes.
     - ours: in its first round a client trains the received head. The released code goes on from the balanced one.
     - ours: an anchor is the mean over the cluster. The released code adds up in the anchor of the first client, which
       moves it.
     - ours: options of the released code that are not here: known clusters, an L2 penalty, anchors of all clients
-      (`clustered_protos`), and weights by counts of rows.
+      (`clustered_protos`), and weights by counts of samples.
     - ours: a class without an anchor is left out of the alignment.
     - ours: with two clients MADD has no third one to compare with, and nothing is merged.
     - ours: the server sends merged heads and anchors in a second message. A client that misses it keeps its old ones.

@@ -18,8 +18,8 @@ When to use it: as FedPer, if clients have few samples or take part seldom: a he
 
 Choices:
     - paper: the server averages trunks with equal weights. `weighting = "samples"` weights them by samples.
-    - released code: the other experiments take ten epochs of the head and five of the trunk. Trunks are weighted by
-      samples. In the last round a client trains its head alone, for ten epochs or more.
+    - paper: ten epochs of the head and one of the trunk. In the released code other experiments take ten and five, and
+      weight trunks by samples. In its last round a client trains its head alone, for ten epochs or more.
     - ours: all clients begin with the same head, drawn from a seed that the server sends.
     - paper: a client that never took part fits a head to its samples before it is evaluated.
     - ours: `home` names other layers that stay; those are fitted first.

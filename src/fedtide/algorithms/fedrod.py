@@ -16,8 +16,8 @@ When to use it: clients hold few of the classes. One model for all and one for e
 
 Choices:
     - paper: both steps are taken on the same batches with the same optimizer. The recorded loss is the sum of both.
-    - ours: P begins at zero; in PFLlib it begins with a copy of G. A client that never trained is served by G alone.
-    - paper: G alone is judged beside the personalized predictions, as "generic head".
+    - ours: P begins at zero; in PFLlib it begins with a copy of G. A client that never trained is evaluated with G.
+    - paper: G alone is evaluated beside the personalized predictions, as "generic head".
     - paper: P has the form of the last layer of the network.
     - ours: the loss of P is that of the method, cross-entropy by default.
     - paper: a class that a client does not hold gets no gradient in G. A client of one class changes only its P.

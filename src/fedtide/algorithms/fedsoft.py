@@ -21,7 +21,7 @@ Choices:
     - ours: local training starts from the mean of the centers by `u_k`. The pulls to all centers are one pull to this
       mean, of strength `lam * sum_s u_ks`. The released code goes on from the client's last model.
     - ours: a client is evaluated by the same mean of the centers. It estimates `u_k` on its validation samples, or on
-      training samples if it has none. The paper also judges `w_k`. A client without samples takes equal shares.
+      training samples if it has none. The paper also evaluates `w_k`. A client without samples takes equal shares.
     - ours: the shift sends a round's clients, and each counts for each center by `u_ks n_k`. The paper draws clients
       for each center with probabilities `u_ks n_k`, and takes their plain mean.
     - ours: a client keeps its importance, so it estimates anew if tau rounds began since. In the paper the server keeps

@@ -37,10 +37,10 @@ Choices:
     - ours: a client that trained in the last round is evaluated with its model. All others are newcomers: the rows that
       are to be predicted make the label-free profile. Transforms that need one model for newcomers give them the mean
       model.
-    - released code: in its final test each client, trained or not, takes the nearest model by the profile of its test
-      rows. If the meaning of labels differs it adds the part by label, of 20 labeled rows of each class.
-      `judged_by = "profile"` chooses the nearest model for every client. By default drift at test time does not reach a
-      client that trained in the last round.
+    - ours: by default drift at test time does not reach a client that trained in the last round. `judged_by =
+      "profile"` chooses the nearest model for every client by the profile of its test rows, as the released code does
+      in its final test. If the meaning of labels differs, that code adds the part by label, of 20 labeled rows of each
+      class.
     - ours: the default of `local` is that of all methods.
     - released code: with `epsilon` each number of a profile has Laplace noise of scale range / (rows epsilon). This
       bounds nothing. The range is that of the client's own rows. A mean over all rows moves by as much only if no row

@@ -22,7 +22,7 @@ Choices:
     - paper: a client chooses `lambda` among 0, 0.1, ..., 1 by its validation samples; by their likelihood (ours). A
       client without any takes 0.5 (ours). The released code shows the accuracy on test samples for each.
     - ours: each class has a millionth of a vote, so that no label is impossible.
-    - ours: a client without labeled samples is served the global model.
+    - ours: a client without labeled samples is evaluated with the global model.
 
 The transform `neighbors` does the same for any method: `transforms = ["neighbors"]`.
 """

@@ -7,7 +7,7 @@ Choices:
       samples have changed; nothing is sent either way. All reachable clients look for that in every round, so there is
       no cohort.
     - ours: a client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One
-      without any is judged by an untrained model.
+      without any is evaluated with an untrained model.
     - ours: validation samples by which training stopped cannot judge it. They judge the model at the end of the same
       training, after all epochs. The client keeps this model as well.
 """

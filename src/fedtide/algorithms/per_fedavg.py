@@ -20,7 +20,8 @@ keep nothing.
 
 Choices:
     - paper: before a client is evaluated, it takes one step of size `alpha` on its samples. The step is on all of them
-      at once (ours); in PFLlib on one batch. A client without labeled samples is served the global model.
+      at once (ours); in PFLlib on one batch. A client without labeled samples is evaluated with the
+      global model.
     - ours: `local.batch_size` counts the samples of both parts, which are the halves of a batch; the second is the
       larger one. PFLlib counts one half. In a batch too small for two parts both are the whole batch.
     - paper: first-order gradients. They leave out the second derivative, whose estimate (HF) costs two more gradients.
@@ -62,7 +63,7 @@ def per_fedavg(
 
     Args:
         local: local training; its learning rate is the paper's beta.
-        alpha: size of the step that a client takes before it is judged, and in training.
+        alpha: size of the step that a client takes before it is evaluated, and in training.
     """
     refuse_terms(local, BY_BATCH)
 

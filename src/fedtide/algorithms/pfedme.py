@@ -18,7 +18,7 @@ options it follows Algorithm 1, except for the choices below.
 When to use it: clients differ, and their own models shall stay near a common one. It trains K times as much as FedAvg.
 
 Choices:
-    - paper: a client judges by `theta_i` of its last batch. A client without one is served the global model (ours).
+    - paper: a client is evaluated with `theta_i` of its last batch, or without one with the global model (ours).
     - released code: `theta_i` starts as `w` in each round, and goes on from batch to batch. The paper solves the
       problem of each batch to a given accuracy.
     - released code: `lam = 15`, `inner_steps = 5` and `inner_lr = 0.09`. `theta_i` takes plain steps, with
