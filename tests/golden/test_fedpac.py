@@ -24,14 +24,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedtide as ft
-from fedtide.algorithms.fedpac import Sent, fedpac
+from fedtide.algorithms.fedpac import Sent, fedpac, mix_shares
 from fedtide.algorithms.fedrep import fedrep
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn import LocalTrainer, Task
 from fedtide.learn.terms import Pull
-from fedtide.personal.heads import mix_shares
 from helpers.toys import network_of, played, toy
 
 LATE = (99, 0)

@@ -34,10 +34,12 @@ Choices:
     - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
@@ -47,8 +49,9 @@ from fedtide.core.weights import mix, sub
 from fedtide.fields.types import Flag, Fraction
 from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
 from fedtide.learn.by_batch import BY_BATCH
-from fedtide.learn.local import refuse_terms
+from fedtide.learn.local import Batch, refuse_terms
 from fedtide.personal import OWN_MODELS, by_own_weights
+from fedtide.personal.own_models import own_of
 
 PENALTY = 0.02
 """Weight of alpha in its own gradient, in PFLlib."""
@@ -75,36 +78,53 @@ def apfl(
         variant: "paper" is Algorithm 1; "pfllib" is the code of PFLlib.
     """
     refuse_terms(local, BY_BATCH)
-    pfllib, by_itself = variant == "pfllib", replace(local, proximal=0)
+    by_itself, mixes = replace(local, proximal=0), variant == "pfllib"
+    step = step_as_pfllib if mixes else step_as_printed
 
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         v, a = (w, alpha) if memory is None else (memory["own"], memory["alpha"])
         shared, personal = ModelByBatch(task, local, w, moment), ModelByBatch(task, by_itself, v, moment)
         seen = []
         for batch in local.batches(task, task.loss, shard, moment, rng):
-            value, g = shared.gradient(batch)
-            difference = torch._foreach_sub(personal.values, shared.values)
-            at = None if pfllib else torch._foreach_lerp(shared.values, personal.values, a)
-            _, slope = personal.gradient(batch, at)
-            shared.step(g)
-            personal.step(slope if pfllib else torch._foreach_mul(slope, a))
-            if pfllib:
-                difference = torch._foreach_sub(personal.values, shared.values)
-                slope = list(torch._foreach_lerp(g, slope, a))
+            value, steep = step(shared, personal, batch, a)
             if adaptive:
-                steep = sum(float((d * s).sum()) for d, s in zip(difference, slope, strict=True))
-                a = min(max(a - shared.rate * (steep + PENALTY * a * pfllib), 0.0), 1.0)
+                a = min(max(a - shared.rate * steep, 0.0), 1.0)
             seen.append((value, batch.labels))
         if not shared.steps:
             return None
         w_i, v_i = shared.trained(), personal.trained()
-        next_memory = {"own": mix(w_i, v_i, a) if pfllib else v_i, "alpha": a}
+        next_memory = {"own": mix(w_i, v_i, a) if mixes else v_i, "alpha": a}
         return answer_update(sub(w_i, w), mean_loss(seen), shard, weighting, next_memory)
 
     traits: dict[str, Any] = {"keeps": 1, "remembers": True, "refuses": OWN_MODELS}
     traits["trained"] = lambda rows: 2 * local.samples(rows)
-    predict = by_own_weights(task, "own" if pfllib else lambda w, memory: mix(w, memory["own"], memory["alpha"]))
+    predict = by_own_weights(task, own_of if mixes else lambda w, memory: mix(w, memory["own"], memory["alpha"]))
     return build_method("apfl", task, local, server, cohort, train, predict=predict, **traits)
+
+
+def step_as_printed(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> tuple[Tensor, float]:
+    """Step both models of a client as Algorithm 1 does; return the loss of `w_i` and the gradient of its share."""
+    value, g = shared.gradient(batch)
+    difference = torch._foreach_sub(personal.values, shared.values)
+    _, slope = personal.gradient(batch, torch._foreach_lerp(shared.values, personal.values, a))  # grad f_i(m)
+    shared.step(g)
+    personal.step(torch._foreach_mul(slope, a))
+    return value, inner(difference, slope)
+
+
+def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> tuple[Tensor, float]:
+    """Step both models of a client as PFLlib does; return the loss of `w_i` and the gradient of its share."""
+    value, g = shared.gradient(batch)
+    _, h = personal.gradient(batch)
+    shared.step(g)
+    personal.step(h)
+    difference = torch._foreach_sub(personal.values, shared.values)
+    return value, inner(difference, torch._foreach_lerp(g, h, a)) + PENALTY * a
+
+
+def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
+    """Return the inner product of two lists of tensors."""
+    return sum(float((d * s).sum()) for d, s in zip(left, right, strict=True))
 
 
 ENTRY = Entry(

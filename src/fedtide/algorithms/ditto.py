@@ -79,7 +79,7 @@ def ditto(
     def trained(rows: Tensor) -> Tensor:
         return local.samples(rows) + solver.samples(rows)
 
-    predict = by_own_weights(task, "own")
+    predict = by_own_weights(task)
     traits: dict[str, Any] = {"keeps": 1, "refuses": OWN_MODELS}
     return build_method("ditto", task, local, server, cohort, train, predict=predict, trained=trained, **traits)
 

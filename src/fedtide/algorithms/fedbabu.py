@@ -22,19 +22,9 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
-from fedtide.learn.layers import (
-    ALL,
-    HEAD,
-    Layers,
-    check_trunk,
-    freeze_layers,
-    freeze_weights,
-    match_layers,
-    pick_layers,
-    thaw_weights,
-)  # fmt: skip
+from fedtide.core.weights import sub
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, answer_update
+from fedtide.learn.layers import ALL, HEAD, Layers, Part, check_trunk, match_layers, pick_layers
 from fedtide.personal import by_own_weights
 
 
@@ -56,25 +46,24 @@ def fedbabu(
     tune = replace(local, epochs=5, local_steps=None) if tuning is None else tuning
     check_trunk(task, "fedbabu")
     is_head, is_tuned = match_layers(task, (HEAD,), "head"), match_layers(task, tuned, "tuned")
-    of_trunk, of_tuned = (freeze_layers(task, is_in) for is_in in (is_head, lambda name: not is_tuned(name)))
+    of_trunk, of_tuned = Part.of(task, is_head), Part.of(task, lambda name: not is_tuned(name))
 
     @Stepwise
     def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        fitted = yield Train(of_trunk, local, freeze_weights(w, is_head), shard, moment, rng)
+        after, fitted = yield from of_trunk.train(local, w, shard, moment, rng)
         if not fitted.steps:
             return None
-        delta = pick_layers(thaw_weights(fitted.delta, w), lambda name: not is_head(name))
+        delta = pick_layers(sub(after, w), lambda name: not is_head(name))
         return answer_update(delta, fitted.loss, shard, weighting)
 
     @Stepwise
     def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        begin = freeze_weights(w, lambda name: not is_tuned(name))
-        fitted = yield Train(of_tuned, tune, begin, shard, moment, rng)
-        return Answer({}, memory={"own": detached(thaw_weights(fitted.weights, w))}) if fitted.steps else None
+        after, fitted = yield from of_tuned.train(tune, w, shard, moment, rng)
+        return Answer({}, memory={"own": after}) if fitted.steps else None
 
     refuses = {"at-home": "clients train and send the trunk alone"}
     plain = build_method("fedbabu", task, local, server, cohort, train, refuses=refuses)
-    return replace(plain, adapt=adapt, predict=by_own_weights(task, "own"), others={"not tuned": plain})
+    return replace(plain, adapt=adapt, predict=by_own_weights(task), others={"not tuned": plain})
 
 
 ENTRY = Entry(

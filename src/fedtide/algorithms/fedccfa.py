@@ -55,7 +55,7 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, We
 from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.fields.types import NonNegative, Positive, StepCount, Whole
-from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
+from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight, step_server
 from fedtide.learn.layers import pick_layers
 from fedtide.learn.task import label_shares
 from fedtide.learn.terms import Alignment
@@ -145,12 +145,12 @@ def fedccfa(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        weights, memo = server.step(state.weights, state.server, got["delta"])  # theta
+        state, facts = step_server(state, server, got)  # theta
         balanced, head, anchors, classes = (reply.rows[name] for name in REVEALED)
         head, anchors = merge(balanced, head, anchors, classes, eps)
         merged = [{"head": phi, "anchors": a} for phi, a in zip(head, anchors, strict=True)]
         fleet.ask("keep", reply.clients, merged, slot=torch.arange(len(merged)), slots=len(merged))
-        return replace(state, weights=weights, server=memo, head=head.mean(0)), {"loss": got["loss"]}
+        return replace(state, head=head.mean(0)), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Weights, None]:
         return net.with_head(state.weights, state.head), None

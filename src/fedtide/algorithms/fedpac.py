@@ -35,6 +35,7 @@ Choices:
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +51,7 @@ from fedtide.core.base import (
     Weighted,
     Weights,
     mean,
-    to_everyone,
+    shared_weights,
 )
 from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
@@ -59,12 +60,14 @@ from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weig
 from fedtide.learn.layers import pick_layers
 from fedtide.learn.terms import Pull
 from fedtide.personal import by_own_weights
-from fedtide.personal.heads import HEADS_STAY, Headed, class_means, mix_shares
+from fedtide.personal.heads import HEADS_STAY, Headed, class_means
 
 REVEALED = "head", "moments", "variance"
 """Values of single clients that the server sees."""
 TINY = 1e-9
 """Less than the mean number of rows of any class that somebody holds."""
+LEAST_SHARE = 1e-3
+"""Share of a head below which it is zero."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ def fedpac(
         return Answer({}, memory=mixed)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, send(state), reveal=REVEALED)
+        sent = Sent(state.weights, state.means, state.classes)
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, sent, reveal=REVEALED)
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -158,19 +162,41 @@ def fedpac(
         weights = net.with_head(state.weights, head.mean(0))
         return replace(state, weights=weights, means=means, classes=classes), facts
 
-    def send(state: State) -> Sent:
-        return Sent(state.weights, state.means, state.classes)
-
-    def predict(sent: Sent, *inputs: Any) -> Any:
-        return by_head(sent.weights, *inputs)
-
     def trained(rows: Tensor) -> Tensor:
         return local.samples(rows) + heads.samples(rows)
 
-    serve, by_head = to_everyone(send), by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
-    algorithm = Algorithm("fedpac", init, {"train": train, "keep": keep}, round, serve, predict)
+    predict = by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
+    algorithm = Algorithm("fedpac", init, {"train": train, "keep": keep}, round, shared_weights, predict)
     traits: dict[str, Any] = {"reveals": REVEALED, "sends": (Sent,), "refuses": HEADS_STAY, "keeps": 1}
     return with_cohort(algorithm, cohort, task, local, forward={"train": 2, "keep": 0}, trained=trained, **traits)
+
+
+def mix_shares(moments: Tensor, variance: Tensor) -> Tensor:
+    """Return the share (n, n) of each client's head in that of each client, by a quadratic program.
+
+    Row i minimizes `sum_j a_j^2 V_j + ||h_i - sum_j a_j h_j||^2 = ||M a||^2` over shares. Without the sum of one, b
+    that minimizes `||M b||^2 + (sum(b) - 1)^2` is a multiple of it: for a given direction both grow with `||M a||^2`.
+
+    Args:
+        moments: (n, classes, d) h.
+        variance: (n,) V.
+
+    >>> share = mix_shares(torch.tensor([[[0.0]], [[0.0]], [[99.0]]]), torch.tensor([1.0, 3.0, 1.0]))
+    >>> [round(a, 6) for a in share[0].tolist()]
+    [0.75, 0.25, 0.0]
+    """
+    from scipy.optimize import nnls  # slow to import
+
+    h, n = moments.double().flatten(1).numpy(), len(moments)
+    gram, out = h @ h.T, np.zeros((n, n))
+    for i in range(n):
+        bias = gram + gram[i, i] - gram[i] - gram[:, [i]]
+        size, direction = np.linalg.eigh(bias + np.diag(variance.double().clamp(min=0).numpy()))
+        root = np.sqrt(size.clip(0))[:, None] * direction.T
+        b, _ = nnls(np.vstack([root, np.ones(n)]), np.append(np.zeros(n), 1.0))
+        a = np.where(b / b.sum() >= LEAST_SHARE, b, 0.0)
+        out[i] = a / a.sum()
+    return torch.from_numpy(out)
 
 
 ENTRY = Entry(

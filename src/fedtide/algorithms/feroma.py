@@ -113,7 +113,7 @@ def feroma(
     Args:
         task: model and loss; `example` set.
         warmup: rounds of FedAvg, whose model is then frozen.
-        layer: layer whose inputs are the features.
+        layer: layer whose inputs are the features; "head" is the last one.
         halves: number of random halves of the rows in a profile; 0 takes all rows.
         epsilon: Laplace noise on profiles, of scale range / (rows epsilon); None for none.
         judged_by: "own" evaluates a client that trained in the last round with its model; "profile" chooses the nearest

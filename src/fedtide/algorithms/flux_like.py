@@ -87,7 +87,7 @@ def flux_like(
     Args:
         task: model and loss; `example` set.
         warmup: rounds of FedAvg before profiles are asked.
-        layer: layer whose inputs are the features.
+        layer: layer whose inputs are the features; "head" is the last one.
         eps_scale: factor on the distance of neighbors.
     """
     profiler = Profiler(task, layer, key="flux-like")

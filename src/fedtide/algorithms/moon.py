@@ -36,6 +36,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import add
 from fedtide.fields.types import NonNegative, Positive
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Summed, Task, Train, Weighting, answer_update
+from fedtide.learn.layers import resolve_layer
 from fedtide.learn.task import join_models, split_models, with_branches
 from fedtide.learn.terms import Contrastive
 from fedtide.models.branched import WHOLE
@@ -58,13 +59,14 @@ def moon(
     Args:
         mu: weight of the contrast.
         tau: temperature.
-        layer: the layer whose inputs are the features.
+        layer: the layer whose inputs are the features; "head" is the last one.
 
     Raises:
         FedtideError: the model has no such layer.
     """
     if layer == WHOLE:
         raise refused("layer", layer, "a layer of the model, such as 'head'")
+    layer = resolve_layer(task, layer)
     one = with_branches(task, layer, 1, key="layer")  # a network that also returns its features
 
     @Stepwise

@@ -88,7 +88,7 @@ def per_fedavg(
         return None if step is None else Answer({}, memory={"own": add(w, step[0])})
 
     plain = build_method("per-fedavg", task, local, server, cohort, train)
-    return replace(plain, adapt=adapt, predict=by_own_weights(task, "own"), unpersonalized=plain)
+    return replace(plain, adapt=adapt, predict=by_own_weights(task), unpersonalized=plain)
 
 
 ENTRY = Entry("per-fedavg", per_fedavg, "weights down, update up", "personal", helps=("groups", "labels"))

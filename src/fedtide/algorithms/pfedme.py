@@ -99,7 +99,7 @@ def pfedme(
         return inner_steps * local.samples(rows)
 
     traits: dict[str, Any] = {"keeps": 1, "refuses": OWN_MODELS}
-    predict = by_own_weights(task, "own")
+    predict = by_own_weights(task)
     return build_method("pfedme", task, local, server, cohort, train, predict=predict, trained=trained, **traits)
 
 

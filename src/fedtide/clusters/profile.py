@@ -46,7 +46,7 @@ class Profiler:
 
     Args:
         task: model, with an example sample.
-        layer: layer whose inputs are the features.
+        layer: layer whose inputs are the features; "head" is the last one.
         halves: number of random halves of the rows that are profiled, one after the other; 0 profiles all rows once.
         epsilon: Laplace noise of scale range / (rows epsilon) on each number; None adds none.
         key: key of the method's options, for errors.

@@ -20,6 +20,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
 from fedtide.learn.features import FrozenInputs, feature_width
+from fedtide.learn.layers import in_last_layer
 from fedtide.learn.task import Task, classes_of, label_shares
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
@@ -159,14 +160,13 @@ class Gradient(Representing):
 
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
-        size = sum(parameter.numel() for parameter in self._parts(task.scratch.weights).values())
+        size = sum(parameter.numel() for parameter in self._parts(task, task.scratch.weights).values())
         return size if self.sketch is None else min(size, self.sketch)
 
-    def _parts(self, weights: Weights) -> dict[str, Tensor]:
+    def _parts(self, task: Task, weights: Weights) -> dict[str, Tensor]:
         """Return the parameters whose gradient is used."""
-        layer = next(reversed(weights.params)).rpartition(".")[0]
-        wanted = (name for name in weights.params if not self.last_layer or name.rpartition(".")[0] == layer)
-        return {name: weights.params[name] for name in wanted}
+        is_last = in_last_layer(task)
+        return {name: part for name, part in weights.params.items() if not self.last_layer or is_last(name)}
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
@@ -174,7 +174,7 @@ class Gradient(Representing):
         frozen = task.init_random(rng)
         if self.weights is not None:
             frozen = load_weights(Path(self.weights), frozen, f"{key}.weights")
-        names = tuple(self._parts(frozen))
+        names = tuple(self._parts(task, frozen))
         size = sum(frozen.params[name].numel() for name in names)
         project = None
         if self.sketch is not None and self.sketch < size:

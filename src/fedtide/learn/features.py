@@ -16,6 +16,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
 from fedtide.learn.device import to_cpu
+from fedtide.learn.layers import resolve_layer
 from fedtide.learn.task import Task, join_models, logits_and_features, width, with_branches
 
 __all__ = [
@@ -54,7 +55,7 @@ class FrozenInputs:
     """Inputs of a layer of a network that is never trained: the task's initial network, or one from a file.
 
     Args:
-        layer: the layer, in a network of the task's architecture.
+        layer: the layer, in a network of the task's architecture; "head" is the last one.
         weights: a safetensors file with the network's weights by name; None draws random ones.
         seed: seed of random weights, without a file.
         width: number of principal components of the public samples' features to keep; None keeps the features.
@@ -103,7 +104,7 @@ class Network:
     order matters.
 
     Args:
-        layer: the layer.
+        layer: the layer; "head" is the last one.
     """
 
     layer: str = "head"
@@ -121,6 +122,7 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
     feature_width(task, layer, key)  # raises for a layer whose inputs are not vectors
+    layer = resolve_layer(task, layer)
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
 
     def extract(model: Weights, x: Tensor) -> Tensor:
@@ -131,6 +133,7 @@ def _inputs_of(task: Task, layer: str, key: str) -> Extract:
 
 def feature_width(task: Task, layer: str, key: str) -> int:
     """Return the width of the inputs of a layer of the task's network; `key` is the key of the layer, for errors."""
+    layer = resolve_layer(task, layer)
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
     return width(one, join_models([task.init_random(Rng(0))], layer), f"{key}.layer")
 

@@ -52,11 +52,11 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
     """
     names = task.scratch.names
     every = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    last = last_layer(task)
+    is_last = in_last_layer(task)
     norms = [name for name, module in task.scratch.module.named_modules() if isinstance(module, NORMS)]
     words: dict[str, IsIn] = {
-        HEAD: lambda name: in_layer(name, last),
-        TRUNK: lambda name: not in_layer(name, last),
+        HEAD: is_last,
+        TRUNK: lambda name: not is_last(name),
         NORM: lambda name: any(in_layer(name, norm) for norm in norms),
         ALL: lambda name: True,
     }
@@ -69,9 +69,10 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
 
 
 def last_layer(task: Task) -> str:
-    """Return the name of the last layer of a task's model, whose inputs are its features.
+    """Return the name of the last layer of a task's model, whose inputs are its features; "" if it is the only one.
 
-    This is the whole module "head" if there is one, and else the last layer with parameters.
+    This is the whole module "head" if there is one, and else the last layer with parameters. All methods that name a
+    layer "head" mean this one.
 
     >>> last_layer(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))))
     '2'
@@ -84,6 +85,23 @@ def last_layer(task: Task) -> str:
     return HEAD if any(in_layer(name, HEAD) for name in names) else names[-1].rpartition(".")[0]
 
 
+def in_last_layer(task: Task) -> IsIn:
+    """Return the predicate of what is in the last layer of a task's model."""
+    last = last_layer(task)
+    return lambda name: in_layer(name, last) if last else "." not in name
+
+
+def resolve_layer(task: Task, layer: str) -> str:
+    """Return the name of a layer in a task's model: "head" is the last layer, others are their own names.
+
+    A model of one layer has no such layer, and "head" stays what it is.
+
+    >>> resolve_layer(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))), "head")
+    '2'
+    """
+    return (last_layer(task) or layer) if layer == HEAD else layer
+
+
 def check_trunk(task: Task, method: str) -> None:
     """Raise if the last layer of a task's model is the only one, so that there is no trunk to train.
 
@@ -91,8 +109,7 @@ def check_trunk(task: Task, method: str) -> None:
         task: the task.
         method: name of the method, for the error.
     """
-    last = last_layer(task)
-    if not last or all(in_layer(name, last) for name in task.scratch.names):
+    if all(map(in_last_layer(task), task.scratch.names)):
         raise refused("model", "one layer", "a network of several", f"'{method}' trains all but the last one")
 
 
@@ -123,7 +140,9 @@ def last_layers(task: Task, count: int, key: str) -> list[str]:
     >>> last_layers(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))), 1, "layers")
     ['2.weight', '2.bias']
     """
-    layers = list(layers_of(task.scratch.weights).values())
+    is_last, names = in_last_layer(task), task.scratch.names
+    trunk = [[name for name in layer if not is_last(name)] for layer in layers_of(task.scratch.weights).values()]
+    layers = [*filter(None, trunk), [*filter(is_last, names)]]
     if count > len(layers):
         raise refused(key, count, f"0 to {len(layers)}, the layers of the model")
     return [name for layer in layers[len(layers) - count :] for name in layer]

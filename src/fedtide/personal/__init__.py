@@ -6,8 +6,8 @@
 """
 
 from fedtide.personal.neighbors import Neighbors
+from fedtide.personal.own_models import OWN_MODELS, by_own_mean, by_own_weights, predict_by_memory
 from fedtide.personal.ways import (
-    OWN_MODELS,
     Alone,
     Choice,
     Ensemble,
@@ -15,13 +15,9 @@ from fedtide.personal.ways import (
     Mixture,
     Personal,
     Stacking,
-    by_own_mean,
-    by_own_weights,
-    predict_by_memory,
 )
 
 __all__ = [
     "OWN_MODELS", "Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Neighbors", "Personal", "Stacking",
-    "by_own_mean",
-    "by_own_weights", "predict_by_memory",
+    "by_own_mean", "by_own_weights", "predict_by_memory",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.learn.device import to_cpu, to_float32
 from fedtide.learn.features import Extract, Network
+from fedtide.learn.layers import last_layer
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy, Loss
 from fedtide.learn.target import CLASSES
@@ -160,7 +161,7 @@ class Networks:
         Raises:
             FedtideError: there is no such layer, or its inputs are not vectors.
         """
-        name = self.task.scratch.names[-1].rpartition(".")[0] if layer is None else layer
+        name = last_layer(self.task) if layer is None else layer
         if name not in self._features:
             whole = not name and layer is None  # the model is one layer
             self._features[name] = inputs_as_features if whole else Network(name).of(self.task, "personal")

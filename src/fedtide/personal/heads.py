@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,35 +108,3 @@ def class_means(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tens
     member = torch.nn.functional.one_hot(y, classes).double()
     counts = member.sum(0)
     return (member.T @ features.double() / counts.clamp(min=1)[:, None]).to(features.dtype), counts
-
-
-LEAST_SHARE = 1e-3
-"""Share of a head below which it is zero."""
-
-
-def mix_shares(moments: Tensor, variance: Tensor) -> Tensor:
-    """Return the share (n, n) of each client's head in that of each client, as FedPAC does.
-
-    Row i minimizes `sum_j a_j^2 V_j + ||h_i - sum_j a_j h_j||^2 = ||M a||^2` over shares. Without the sum of one, b
-    that minimizes `||M b||^2 + (sum(b) - 1)^2` is a multiple of it: for a given direction both grow with `||M a||^2`.
-
-    Args:
-        moments: (n, classes, d) h.
-        variance: (n,) V.
-
-    >>> share = mix_shares(torch.tensor([[[0.0]], [[0.0]], [[99.0]]]), torch.tensor([1.0, 3.0, 1.0]))
-    >>> [round(a, 6) for a in share[0].tolist()]
-    [0.75, 0.25, 0.0]
-    """
-    from scipy.optimize import nnls  # slow to import
-
-    h, n = moments.double().flatten(1).numpy(), len(moments)
-    gram, out = h @ h.T, np.zeros((n, n))
-    for i in range(n):
-        bias = gram + gram[i, i] - gram[i] - gram[:, [i]]
-        size, direction = np.linalg.eigh(bias + np.diag(variance.double().clamp(min=0).numpy()))
-        root = np.sqrt(size.clip(0))[:, None] * direction.T
-        b, _ = nnls(np.vstack([root, np.ones(n)]), np.append(np.zeros(n), 1.0))
-        a = np.where(b / b.sum() >= LEAST_SHARE, b, 0.0)
-        out[i] = a / a.sum()
-    return torch.from_numpy(out)

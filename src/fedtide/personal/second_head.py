@@ -13,7 +13,8 @@ from fedtide.core.weights import renamed, zeros_like
 from fedtide.learn import Task
 from fedtide.learn.layers import last_layer, pick_layers, put_layers
 from fedtide.learn.losses import WSM, Columns, mask_of, mean_of_each
-from fedtide.personal.ways import by_own_weights
+from fedtide.models.branched import in_layer
+from fedtide.personal.own_models import by_own_weights
 
 
 class TwoHeads:
@@ -27,7 +28,7 @@ class TwoHeads:
         layer = last_layer(plain)
         task = replace(plain, build=lambda: TwoHeaded(plain.build(), layer), begin=None, init_layers=None)
         self.task = replace(task, loss=TwoLosses(plain.loss))
-        self._names = {name: f"model.{name}" for name in (*plain.scratch.names, *plain.scratch.weights.buffers)}
+        self._names = {name: place(name, layer) for name in (*plain.scratch.names, *plain.scratch.weights.buffers)}
         self._plain_names = {new: old for old, new in self._names.items()}
         self._zero = zeros_like(pick_layers(task.scratch.weights, is_own))
 
@@ -51,19 +52,51 @@ def is_own(name: str) -> bool:
     return name.startswith("own.")
 
 
+def place(name: str, layer: str) -> str:
+    """Return the name that a parameter has in the model with two heads; layer "" is the whole model.
+
+    >>> place("conv.weight", "head"), place("head.weight", "head"), place("weight", "")
+    ('model.conv.weight', 'model.head.layer.weight', 'model.layer.weight')
+    """
+    if layer and not in_layer(name, layer):
+        return f"model.{name}"
+    return f"model.{layer}.layer{name[len(layer) :]}" if layer else f"model.layer.{name}"
+
+
+class Noting(nn.Module):
+    """A layer that keeps its inputs until they are taken."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.features: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the outputs of the layer."""
+        self.features = x
+        return self.layer(x)
+
+
 class TwoHeaded(nn.Module):
     """A model, and beside its last layer G a head P of its own form on the same features."""
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
-        generic, self.features = model.get_submodule(layer), list[Tensor]()
-        self.model, self.own = model, copy.deepcopy(generic)
-        generic.register_forward_pre_hook(lambda _, inputs: self.features.append(inputs[0]))
+        generic = model.get_submodule(layer)
+        noting = Noting(generic)
+        if layer:
+            parent, _, name = layer.rpartition(".")
+            setattr(model.get_submodule(parent), name, noting)
+        self.model, self.own = (model if layer else noting), copy.deepcopy(generic)
+        self._noting = [noting]  # in a list, so that it is not registered a second time
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of G and P side by side in training, and else their sum."""
-        generic = self.model(x)
-        personal = self.own(self.features.pop().detach())  # the loss of P does not reach the trunk
+        generic, (noting,) = self.model(x), self._noting
+        features, noting.features = noting.features, None
+        if features is None:
+            raise RuntimeError("the last layer was not reached")
+        personal = self.own(features.detach())  # the loss of P does not reach the trunk
         return torch.cat([generic, personal], -1) if self.training else generic + personal
 
 

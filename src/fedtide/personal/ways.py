@@ -9,8 +9,8 @@ of fitted models in a mixture come from EM on samples that none of them was fitt
 samples of a client: no step was taken on them, but the client's two models stopped by them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.rounds import Served, decision_rows, mix_models
+from fedtide.clusters.rounds import decision_rows
 from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, map_leaves
+from fedtide.core.trees import detached
 from fedtide.core.weights import renamed, united
 from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient
 from fedtide.learn import LocalTrainer, Task, mean_losses, refuse_without_likelihood
@@ -415,67 +415,3 @@ def predict_personal(
     choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
     weights = [part.weights for part in parts if part.weights is not None]
     return Prediction(log_probs, choice, torch.cat(weights)[order] if weights else None)
-
-
-OWN_MODELS: Mapping[str, str] = {"personalized": "its clients keep models of their own"}
-"""Transforms that have no meaning for methods with a model on each client (`Traits.refuses`)."""
-
-
-def by_own_weights(task: Task, weights_of: str | Callable[[Weights, Any], Weights]) -> Any:
-    """Build the `predict` of methods whose clients may keep a model: by the client's own, else by the payload's.
-
-    Args:
-        task: the task.
-        weights_of: key of the weights in a client's memory, or a function of payload and memory that returns them.
-    """
-
-    def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        def predict_group(memory: Any, members: Tensor, rows: Tensor) -> Prediction:
-            if memory is None:
-                return Prediction(task.predict_rows(payload, x[rows]))
-            weights = memory[weights_of] if isinstance(weights_of, str) else weights_of(payload, memory)
-            return Prediction(task.predict_rows(weights, x[rows]))
-
-        return predict_by_memory(memories, owner, predict_group)
-
-    return predict
-
-
-def by_own_mean(task: Task, models: int) -> Any:
-    """Build the `predict` of methods whose clients take a mean of K received models.
-
-    A client keeps the "shares" (K,) of the mean, and without them takes equal ones.
-    """
-    even = torch.full((models,), 1 / models, dtype=torch.float64)
-
-    def predict(payload: Served, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        shares = [even if memory is None else memory["shares"] for memory in memories]
-        means = [{"own": mix_models(payload.models, share)} for share in shares]
-        prediction: Prediction = by_own_weights(task, "own")(payload.models[0], means, x, owner)
-        return replace(prediction, choice=torch.stack(shares).argmax(1)[owner])
-
-    return predict
-
-
-def predict_by_memory(
-    memories: Sequence[Any], owner: Tensor, predict_group: Callable[[Any, Tensor, Tensor], Prediction]
-) -> Prediction:
-    """Predict rows of many clients, each by its memory; clients without one go together.
-
-    Args:
-        memories: of the clients.
-        owner: (rows,) the client of each row.
-        predict_group: (a client's memory or None, places of the clients, positions of their rows) -> their prediction.
-    """
-    keeping = torch.tensor([memory is not None for memory in memories], dtype=torch.bool)
-    groups = [(~keeping).nonzero().flatten(), *keeping.nonzero().split(1)]
-    parts = [(members.flatten(), torch.isin(owner, members).nonzero().flatten()) for members in groups]
-    parts = [part for part in parts if len(part[1])] or parts[:1]
-    predictions = [
-        predict_group(memories[int(members[0])] if len(members) else None, members, rows) for members, rows in parts
-    ]
-    order = torch.cat([rows for _, rows in parts]).argsort()
-    joined: Prediction = map_leaves(
-        lambda *leaves: None if leaves[0] is None else torch.cat(leaves)[order], *predictions
-    )
-    return joined

@@ -1,0 +1,70 @@
+"""The last layer is the same for all: the whole module "head", else the last layer with parameters."""
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+import fedtide as ft
+from fedtide.clusters.profile import Profiler
+from fedtide.clusters.representation import Gradient
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.learn.layers import in_last_layer, last_layers, match_layers
+from fedtide.personal.client_networks import Networks
+from fedtide.personal.second_head import TwoHeaded
+
+EXAMPLE = torch.zeros(2, 4)
+
+
+def wide_head() -> ft.Task:
+    head = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    net = nn.Sequential(OrderedDict(body=nn.Linear(4, 6), act=nn.ReLU(), head=head))
+    return ft.Task(lambda: copy.deepcopy(net), example=EXAMPLE)
+
+
+def without_head() -> ft.Task:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    return ft.Task(lambda: copy.deepcopy(net), example=EXAMPLE)
+
+
+@pytest.mark.parametrize(("task", "last"), [(wide_head(), "head."), (without_head(), "2.")])
+def test_all_mean_the_same_layer(task, last):
+    names = [name for name in task.scratch.names if name.startswith(last)]
+    numbers = sum(task.scratch.weights.params[name].numel() for name in names)
+    assert [*filter(in_last_layer(task), task.scratch.names)] == last_layers(task, 1, "layers") == names
+    assert [*filter(match_layers(task, ("head",), "home"), task.scratch.names)] == names
+    assert Networks(task).features(None)(task.init(Rng(0)), EXAMPLE).shape == (2, 6)
+    assert Profiler(task).features(task.init(Rng(0)), EXAMPLE).shape == (2, 3)
+    assert Gradient(last_layer=True, sketch=None).numbers(task) == numbers
+
+
+@pytest.mark.parametrize("name", ["moon", "feroma", "flux_like", "fedper", "fedrod", "fedala", "knn_per", "fedpac"])
+def test_methods_take_a_network_without_a_module_head(name):
+    population = ft.population(torch.randn(40, 4), torch.arange(40) % 3, ft.data.IID(clients=2))
+    options = {"warmup": 1} if name in ("feroma", "flux_like") else {}
+    method = getattr(ft.algorithms, name)(without_head(), cohort=2, **options)
+    ft.simulate(method, population, rounds=2)
+
+
+def test_a_network_of_one_layer_has_nothing_else():
+    task = ft.Task(lambda: nn.Linear(4, 3), example=EXAMPLE)
+    assert all(map(in_last_layer(task), task.scratch.names))
+    assert Networks(task).features(None)(task.init(Rng(0)), EXAMPLE).shape == (2, 4)
+    with pytest.raises(FedtideError, match="nothing is left to send"):
+        ft.transforms.at_home(ft.algorithms.fedavg(task))
+
+
+@pytest.mark.parametrize("layer", ["2", ""])
+def test_a_copy_of_a_network_with_two_heads_works_by_itself(layer):
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) if layer else nn.Linear(4, 3)
+    heads, x = TwoHeaded(net, layer), torch.randn(5, 4)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        heads(torch.randn(5, 9))
+    twin = copy.deepcopy(heads)
+    assert torch.equal(twin(x), heads(x))
+    with torch.no_grad():
+        next(twin.own.parameters()).zero_()
+    assert not torch.equal(twin(x), heads(x))
