@@ -51,7 +51,7 @@ from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighti
 from fedtide.learn.by_batch import BY_BATCH
 from fedtide.learn.local import Batch, refuse_terms
 from fedtide.personal import OWN_MODELS, by_own_weights
-from fedtide.personal.own_models import own_of
+from fedtide.personal.own_models import take_own_model
 
 PENALTY = 0.02
 """Weight of alpha in its own gradient, in PFLlib."""
@@ -98,7 +98,9 @@ def apfl(
 
     traits: dict[str, Any] = {"keeps": 1, "remembers": True, "refuses": OWN_MODELS}
     traits["trained"] = lambda rows: 2 * local.samples(rows)
-    predict = by_own_weights(task, own_of if mixes else lambda w, memory: mix(w, memory["own"], memory["alpha"]))
+    predict = by_own_weights(
+        task, take_own_model if mixes else lambda w, memory: mix(w, memory["own"], memory["alpha"])
+    )
     return build_method("apfl", task, local, server, cohort, train, predict=predict, **traits)
 
 

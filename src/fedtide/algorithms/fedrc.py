@@ -53,7 +53,7 @@ LEAST_SHARE = 1e-8
 
 @dataclass(frozen=True)
 class State:
-    """The network, the server optimizer's memo, and the shares of labels in each component (K, classes)."""
+    """The network, the optimizer's memo, and the shares of labels times their number in each component (K, classes)."""
 
     weights: Weights
     server: Any

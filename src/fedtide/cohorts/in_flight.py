@@ -17,7 +17,7 @@ from fedtide.core.sums import merge
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.learn import LocalTrainer, Server, Task, Training, Weighting, step_server
 
-Reading = Callable[[Tree, Weights, Weights, int], Tree]
+Adjust = Callable[[Tree, Weights, Weights, int], Tree]
 """(totals of clients, model that they began from, weights now, steps since) -> totals that count."""
 
 
@@ -66,7 +66,7 @@ def build_asynchronous(
     weighting: Weighting,
     buffer: int,
     max_staleness: int,
-    read: Reading,
+    adjust: Adjust,
 ) -> Algorithm[InFlight]:
     """Build a method whose server steps whenever so many clients in flight have answered.
 
@@ -79,7 +79,7 @@ def build_asynchronous(
         weighting: weight of a client.
         buffer: answers per server step; all clients in flight if there are fewer.
         max_staleness: rounds in which a client may answer; after that it is given up.
-        read: reading of the totals of clients that began from the same model.
+        adjust: change of the totals of clients that began from the same model.
 
     Raises:
         FedtideError: the cohort asks more clients than count.
@@ -113,7 +113,7 @@ def build_asynchronous(
             total: Tree = None
             for number, model, part in zip(numbers.tolist(), models, reply.total, strict=True):
                 if part is not None:
-                    total = merge(total, read(part, model, state.weights, state.step - number))
+                    total = merge(total, adjust(part, model, state.weights, state.step - number))
             state, step_facts = step_server(state, server, mean(total))
             state = replace(state, step=state.step + 1)
             answered = late[torch.isin(flight.clients, reply.clients)].double()

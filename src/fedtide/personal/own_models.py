@@ -16,13 +16,13 @@ OWN_MODELS: Mapping[str, str] = {"personalized": "its clients keep models of the
 """Transforms that have no meaning for methods with a model on each client (`Traits.refuses`)."""
 
 
-def own_of(payload: Weights, memory: Any) -> Weights:
+def take_own_model(payload: Weights, memory: Any) -> Weights:
     """Return the model that a client keeps as its "own"."""
-    own: Weights = memory["own"]
-    return own
+    model: Weights = memory["own"]
+    return model
 
 
-def by_own_weights(task: Task, weights_of: Callable[[Weights, Any], Weights] = own_of) -> Any:
+def by_own_weights(task: Task, weights_of: Callable[[Weights, Any], Weights] = take_own_model) -> Any:
     """Build the `predict` of methods whose clients may keep a model: by the client's own, else by the payload's.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Changing(Protocol):
 
     @abstractmethod
     def number(self, time: float, trace: "Trace") -> int:
-        """Return the number of change points up to a time, without that at 0."""
+        """Return the number of the last change point that a client may have met at a time; 0 is the start."""
 
     @abstractmethod
     def time(self, number: int, trace: "Trace") -> float:
@@ -64,13 +64,31 @@ class Changing(Protocol):
         """Return the number of the last change point; None if every client may meet every concept."""
         return None
 
+    def read(self, trace: "Trace") -> Any:
+        """Return what the settings read once for a population, such as a file; it is kept as `Trace.content`."""
+        return None
+
     def words(self, unit: str) -> str:
         """Describe the changes, in words that follow "and"."""
         return ""
 
 
+class Even(Changing):
+    """Change points at equal distances."""
+
+    every: float
+
+    def number(self, time: float, trace: "Trace") -> int:
+        """Return the number of change points up to a time."""
+        return count_events(time, self.every, f"{trace.key}.every")
+
+    def time(self, number: int, trace: "Trace") -> float:
+        """Return the time of a change point."""
+        return number * self.every
+
+
 @ingredient
-class Drawn(Changing):
+class Drawn(Even):
     """Change points come every `every` rounds. Clients that move, and their new concepts, are drawn at random.
 
     At first clients are dealt evenly to the concepts. With `fraction = 0` clients never change. The drifts of ANDA
@@ -93,11 +111,7 @@ class Drawn(Changing):
 
     def number(self, time: float, trace: "Trace") -> int:
         """Return the number of change points up to a time, and of the one that some clients may have met already."""
-        return count_events(time, self.every, f"{trace.key}.every") + (not self.together)
-
-    def time(self, number: int, trace: "Trace") -> float:
-        """Return the time of a change point."""
-        return number * self.every
+        return super().number(time, trace) + (not self.together)
 
     def begin(self, trace: "Trace") -> Tensor:
         """Deal clients evenly to the concepts."""
@@ -145,8 +159,9 @@ class Planned(Changing):
         groups: for each group the remainders of the numbers of its clients, divided by `modulo`.
         modulo: divisor of the remainders. By default all clients are of one group.
 
-    >>> Planned(at=(100, 150), to=((1, 2), (0, 0)), groups=((0,), (1,)), modulo=2).table(2, 5)[:, :4].tolist()
-    [[0, 0, 0, 0], [1, 2, 1, 2], [0, 0, 0, 0]]
+    >>> plan = Planned(at=(100, 150), to=((1, 2), (0, 0)), groups=((0,), (1,)), modulo=3)
+    >>> plan.follow(torch.zeros(4, dtype=torch.int64), 1, None).tolist()
+    [1, 2, 0, 1]
     """
 
     at: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
@@ -171,20 +186,6 @@ class Planned(Changing):
         if (most := max(max(row) for row in self.to)) >= concepts:
             raise refused(f"{key}.to", most, f"0 to {concepts - 1}", f"there are {concepts} concepts")
 
-    def table(self, first: int, clients: int) -> Tensor:
-        """Return the concept of each of so many clients at the start and after each change (changes + 1, clients).
-
-        Args:
-            first: number of changes after the start to list.
-            clients: number of clients.
-        """
-        concept = torch.zeros(first + 1, clients, dtype=torch.int64)
-        for column, group in enumerate(self.groups):
-            members = torch.isin(torch.arange(clients) % self.modulo, torch.tensor(group))
-            for place, row in enumerate(self.to[:first], start=1):
-                concept[place, members] = row[column]
-        return concept
-
     def number(self, time: float, trace: "Trace") -> int:
         """Return the number of changes up to a time."""
         return bisect_right(self.at, time)
@@ -195,11 +196,14 @@ class Planned(Changing):
 
     def begin(self, trace: "Trace") -> Tensor:
         """Return the first concept for each client."""
-        return self.table(0, len(trace.view.group))[0]
+        return torch.zeros(len(trace.view.group), dtype=torch.int64)
 
     def follow(self, concept: Tensor, number: int, trace: "Trace") -> Tensor:
         """Return the concepts after a change."""
-        return self.table(number, len(concept))[number]
+        concept = concept.clone()
+        for to, group in zip(self.to[number - 1], self.groups, strict=True):
+            concept[torch.isin(torch.arange(len(concept)) % self.modulo, torch.tensor(group))] = to
+        return concept
 
     def last(self, trace: "Trace") -> int | None:
         """Return the number of changes."""
@@ -213,7 +217,7 @@ class Planned(Changing):
 
 
 @ingredient
-class Cycle(Changing):
+class Cycle(Even):
     """Concepts that come, go and come back: a recurring world, for methods that keep or forget models.
 
     Concepts stand on a ring. Clients are dealt evenly to `present` of them, and to no others. After each `every` all
@@ -233,14 +237,6 @@ class Cycle(Changing):
         """Raise if there are fewer concepts."""
         if self.present is not None and self.present > concepts:
             raise refused(f"{key}.present", self.present, f"at most {concepts}", f"there are {concepts} concepts")
-
-    def number(self, time: float, trace: "Trace") -> int:
-        """Return the number of change points up to a time."""
-        return count_events(time, self.every, f"{trace.key}.every")
-
-    def time(self, number: int, trace: "Trace") -> float:
-        """Return the time of a change point."""
-        return number * self.every
 
     def begin(self, trace: "Trace") -> Tensor:
         """Deal clients evenly to the first concepts."""
@@ -272,13 +268,18 @@ class File(Changing):
     path: DataFile
     kind: Literal["file"] = "file"
 
+    def read(self, trace: "Trace") -> "Content":
+        """Return the change points of the file."""
+        changes = read_changes(find(self.path, None, f"{trace.key}.path"), trace.view, trace.names)
+        return Content(changes, sorted({0.0, *(time for _, time, _ in changes)}))
+
     def number(self, time: float, trace: "Trace") -> int:
         """Return the number of change points up to a time, without that at 0."""
-        return bisect_right(trace.times_read, time) - 1
+        return bisect_right(trace.content.times, time) - 1
 
     def time(self, number: int, trace: "Trace") -> float:
         """Return the time of a change point."""
-        return trace.times_read[number]
+        return float(trace.content.times[number])
 
     def begin(self, trace: "Trace") -> Tensor:
         """Return the concepts at time 0."""
@@ -287,18 +288,26 @@ class File(Changing):
     def follow(self, concept: Tensor, number: int, trace: "Trace") -> Tensor:
         """Return the concepts after the changes that the file has at a time."""
         concept = concept.clone()
-        for client, time, other in trace.changes_read:
-            if time == trace.times_read[number]:
+        for client, time, other in trace.content.changes:
+            if time == trace.content.times[number]:
                 concept[client] = other
         return concept
 
     def last(self, trace: "Trace") -> int | None:
         """Return the number of change points."""
-        return len(trace.times_read) - 1
+        return len(trace.content.times) - 1
 
     def words(self, unit: str) -> str:
         """Describe the changes."""
         return "changes to another when a file of change points says so"
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a file: changes as (client, time, concept), and the times of its change points, from 0 on."""
+
+    changes: list[tuple[int, float, int]]
+    times: list[float]
 
 
 When = Annotated[Drawn | Planned | Cycle | File, Field(discriminator="kind"), Spelled]
@@ -327,6 +336,7 @@ class Trace:
         view: the clients.
         names: names of the concepts.
         key: the place of `when` in a configuration, for messages.
+        stream: name of the key of the draws.
         test: the concept of the rows on which a client is judged.
     """
 
@@ -334,12 +344,13 @@ class Trace:
     view: PopulationView
     names: tuple[str, ...]
     key: str
+    stream: Literal["change-points", "readings"]
     test: Tested = "now"
 
     @property
     def rng(self) -> Rng:
         """Key of the draws, which differs between rows and readings."""
-        return self.view.rng.at("change-points" if self.key.startswith("shift.what") else "readings")
+        return self.view.rng.at(self.stream)
 
     @property
     def count(self) -> int:
@@ -347,15 +358,9 @@ class Trace:
         return len(self.names) - (self.test == "unseen")
 
     @cached_property
-    def changes_read(self) -> list[tuple[int, float, int]]:
-        """Changes of the file, as (client, time, concept)."""
-        assert isinstance(self.when, File)
-        return read_changes(find(self.when.path, None, f"{self.key}.path"), self.view, self.names)
-
-    @cached_property
-    def times_read(self) -> list[float]:
-        """Times of the file's change points, from 0 on."""
-        return sorted({0.0, *(time for _, time, _ in self.changes_read)})
+    def content(self) -> Any:
+        """What the settings read for the clients."""
+        return self.when.read(self)
 
     @cached_property
     def _places(self) -> Chain[Tensor]:
@@ -373,7 +378,7 @@ class Trace:
         return place + (place >= self._apart) if self.test == "unseen" else place
 
     def number(self, time: float) -> int:
-        """Return the number of change points up to a time, without that at 0."""
+        """Return the number of the last change point that a client may have met at a time; 0 is the start."""
         return self.when.number(time, self)
 
     def concept(self, time: float, *, judged: bool = False) -> Tensor:

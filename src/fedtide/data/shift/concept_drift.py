@@ -1,6 +1,7 @@
-"""Concepts of clients that change: at change points, drawn or from a file, or by clustered drift; both are exportable.
+"""Concepts of clients that change: at change points, or by clustered drift; both are exportable.
 
-A concept is a domain of the source, or a distribution of labels by which a client draws rows. Clustered drift follows
+Change points are drawn, planned, in a cycle, or from a file (`fedtide.data.shift.changes`). A concept is a domain of the
+source, a bank of labels, or a distribution of labels by which a client draws rows. Clustered drift follows
 *Fielding: Clustered Federated Learning with Data Drift*, with random draws. Label distributions change a little, and
 mass events break up the old groups.
 """
@@ -299,7 +300,7 @@ class ChangePointsPlan(Plan):
 
     @cached_property
     def shares(self) -> "Concepts | None":
-        """Label distributions of the file; None if concepts are domains."""
+        """Label distributions of the file; None if concepts are domains or banks of labels."""
         concepts = self.changes.concepts
         if not isinstance(concepts, LabelShares):
             return None
@@ -343,7 +344,7 @@ class ChangePointsPlan(Plan):
     @cached_property
     def trace(self) -> Trace:
         """Concept of each client over time."""
-        return Trace(self.changes.when, self.view, self.concepts, "shift.what.when", self.changes.test)
+        return Trace(self.changes.when, self.view, self.concepts, "shift.what.when", "change-points", self.changes.test)
 
     def concept(self, time: float) -> Tensor:
         """Return the concept of each client (clients,)."""

@@ -553,7 +553,7 @@ class ByConcept(RowTransform):
     def trace(self) -> Trace:
         """Concept of each client over time."""
         names = tuple(map(str, range(self.how.count)))
-        return Trace(self.how.when, self.view, names, "shift.how.when", self.how.test)
+        return Trace(self.how.when, self.view, names, "shift.how.when", "readings", self.how.test)
 
     @cached_property
     def tables(self) -> Tensor:
