@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
-from fedtide.core.base import Algorithm, Answer, Moment, Shard
+from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import mix, sub
 from fedtide.fields.types import Flag, Fraction
@@ -98,9 +98,7 @@ def apfl(
 
     traits: dict[str, Any] = {"keeps": 1, "remembers": True, "refuses": OWN_MODELS}
     traits["trained"] = lambda rows: 2 * local.samples(rows)
-    predict = by_own_weights(
-        task, take_own_model if mixes else lambda w, memory: mix(w, memory["own"], memory["alpha"])
-    )
+    predict = by_own_weights(task, take_own_model if mixes else mix_own_model)
     return build_method("apfl", task, local, server, cohort, train, predict=predict, **traits)
 
 
@@ -122,6 +120,11 @@ def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a
     personal.step(h)
     difference = torch._foreach_sub(personal.values, shared.values)
     return value, inner(difference, torch._foreach_lerp(g, h, a)) + PENALTY * a
+
+
+def mix_own_model(w: Weights, memory: Any) -> Weights:
+    """Return the model by which a client judges in Algorithm 1: the mix with the global model as it is now."""
+    return mix(w, memory["own"], memory["alpha"])
 
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Cohorts: the selection of participants of a round, and the frame of methods: their rounds, also with clients in flight.
+"""Cohorts: the selection of participants of a round, and rounds of one model, also with clients in flight.
 
 `build_method` and `play_rounds` build what most methods with one model share, and `build_asynchronous` the rounds in
 which clients go on training. They are here because a round begins with the choice of its participants.

@@ -65,7 +65,7 @@ class Changing(Protocol):
         return None
 
     def read(self, trace: "Trace") -> Any:
-        """Return what the settings read once for a population, such as a file; it is kept as `Trace.content`."""
+        """Read a file of the settings once for a population; the content is kept as `Trace.content`."""
         return None
 
     def words(self, unit: str) -> str:
@@ -359,7 +359,7 @@ class Trace:
 
     @cached_property
     def content(self) -> Any:
-        """What the settings read for the clients."""
+        """Content of the file of the settings; None without one."""
         return self.when.read(self)
 
     @cached_property

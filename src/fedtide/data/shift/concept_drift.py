@@ -1,7 +1,7 @@
 """Concepts of clients that change: at change points, or by clustered drift; both are exportable.
 
-Change points are drawn, planned, in a cycle, or from a file (`fedtide.data.shift.changes`). A concept is a domain of the
-source, a bank of labels, or a distribution of labels by which a client draws rows. Clustered drift follows
+Change points are drawn, planned, in a cycle, or from a file (`fedtide.data.shift.changes`). A concept is a domain of
+the source, a bank of labels, or a distribution of labels by which a client draws rows. Clustered drift follows
 *Fielding: Clustered Federated Learning with Data Drift*, with random draws. Label distributions change a little, and
 mass events break up the old groups.
 """
