@@ -108,6 +108,7 @@ def cda_fedavg(
 
 
 ENTRY = Entry(
-    "cda-fedavg", cda_fedavg, "weights down, update up", "global", helps=("drift",), exempt={"numbers": SURE},
+    "cda-fedavg", cda_fedavg, "weights down, update up", "global", helps=("drift",),
+    exempt={"numbers": f"it cannot predict numbers, because {SURE}"},
     keeps="its last confidences, and rows of each concept",
 )  # fmt: skip

@@ -77,5 +77,5 @@ def minloss(
 
 ENTRY = Entry(
     "min-loss", minloss, "weights down, update and branch up", "branches", helps=("hours",),
-    exempt={"numbers": CERTAIN}, safe=Safe(transforms=(Anchored(),)),
+    exempt={"numbers": f"it cannot predict numbers, because {CERTAIN}"}, safe=Safe(transforms=(Anchored(),)),
 )  # fmt: skip

@@ -78,4 +78,7 @@ def scsgd(
     return build_method("scsgd", task, local, server, cohort, train, step, predict=predict, models="branches")
 
 
-ENTRY = Entry("scsgd", scsgd, "weights down, update up", "branches", helps=("hours",), exempt={"numbers": CERTAIN})
+ENTRY = Entry(
+    "scsgd", scsgd, "weights down, update up", "branches", helps=("hours",),
+    exempt={"numbers": f"it cannot predict numbers, because {CERTAIN}"},
+)  # fmt: skip
