@@ -225,7 +225,7 @@ def test_running_statistics_stay_with_their_layer():
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"home": "hed"}, r"home: found 'hed', did you mean 'head'\?"),
+    ({"home": "hed"}, r"home: found 'hed', did you mean 'head'\? Allowed: head, trunk, dense1$"),
     ({"home": "norm"}, "home: found 'norm', allowed: other layers, because the model has none that normalizes"),
     ({"home": "all"}, "home: found 'all layers', allowed: some of them"),
     ({"home": ["head", "trunk"]}, "home: found 'all layers', allowed: some of them"),

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fedtide as ft
 from fedtide.algorithms.cfl import State as CFLState
 from fedtide.clusters.rounds import mean_of_all
 from fedtide.core.base import Moment, Sum, Weights
@@ -155,5 +156,11 @@ def test_a_round_is_a_step_of_one_trunk_and_of_each_head(name, weighting):
 
 @pytest.mark.parametrize("name", CLUSTERED)
 def test_a_layer_that_is_not_there_is_one_line_with_those_that_are(name):
-    with pytest.raises(FedtideError, match=r"layers: found 'fc', allowed: head, trunk, norm, all, dense1"):
+    with pytest.raises(FedtideError, match=r"layers: found 'fc', allowed: head, trunk, all, dense1"):
         preflight(toy(name, {"transforms": [{"kind": "shared", "layers": "fc"}]}))
+
+
+def test_a_model_of_one_layer_has_no_trunk_to_share():
+    algorithm = ft.algorithms.ifca(ft.Task(lambda: torch.nn.Linear(4, 3)))
+    with pytest.raises(FedtideError, match="found 'no layer', allowed: some of them, because nothing would be shared"):
+        ft.transforms.shared(algorithm)

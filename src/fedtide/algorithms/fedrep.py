@@ -59,7 +59,7 @@ def fedrep(
         head_lr: learning rate of the head; None is that of the trunk.
         home: layers that stay: "head" for the last layer, or names.
     """
-    is_head = match_layers(task, home, "home")
+    is_head = match_layers(task, home, "home", whole=False)
     of_head, of_trunk = Part.of(task, lambda name: not is_head(name)), Part.of(task, is_head)
     rate = local.lr if head_lr is None else head_lr
     heads = replace(local, lr=rate, epochs=max(head_epochs, 1), local_steps=None)

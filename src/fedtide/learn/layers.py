@@ -32,7 +32,7 @@ Layers = Annotated[
 """Layers of a model: "head", "trunk", "norm", "all", or names."""
 
 
-def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
+def match_layers(task: Task, layers: Sequence[str], key: str, *, whole: bool = True) -> IsIn:
     """Return the predicate of what is in some layers of a task's model.
 
     Args:
@@ -40,6 +40,7 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
         layers: "head" for the last layer (`last_layer`), "trunk" for all others, "norm" for those that normalize,
             "all", or names.
         key: where they are written, for errors.
+        whole: whether the key allows "all", for errors.
 
     Raises:
         FedtideError: the model has no such layer.
@@ -64,7 +65,8 @@ def match_layers(task: Task, layers: Sequence[str], key: str) -> IsIn:
         if layer == NORM and not norms:
             raise refused(key, NORM, "other layers, because the model has none that normalizes")
         if layer not in words and not any(in_layer(name, layer) for name in names):
-            raise unknown(key, layer, [*dict.fromkeys([*words, *every])])
+            useless = {*([] if norms else [NORM]), *([] if whole else [ALL])}
+            raise unknown(key, layer, [name for name in dict.fromkeys([*words, *every]) if name not in useless])
     return lambda name: any(words[layer](name) if layer in words else in_layer(name, layer) for layer in layers)
 
 
@@ -110,7 +112,7 @@ def check_trunk(task: Task, method: str) -> None:
         method: name of the method, for the error.
     """
     if all(map(in_last_layer(task), task.scratch.names)):
-        raise refused("model", "one layer", "a network of several", f"'{method}' trains all but the last one")
+        raise refused("model", "one layer", "two layers or more", f"'{method}' trains all but the last one")
 
 
 def pick_layers(weights: Weights, is_in: IsIn) -> Weights:

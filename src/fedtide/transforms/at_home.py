@@ -95,7 +95,8 @@ class AtHome(Transform):
             if other.kind != "personalized":
                 raise FedtideError(f"{key} is not allowed with '{other.kind}', which sends all layers")
         (task,) = made_with(algorithm, "task")
-        return keep_home(algorithm, task, match_layers(task, self.layers, f"{key}.layers"), f"{key}.layers")
+        is_home = match_layers(task, self.layers, f"{key}.layers", whole=False)
+        return keep_home(algorithm, task, is_home, f"{key}.layers")
 
 
 def at_home(algorithm: Algorithm, layers: str | Sequence[str] = HEAD) -> Algorithm:
@@ -117,7 +118,8 @@ def with_home(algorithm: Algorithm, task: Task, layers: Layers, *, newcomers_ada
     """Return a method that plays a paper in which some layers stay with their clients; see `keep_home`."""
     refuses = dict.fromkeys(("anchored", "at-home", "personalized", "pooled", "shared"), "layers of it stay at home")
     method = replace(algorithm, traits=replace(algorithm.traits, refuses=refuses))
-    return keep_home(method, task, match_layers(task, layers, "home"), "home", newcomers_adapt=newcomers_adapt)
+    is_home = match_layers(task, layers, "home", whole=False)
+    return keep_home(method, task, is_home, "home", newcomers_adapt=newcomers_adapt)
 
 
 def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newcomers_adapt: bool = False) -> Algorithm:
