@@ -66,6 +66,30 @@ def test_fisher_information_is_the_mean_of_squares_and_not_the_square_of_the_mea
     assert not task.fisher(w, rows.pick(slice(0)))["weight"].any()
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3)],
+        [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)],
+        [nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 3)],
+    ],
+)
+def test_fisher_information_is_that_of_autograd_row_by_row(layers):
+    draw, net = torch.Generator().manual_seed(0), nn.Sequential(*layers)
+    task = Task(lambda: copy.deepcopy(net), dtype=torch.float64)
+    x, y = torch.randn(7, 1, 6, 6, generator=draw, dtype=torch.float64), torch.randint(3, (7,), generator=draw)
+    w = task.init(Rng(0))
+    expected = {name: torch.zeros_like(param) for name, param in w.params.items()}
+    for k in range(7):
+        model = task.module(w)
+        F.cross_entropy(model(x[k : k + 1]), y[k : k + 1]).backward()
+        for name, param in model.named_parameters():
+            expected[name] += param.grad.square() / 7
+    fisher = task.fisher(w, Shard(x, y, torch.arange(7)))
+    for name, diagonal in expected.items():
+        torch.testing.assert_close(fisher[name], diagonal, rtol=1e-10, atol=1e-14)
+
+
 def test_steps_of_sequences_that_do_not_count_tell_nothing():
     y, mask = torch.tensor([[0, 1], [1, 1]]), torch.tensor([[True, False], [False, False]])
     rows = Shard(torch.ones(2, 2, 1), y, torch.arange(2), mask=mask)

@@ -32,7 +32,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task, with_branches
-from fedtide.learn.terms import Contrastive, Distill, Summed
+from fedtide.learn.terms import Alignment, Contrastive, Distill, Pull, Summed
 from helpers.quadratics import after
 from helpers.stages import holding
 from helpers.toys import network_of, played, toy
@@ -187,11 +187,32 @@ def test_the_gradient_of_distillation_is_that_of_autograd(shape):
     z, before = (3 * torch.randn(*shape, 4, generator=draw, dtype=torch.float64) for _ in range(2))
     y = torch.randint(4, shape, generator=draw)
     z.requires_grad_()
-    losses, gradient = Distill(0.7, 2.0).graded(z.detach(), y, (before,))
+    losses, gradient = Distill(0.7, 2.0).graded(z.detach(), None, y, (before,))
     each = Distill(0.7, 2.0).each(z, None, y, (before,))
     torch.testing.assert_close(losses, each.detach())
     torch.testing.assert_close(gradient, torch.autograd.grad(each.sum(), z)[0], rtol=1e-10, atol=1e-12)
     assert not gradient.gather(-1, y[..., None]).any()
+
+
+def test_the_gradients_by_features_are_those_of_autograd():
+    """A row of zeros among them, as a ReLU may leave; and one client, or two that are trained at once."""
+    draw = torch.Generator().manual_seed(0)
+    z, *models = (torch.randn(2, 5, 3, generator=draw, dtype=torch.float64) for _ in range(3))
+    z[0, 1], y = 0.0, torch.randint(4, (2, 5), generator=draw)
+    anchors, classes = torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    terms = [Contrastive(0.7, 0.5, Weights({})), Alignment(0.1, 2.0, anchors, classes), Pull(0.3, anchors)]
+    for term in terms:
+        if isinstance(term, Contrastive):
+            columns = list(zip(*models, strict=True))
+        else:
+            columns = [term.prepare(None, Weights({}), Shard(z[k], y[k], torch.arange(5))) for k in range(2)]
+        both = tuple(map(torch.stack, zip(*columns, strict=True)))
+        losses, gradient = term.graded(z, z, y, both)
+        for k in range(2):
+            features = z[k].clone().requires_grad_()
+            each = term.each(z[k], features, y[k], columns[k])
+            torch.testing.assert_close(losses[k], each.detach())
+            torch.testing.assert_close(gradient[k], torch.autograd.grad(each.sum(), features)[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])

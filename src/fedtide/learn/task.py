@@ -16,6 +16,7 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.weights import renamed, united
 from fedtide.learn.device import CPU, Scratch, read, run_in_bfloat, to_cpu, to_device
 from fedtide.learn.fast.passes import ModulePasses
+from fedtide.learn.fast.stacks import LayerStack, stack_copies
 from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.module_check import check_fresh, check_ids, check_module
 from fedtide.learn.target import CLASSES, Target
@@ -23,6 +24,8 @@ from fedtide.models.branched import Feature, branch_of, branched, in_branch, in_
 
 ROWS = 2048
 """Samples evaluated in one pass; for sequences, steps."""
+ROW_GRADIENT_BYTES = 8 * 2**20
+"""Bytes of gradients of single samples that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -308,16 +311,31 @@ class Task:
         loss = self.target.loss
         if shard.mask is not None:
             shard = shard.pick(shard.mask.any(1))
-        self.scratch.load(weights, train=False)
         shared, columns = loss.prepare(shard)
         squares = [torch.zeros_like(value) for value in self.scratch.values]
         x, y, columns = self.to_device((self.inputs(shard.x), shard.y, columns))
-        for k in range(len(shard)):
-            row = slice(k, k + 1)
-            _, gradient = self.differentiate(loss, x[row], y[row], shared, tuple(column[row] for column in columns))
-            torch._foreach_addcmul_(squares, gradient, gradient)
+        stack = None if columns or not len(shard) else self._row_stack(loss, x, y)
+        if stack is not None:
+            for rows in torch.arange(len(x)).split(max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in squares), 1)):
+                named = stack.squares(weights, x[rows], y[rows])
+                torch._foreach_add_(squares, [named[name] for name in self.scratch.names])
+        else:
+            self.scratch.load(weights, train=False)
+            for k in range(len(shard)):
+                row = slice(k, k + 1)
+                _, gradient = self.differentiate(loss, x[row], y[row], shared, tuple(column[row] for column in columns))
+                torch._foreach_addcmul_(squares, gradient, gradient)
         torch._foreach_div_(squares, max(len(shard), 1))
         return dict(zip(self.scratch.names, map(to_cpu, squares), strict=True))
+
+    def _row_stack(self, loss: Any, x: Tensor, y: Tensor) -> LayerStack | None:
+        """Return a stack for gradients of single samples; None if model, loss or labels are of another kind."""
+        shape, by_shape = tuple(x.shape[1:]), self.scratch.row_stacks
+        if shape not in by_shape:
+            known = isinstance(loss, CrossEntropy) and not self.bfloat
+            stack = stack_copies(self.scratch, loss, shape) if known else None
+            by_shape[shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
+        return by_shape[shape] if y.dim() == 1 and y.dtype == torch.int64 and x.dtype == self.dtype else None
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""

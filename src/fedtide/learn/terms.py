@@ -217,10 +217,12 @@ class LossTerm(Protocol):
     Args:
         columns: number of columns of `prepare`.
         passes: number of passes without gradients over a client's samples before training.
+        reads_features: whether it depends on features.
     """
 
     columns: ClassVar[int]
     passes: ClassVar[int]
+    reads_features: ClassVar[bool]
 
     @property
     def alike(self) -> Hashable:
@@ -231,6 +233,10 @@ class LossTerm(Protocol):
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the value of every label, in the shape of `y`; or of every row, without the dimensions after it."""
+
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the value of every label of rows (..., rows), and its gradient by features if it reads them, else by
+        logits."""
 
 
 def evaluate(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -267,6 +273,7 @@ class Distill:
     kind: Literal["distill"] = "distill"
     columns: ClassVar[int] = 1
     passes: ClassVar[int] = 1
+    reads_features: ClassVar[bool] = False
 
     @property
     def alike(self) -> Hashable:
@@ -287,7 +294,7 @@ class Distill:
         now, before = (self._others(z, y) for z in (logits, columns[0]))
         return self.beta * (before.exp() * (before - now)).sum(-1)
 
-    def graded(self, logits: Tensor, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return the divergence of every label, and its gradient by the logits."""
         now, before = (self._others(z, y) for z in (logits, columns[0]))
         old = before.exp()
@@ -326,6 +333,7 @@ class Contrastive:
     previous: Weights
     columns: ClassVar[int] = 2
     passes: ClassVar[int] = 2
+    reads_features: ClassVar[bool] = True
 
     @property
     def alike(self) -> Hashable:
@@ -342,6 +350,16 @@ class Contrastive:
         now = _require_features(features).flatten(1)
         near, far = (F.cosine_similarity(now, z.flatten(1)) / self.tau for z in columns)
         return self.mu * F.softplus(far - near)
+
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the loss of every row, and its gradient by the features."""
+        z, length = _directed(features)
+        near, far = (_directed(a)[0] for a in columns)
+        cosines = [(z * a).sum(-1) for a in (near, far)]
+        gap = (cosines[1] - cosines[0]) / self.tau
+        # The gradient of cos(z, a) is (a - cos(z, a) z) / |z|, of unit vectors a and z.
+        slope = (far - near) - (cosines[1] - cosines[0])[..., None] * z
+        return self.mu * F.softplus(gap), slope.mul_((gap.sigmoid() * (self.mu / self.tau))[..., None] / length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,6 +382,7 @@ class Alignment:
     classes: Tensor
     columns: ClassVar[int] = 3
     passes: ClassVar[int] = 0
+    reads_features: ClassVar[bool] = True
 
     @property
     def alike(self) -> float:
@@ -383,6 +402,17 @@ class Alignment:
         cos = cos.masked_fill(classes == 0, torch.finfo(cos.dtype).min / 4)
         return weight * F.cross_entropy(cos, y, reduction="none")
 
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the loss of every row, and its gradient by the features."""
+        (anchors, classes, weight), (z, length) = columns, _directed(features)
+        toward = _directed(anchors)[0]
+        cos = torch.matmul(toward, z[..., None])[..., 0]
+        logp = F.log_softmax((cos / self.tau).masked_fill(classes == 0, torch.finfo(cos.dtype).min / 4), -1)
+        losses = -weight * logp.gather(-1, y[..., None])[..., 0]
+        by_cos = logp.exp().scatter_add_(-1, y[..., None], -torch.ones_like(logp[..., :1])).mul_(classes != 0)
+        slope = torch.matmul(by_cos[..., None, :], toward)[..., 0, :] - (by_cos * cos).sum(-1, keepdim=True) * z
+        return losses, slope.mul_((weight / self.tau)[..., None] / length)
+
 
 @dataclass(frozen=True, eq=False)
 class Pull:
@@ -399,6 +429,7 @@ class Pull:
     means: Tensor
     columns: ClassVar[int] = 2
     passes: ClassVar[int] = 0
+    reads_features: ClassVar[bool] = True
     alike: ClassVar[bool] = True
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
@@ -409,6 +440,18 @@ class Pull:
         """Return the value of every row."""
         target, strength = columns
         return strength * (_require_features(features) - target).square().mean(1)
+
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the value of every row, and its gradient by the features."""
+        target, strength = columns
+        gap = features - target
+        return strength * gap.square().mean(-1), gap.mul_((strength * (2 / gap.shape[-1]))[..., None])
+
+
+def _directed(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return vectors (..., d) divided by their lengths (..., 1), and these, of at least 1e-8 as in torch's cosines."""
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_(min=1e-8)
+    return vectors / length, length
 
 
 def _require_features(features: Tensor | None) -> Tensor:
@@ -485,18 +528,33 @@ class Summed:
 
     @property
     def graded(self) -> Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None:
-        """Return the function of losses and gradients by logits; None if the base loss or a term has none."""
+        """Return the function of losses and gradients by logits; None without that of the base, or with features."""
+        by_all = None if any(term.reads_features for term in self.terms) else self.graded_by_features
+        return None if by_all is None else lambda logits, y, shared: by_all(logits, None, y, shared)[:2]
+
+    @property
+    def graded_by_features(self) -> Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, Tensor, Tensor | None]] | None:
+        """Return the function of losses, and gradients by logits and by features; None without that of the base.
+
+        It takes logits (clients, rows, classes) and features (clients, rows, d); the gradient by features is None if
+        no term reads them.
+        """
         base = known_part(self.base, "graded")
 
-        def both(logits: Tensor, y: Tensor, shared: Any) -> tuple[Tensor, Tensor]:
+        def by_all(logits: Tensor, features: Any, y: Tensor, shared: Any) -> tuple[Tensor, Tensor, Tensor | None]:
             prepared, parts = self._context(shared)
-            losses, gradient = base(logits, y, prepared)
+            losses, by_logits = base(logits, y, prepared)
+            by_features = None
             for term, references in zip(self.terms, parts, strict=True):
-                more, by_logits = term.graded(logits, y, references)  # type: ignore[attr-defined]
-                losses, gradient = losses + more, gradient.add_(by_logits)
-            return losses, gradient
+                more, slope = term.graded(logits, features, y, references)
+                losses = losses + more
+                if not term.reads_features:
+                    by_logits.add_(slope)
+                else:
+                    by_features = slope if by_features is None else by_features.add_(slope)
+            return losses, by_logits, by_features
 
-        return both if base is not None and all(hasattr(term, "graded") for term in self.terms) else None
+        return None if base is None else by_all
 
     def stacked(self, shared: Sequence[Any]) -> Any:
         """Stack the prepared values of the base losses of several clients."""

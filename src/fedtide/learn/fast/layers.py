@@ -68,8 +68,8 @@ def copies_of(x: Any) -> int:
     return 1 if isinstance(x, Input) and x.alike else int(x.shape[0])
 
 
-Purpose = Literal["outputs", "gradient", "descent"]
-"""Purpose of a plan: outputs alone, gradients, or steps of plain SGD in their place."""
+Purpose = Literal["outputs", "gradient", "descent", "squares"]
+"""Purpose of a plan: outputs alone, gradients, steps of plain SGD in their place, or sums of squares over rows."""
 
 
 class Plan:
@@ -87,6 +87,7 @@ class Plan:
         backward: the backward pass.
         made: the output of each layer.
         dy: storage of the gradient by the outputs; empty for outputs alone.
+        by_features: gradient of the loss by the input of branches, beside that through the outputs; None for none.
         gradient: storage of the gradient of each parameter, in the layout of its layer.
         rate: learning rate of steps in place of a gradient.
     """
@@ -98,6 +99,7 @@ class Plan:
         self.backward: list[Callable[[], object]] = []
         self.made: list[Any] = []
         self.dy = NOTHING
+        self.by_features: Tensor | None = None
         self.gradient: list[Tensor] = []
         self._noted = self.forward
         x: Any = rows
@@ -111,7 +113,13 @@ class Plan:
                 before = layer.backward(back, self)
                 if before is None:
                     break
+                if layer is layers[-1] and branch_count(layers) is not None:
+                    self.do(self._add_by_features, before)
                 back = before
+
+    def _add_by_features(self, back: Tensor) -> None:
+        if self.by_features is not None:
+            back.add_(self.by_features)
 
     def last_input(self) -> Tensor:
         """Return the input of the last layer in the last pass."""
@@ -151,11 +159,16 @@ class Plan:
         """Note the product that is the gradient of weights: it goes to `into`, or these are the weights, for a step."""
         if self.purpose == "gradient":
             self.do(torch.bmm, left, right, out=into)
+        elif self.purpose == "squares":
+            self.do(lambda left, right: torch.bmm(left.square(), right.square(), out=into), left, right)
         else:
             self.do(lambda left, right: into.baddbmm_(left, right, alpha=-self.rate), left, right)
 
     def add_sum(self, into: Tensor, name: object, dy: Tensor) -> None:
         """Note the sum over rows that is the gradient of a bias, as of `add_product`."""
+        if self.purpose == "squares":
+            self.do(lambda: torch.sum(dy.square(), 1, keepdim=True, out=into))
+            return
         total = into if self.purpose == "gradient" else self.room.take(name, *into.shape)
         self.do(torch.sum, dy, 1, keepdim=True, out=total)
         if total is not into:

@@ -71,6 +71,7 @@ class ModulePasses:
             into.copy_(param)
 
         def judge(plan: Plan) -> tuple[Plan, Tensor] | None:
+            plan.by_features = None
             value = self._graded(plan, loss, y, shared, columns)
             if value is None:
                 value = self._differentiated(plan, loss, x, y, shared, columns)
@@ -102,8 +103,9 @@ class ModulePasses:
         return x if self.copies else plan.last_input()[0]
 
     def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
-        """Write the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
-        graded = known_part(loss, "graded")
+        """Write the gradient by outputs and features and return the loss, if the gradient is known; else None."""
+        by_all = self.stack.graded_by_features(loss)
+        graded = by_all or known_part(loss, "graded")
         if (
             graded is None
             or y.dim() != 1
@@ -117,10 +119,16 @@ class ModulePasses:
         logits, dy = self._logits(plan.made[-1]), self._logits(plan.dy)
         many = logits.dim() > 2
         try:
-            losses, gradient = graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
+            if by_all is None:
+                losses, gradient = graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
+            else:
+                losses, gradient, plan.by_features = by_all(logits, plan.last_input(), y[None], prepared)
+                gradient = gradient[:, :, None]
         except RuntimeError:  # of labels that are no classes, torch leaves some out, and tells of others
             return None
         torch.mul(gradient[0].transpose(0, 1) if many else gradient[0], share, out=dy)
+        if plan.by_features is not None:
+            plan.by_features.mul_(share)
         return losses.sum() * share  # type: ignore[no-any-return]
 
     def _differentiated(

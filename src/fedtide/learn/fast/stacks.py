@@ -16,6 +16,7 @@ from fedtide.learn.fast.layers import (
     NOTHING,
     Input,
     Layer,
+    Linear,
     Plan,
     Product,
     Purpose,
@@ -59,7 +60,7 @@ class LayerStack:
         scratch: the module of the model.
         layers: the layers of its model.
         room: storage of their numbers.
-        loss: a loss with `graded`.
+        loss: a loss with `graded`, or of one branch with `graded_by_features`.
     """
 
     moves, fuses = False, True
@@ -74,6 +75,11 @@ class LayerStack:
         self.fitted: Plan | None = None
         self.busy = False  # in a pass, whose storage no other may use
         self.planned = room.grown  # how often storage had been taken anew
+
+    def graded_by_features(self, loss: Any) -> Any:
+        """Return the gradient of a loss by logits and features; None without it, or without features of one branch."""
+        known = known_part(loss, "graded_by_features") if self.branches == 1 else None
+        return None if known is None or feature_of(self.scratch) != "shared" else known
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return one client's parameters in the layout of the stack."""
@@ -156,24 +162,45 @@ class LayerStack:
         /,
         *,
         rate: float | None = None,
+        squares: bool = False,
     ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
         """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient.
 
-        The gradient is in storage that the next pass overwrites.
+        The gradient is in storage that the next pass overwrites. With `squares` it is the sum over rows of the squares
+        of their gradients, of linear layers alone.
         """
 
         def judge(plan: Plan) -> tuple[Plan, Tensor]:
             outputs, weight = plan.made[-1], share
-            logits = outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1))
-            losses, dy = self.loss.graded(logits, y, shared)
+            if (by_all := self.graded_by_features(self.loss)) is not None:
+                losses, dy, plan.by_features = by_all(outputs, plan.last_input(), y, shared)
+            else:
+                logits = outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1))
+                losses, dy = self.loss.graded(logits, y, shared)
             if counted is not None:
                 losses, weight = losses.masked_fill_(~counted, 0.0), share * counted
             torch.mul(dy.reshape(outputs.shape), weight[..., None], out=plan.dy)
+            if plan.by_features is not None:
+                plan.by_features.mul_(weight[..., None])
             plan.rate = rate or 0.0
             return plan, (losses * weight).sum(1)
 
-        plan, value = self.run(x, "gradient" if rate is None else "descent", judge)
+        purpose: Purpose = "gradient" if rate is None else "descent"
+        plan, value = self.run(x, "squares" if squares else purpose, judge)
         return plan.gradient, value, []
+
+    def squares(self, weights: Weights, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the sum over rows of the square of the gradient of each row's loss.
+
+        The square of a product of two vectors is the product of their squares, so linear layers need one pass. With a
+        convolution each row has a copy of the model.
+        """
+        alone = not all(isinstance(layer, Linear) for layer in self.products)
+        self.read(self.starts([weights] * (len(x) if alone else 1)))
+        x, y = (value.unsqueeze(int(alone)) for value in (x, y))
+        share = torch.ones(y.shape, dtype=self.scratch.dtype, device=self.device)
+        parts = self.named(self.gradient([], [], x, y, share, None, squares=not alone)[0])
+        return {name: (part.square_().sum(0) if alone else part[0]) for name, part in parts.items()}
 
     def difference(self, like: Weights, starts: Tree, params: list[Tensor], others: list[Tensor]) -> Weights:
         """Return new minus old (clients, ...), in place, by the names of a client's weights."""
@@ -297,9 +324,12 @@ Copies = FuncStack | LayerStack
 
 def stack_copies(scratch: Scratch, loss: Any, shape: tuple[int, ...]) -> Copies:
     """Return several copies of a model for training on rows of a shape by a loss."""
-    graded = known_part(loss, "graded") is not None  # layers need the gradient of the loss
-    network = known_layers(scratch, shape) if graded else None
-    return FuncStack(scratch, loss) if network is None else LayerStack(scratch, *network, loss)
+    network = known_layers(scratch, shape)
+    if network is not None:
+        stack = LayerStack(scratch, *network, loss)
+        if stack.graded_by_features(loss) or known_part(loss, "graded"):  # layers need the gradient of the loss
+            return stack
+    return FuncStack(scratch, loss)
 
 
 def stack_models(scratch: Scratch, shape: tuple[int, ...]) -> LayerStack | None:

@@ -1,0 +1,265 @@
+"""What methods of the league cost beside their arithmetic: a round of each against one of FedAvg and what it adds.
+
+python bench/league.py [--repeats 9] [--algorithms ditto,moon] [--fleets local,stacked] [--out bench/results.jsonl]
+
+A method should take a round of FedAvg and the time of what its listing adds, and nothing more: gradients of batches,
+passes without gradients over a client's rows, and operations on vectors as long as the weights. These are timed bare,
+in plain loops, in the same turns: of one client after the other, or of all of them in one stack. The world is that of
+the recipe `league-personal` in small: ten clients of 60 rows of 196 numbers, and a network with one layer of 64. Times
+are the least processor time of the repeats. Speed is reported, never asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from clusters import player
+from fedtide.config import Experiment, from_dict
+from fedtide.core.base import Moment
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.fleets.engines import Host, LocalEngine, threads
+from fedtide.fleets.stacked_engine import StackedEngine
+from fedtide.learn.fast.stacks import LayerStack
+from fedtide.learn.layers import TRUNK, Part, match_layers
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.stack import make_stack
+from fedtide.learn.steps import Train
+from fedtide.learn.task import Task
+from fedtide.runs.build import host_of, task_of
+from machine import RESULTS, append, machine, now
+from works import ENDLESS, source
+
+CLIENTS, ROWS, BATCH, CLASSES = 10, 60, 20, 26
+STEPS = 2 * ROWS // BATCH
+"""Steps of a client in a round of FedAvg."""
+SEED, WARM_UP = 0, 3
+FLEETS: dict[str, type[LocalEngine]] = {"local": LocalEngine, "stacked": StackedEngine}
+
+
+@dataclass(frozen=True)
+class Adds:
+    """What a client does in a round beyond what it does in one of FedAvg.
+
+    Args:
+        steps: gradients of a batch, each with a step along it.
+        halves: those of half a batch.
+        heads: those by the last layer alone.
+        whole: gradients of all rows.
+        passes: passes without gradients over all rows.
+        vectors: operations on vectors as long as the weights.
+        options: of the method.
+    """
+
+    steps: int = 0
+    halves: int = 0
+    heads: int = 0
+    whole: int = 0
+    passes: int = 0
+    vectors: int = 0
+    options: dict[str, Any] | None = None
+
+
+PIECES = ("steps", "halves", "heads", "whole", "passes", "vectors")
+PULL = 3
+"""Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
+ALGORITHMS = {
+    "fedper": Adds(),
+    "lg-fedavg": Adds(),
+    "fedbn": Adds(options={"home": ["head"]}),
+    "fedrep": Adds(heads=STEPS, options={"head_epochs": 2}),
+    "fedbabu": Adds(),
+    "fedrod": Adds(heads=STEPS),
+    "ditto": Adds(steps=STEPS, vectors=PULL * STEPS),
+    "apfl": Adds(steps=STEPS, vectors=4 * STEPS),
+    "pfedme": Adds(steps=4 * STEPS, vectors=5 * PULL * STEPS + 3 * STEPS),
+    "per-fedavg": Adds(halves=2 * STEPS, steps=-STEPS, vectors=STEPS),
+    "fedala": Adds(heads=STEPS // 2, vectors=STEPS),
+    "knn-per": Adds(),
+    "fedpac": Adds(heads=STEPS // 2, passes=2, vectors=PULL * STEPS),
+    "fesem": Adds(options={"clusters": 4}),
+    "fednova": Adds(vectors=1),
+    "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
+    "moon": Adds(passes=2, vectors=10 * STEPS),
+    "fedntd": Adds(passes=1, vectors=6 * STEPS),
+    "fedcurv": Adds(whole=1, vectors=PULL * STEPS + 4),
+    "adaptive-fedavg": Adds(),
+    "flash": Adds(passes=2, options={"local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}}),
+    "feroma": Adds(passes=1),
+    "flux-like": Adds(passes=1),
+    "fedccfa": Adds(heads=3 * STEPS, passes=1, vectors=10 * STEPS, options={"align_from": 1}),
+    "fedrc": Adds(steps=3 * STEPS, passes=1, options={"components": 4}),
+    "fedsoft": Adds(passes=4, vectors=(PULL + 1) * STEPS, options={"clusters": 4}),
+    "cda-fedavg": Adds(passes=1),
+}
+
+
+def experiment(algorithms: list[str]) -> Experiment:
+    """FedAvg and the methods, all with the same clients and rows."""
+    methods: list[dict[str, Any]] = [{"name": "fedavg", "algorithm": "fedavg"}]
+    methods += [{"name": name, "algorithm": name, **(ALGORITHMS[name].options or {})} for name in algorithms]
+    rows = ROWS * 5 // 4
+    return from_dict(
+        {
+            "rounds": ENDLESS,
+            "data": {
+                "source": source(CLIENTS * rows, CLASSES),
+                "partition": {"kind": "iid", "clients": CLIENTS, "samples": rows},
+                "split": {"val": 0.2, "test": 0.0},
+                "transforms": ["downscale"],
+            },
+            "model": {"kind": "mlp", "hidden": [64]},
+            "defaults": {
+                "cohort": {"kind": "everyone"},
+                "local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH},
+            },
+            "method": methods,
+        }
+    )
+
+
+def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any]]:
+    """Each piece once for each client, in a plain loop or in one stack."""
+    shards = [host.population.shard(client, Moment(0, ENDLESS)) for client in host.population.clients.tolist()]
+    weights, loss = task.init(Rng(SEED)), task.loss
+    last = Part.of(task, match_layers(task, (TRUNK,), "layers")).task
+
+    def vector(count: int) -> Callable[[], Any]:
+        shape = (CLIENTS,) if stacked else ()
+        one, two = ([torch.zeros(*shape, *leaf.shape) for leaf in weights.params.values()] for _ in "ab")
+
+        def act() -> None:
+            for _ in range(count):
+                torch._foreach_add_(one, two, alpha=0.5)
+
+        return act
+
+    def single(of: Task, rows: int) -> Callable[[], Any]:
+        prepared = [(of.inputs(shard.x[:rows]), shard.y[:rows], *loss.prepare(shard)) for shard in shards]
+
+        def act() -> None:
+            for x, y, shared, columns in prepared:
+                _, gradient = of.differentiate(loss, x, y, shared, columns)
+                torch._foreach_add_(of.scratch.values, gradient, alpha=-0.01)
+
+        return act
+
+    def side_by_side(of: Task, rows: int) -> tuple[LayerStack, list[Any], list[Any], Any]:
+        few = [shard.pick(slice(0, rows)) for shard in shards]
+        start = of.scratch.weights
+        stack = make_stack(Train(of, LocalTrainer(), start, few[0], Moment(0, ENDLESS), Rng(0)))
+        assert isinstance(stack, LayerStack)
+        params, others = stack.load(stack.starts([start] * len(few)))
+        shared = loss.stacked([loss.prepare(shard)[0] for shard in few])
+        x, y = torch.stack([of.inputs(shard.x) for shard in few]), torch.stack([shard.y for shard in few])
+        return stack, params, others, (x, y, torch.full(y.shape, 1 / rows), None, shared)
+
+    def stack_steps(of: Task, rows: int) -> Callable[[], Any]:
+        stack, params, others, batch = side_by_side(of, rows)
+        return lambda: stack.gradient(params, others, *batch, rate=0.01)
+
+    @torch.no_grad()
+    def passes() -> None:
+        for shard in shards:
+            task.scratch.module(shard.x)
+
+    made = stack_steps if stacked else single
+    pieces = {
+        "steps": made(task, BATCH),
+        "halves": made(task, BATCH // 2),
+        "heads": made(last, BATCH),
+        "whole": made(task, ROWS),
+        "vectors": vector(1 if stacked else CLIENTS),
+    }
+    if not stacked:
+        return pieces | {"passes": passes}
+    stack, _, _, batch = side_by_side(task, ROWS)
+    return pieces | {"passes": lambda: stack.outputs(batch[0])}
+
+
+def least(act: Callable[[], Any], seconds: float) -> float:
+    """Processor seconds that it takes, the lesser of what was before and of two more times."""
+    for _ in range(2):
+        began = time.process_time()
+        act()
+        seconds = min(seconds, time.process_time() - began)
+    return seconds
+
+
+def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, Any]]:
+    """A line for FedAvg and each method; all take turns."""
+    parsed = experiment(algorithms)
+    hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
+    task = task_of(parsed, parsed.method[0], hosts["fedavg"].population.rows)
+    acts = bare(task, hosts["fedavg"], stacked=fleet == "stacked")
+    acts |= {key: player(host, FLEETS[fleet]) for key, host in hosts.items()}
+    taken = dict.fromkeys(acts, float("inf"))
+    with threads(1):
+        for act in acts.values():
+            for _ in range(WARM_UP):
+                act()
+        for _ in range(repeats):
+            taken = {key: least(act, taken[key]) for key, act in acts.items()}
+    lines = []
+    for name in ["fedavg", *algorithms]:
+        adds = ALGORITHMS.get(name, Adds())
+        counts = {piece: getattr(adds, piece) for piece in PIECES}
+        arithmetic = taken["fedavg"] + sum(count * taken[piece] for piece, count in counts.items())
+        lines.append(
+            {
+                "algorithm": name,
+                "fleet": fleet,
+                "ms": round(1000 * taken[name], 3),
+                "arithmetic_ms": round(1000 * arithmetic, 3),
+                "ratio": round(taken[name] / arithmetic, 3),
+                **{piece: count for piece, count in counts.items() if count},
+                "repeats": repeats,
+            }
+        )
+    lines[0] |= {f"{piece}_ms": round(1000 * taken[piece], 4) for piece in PIECES}
+    return lines
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print the lines of one fleet as a table."""
+    table = Table(title=f"{lines[0]['fleet']} fleet, ten clients of 60 rows, MLP 196-64-26", title_justify="left")
+    for column in ("algorithm", "milliseconds", "FedAvg and what it adds", "ratio"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "algorithm" else "right")
+    for line in lines:
+        table.add_row(line["algorithm"], f"{line['ms']:.1f}", f"{line['arithmetic_ms']:.1f}", f"{line['ratio']:.2f}")
+    console = Console(width=120)
+    console.print(table)
+    console.print(", ".join(f"{piece} {lines[0][f'{piece}_ms']:.2f} ms" for piece in PIECES))
+
+
+def main() -> None:
+    """Measure, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9, help="how often each is timed")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which, separated by commas")
+    parser.add_argument("--fleets", default=",".join(FLEETS), help="which fleets, separated by commas")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    given = parser.parse_args()
+    algorithms, fleets = given.algorithms.split(","), given.fleets.split(",")
+    for option, names, allowed in (("--algorithms", algorithms, ALGORITHMS), ("--fleets", fleets, FLEETS)):
+        for name in names:
+            if name not in allowed:
+                parser.error(f"{option}: found '{name}', allowed: {', '.join(allowed)}")
+    date, where = now(), machine()
+    for fleet in fleets:
+        lines = measured(fleet, algorithms, given.repeats)
+        show(lines)
+        append(given.out, [{"bench": "league", "date": date, **line, **where} for line in lines])
+
+
+if __name__ == "__main__":
+    main()
