@@ -29,7 +29,6 @@ from typing import Any, is_typeddict
 
 from kept import planted, recipes
 from keys import PLACES, anchor, configuration, explained, row
-from league import league
 from papers import papers
 
 import fedtide
@@ -60,6 +59,7 @@ from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, S
 from fedtide.transforms.transform import why_not as why_no_transform
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.pipeline import Wire, why_not
+from league import league
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
