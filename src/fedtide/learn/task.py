@@ -332,8 +332,8 @@ class Task:
         """Return a stack for gradients of single samples; None if model, loss or labels are of another kind."""
         shape, by_shape = tuple(x.shape[1:]), self.scratch.row_stacks
         if shape not in by_shape:
-            known = isinstance(loss, CrossEntropy) and not self.bfloat
-            stack = stack_copies(self.scratch, loss, shape) if known else None
+            suits = isinstance(loss, CrossEntropy) and not self.bfloat
+            stack = stack_copies(self.scratch, loss, shape) if suits else None
             by_shape[shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
         return by_shape[shape] if y.dim() == 1 and y.dtype == torch.int64 and x.dtype == self.dtype else None
 

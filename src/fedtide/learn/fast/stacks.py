@@ -78,8 +78,8 @@ class LayerStack:
 
     def graded_by_features(self, loss: Any) -> Any:
         """Return the gradient of a loss by logits and features; None without it, or without features of one branch."""
-        known = known_part(loss, "graded_by_features") if self.branches == 1 else None
-        return None if known is None or feature_of(self.scratch) != "shared" else known
+        graded = known_part(loss, "graded_by_features") if self.branches == 1 else None
+        return None if graded is None or feature_of(self.scratch) != "shared" else graded
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return one client's parameters in the layout of the stack."""
@@ -195,12 +195,16 @@ class LayerStack:
         The square of a product of two vectors is the product of their squares, so linear layers need one pass. With a
         convolution each row has a copy of the model.
         """
-        alone = not all(isinstance(layer, Linear) for layer in self.products)
-        self.read(self.starts([weights] * (len(x) if alone else 1)))
-        x, y = (value.unsqueeze(int(alone)) for value in (x, y))
+        by_row = not all(isinstance(layer, Linear) for layer in self.products)
+        starts = self.starts([weights] * (len(x) if by_row else 1))
+        if by_row:
+            self.read(starts)
+        else:
+            self.load(starts)
+        x, y = (value.unsqueeze(int(by_row)) for value in (x, y))
         share = torch.ones(y.shape, dtype=self.scratch.dtype, device=self.device)
-        parts = self.named(self.gradient([], [], x, y, share, None, squares=not alone)[0])
-        return {name: (part.square_().sum(0) if alone else part[0]) for name, part in parts.items()}
+        parts = self.named(self.gradient([], [], x, y, share, None, squares=not by_row)[0])
+        return {name: (part.square_().sum(0) if by_row else part[0]) for name, part in parts.items()}
 
     def difference(self, like: Weights, starts: Tree, params: list[Tensor], others: list[Tensor]) -> Weights:
         """Return new minus old (clients, ...), in place, by the names of a client's weights."""
