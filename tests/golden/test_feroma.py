@@ -122,22 +122,6 @@ def test_in_the_warm_up_everyone_is_served_one_model():
     assert (len(payload), slot.tolist()) == (1, [0, 0])
 
 
-@pytest.mark.parametrize("halves", [0, 1, 3])
-def test_noise_has_the_scale_of_the_range_over_rows_and_epsilon(halves):
-    """Features of 400 rows lie between 0 and 2, as the points do; more rows are counted with halves."""
-    x = torch.linspace(0, 2, 400, dtype=torch.float64)[:, None]
-    shard = holding([(x, torch.zeros(400, dtype=torch.int64))], classes=1).shard(0, Moment(0, 1))
-    weights, rows = TASK.init(Rng(0)), halves * 200 or 400
-    quiet = Profiler(TASK, halves=halves)(weights, shard, Rng(1))
-    noisy = Profiler(TASK, halves=halves, epsilon=0.5)
-    noise = torch.stack([noisy(weights, shard, Rng(1).at("draw", k)) for k in range(600)])
-    if halves:
-        noise -= torch.stack([Profiler(TASK, halves=halves)(weights, shard, Rng(1).at("draw", k)) for k in range(600)])
-    else:
-        noise -= quiet
-    assert float(noise.abs().mean()) == pytest.approx(2 / (rows * 0.5), rel=0.08)
-
-
 def test_a_layer_that_the_model_lacks_is_refused():
     with pytest.raises(FedtideError, match=r"^feroma\.layer: found 'tail', allowed: head"):
         feroma(TASK, HALF, layer="tail")

@@ -27,6 +27,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.learn import LocalTrainer, Task
+from fedtide.transforms import KINDS
+from fedtide.transforms.at_home import with_home
+from fedtide.transforms.transform import OF_MODELS
 from helpers import quadratics
 from helpers.stages import holding
 from helpers.toys import network_of, played, toy
@@ -235,6 +238,14 @@ def test_layers_that_cannot_stay_are_one_line(options, said):
     with pytest.raises(FedtideError, match=said) as error:
         played(toy("fedper", options), rounds=1)
     assert "\n" not in str(error.value)
+
+
+def test_a_method_with_layers_at_home_keeps_what_it_refuses_already():
+    inner = ft.algorithms.fedavg(Task(lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))))
+    inner = replace(inner, traits=replace(inner.traits, refuses={"on-need": "it says so"}))
+    refuses = with_home(inner, inner.task, ("head",)).traits.refuses
+    assert set(refuses) == set(KINDS) == {*OF_MODELS, "on-need"}
+    assert refuses["on-need"] == "it says so"
 
 
 @pytest.mark.parametrize("make", [

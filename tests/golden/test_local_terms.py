@@ -295,8 +295,10 @@ def test_fedala_distills_in_training_and_learns_its_mix_by_the_plain_loss():
 
 
 def test_numbers_have_no_classes_to_distill():
-    experiment = toy("fedntd", data={"target": {"kind": "number"}}, shift={"how": {"kind": "identity"}})
-    with pytest.raises(
-        FedtideError, match=r"local\.terms: found 'distill', but labels are no classes \(data\.target\)"
+    where, why = {"data": {"target": {"kind": "number"}}, "shift": {"how": {"kind": "identity"}}}, "it distills classes"
+    for name, options, line in (
+        ("fedntd", {}, rf"algorithm: found 'fedntd', but {why}, and rows have no classes \(data\.target\)"),
+        ("fedavg", {"local": {"terms": ["distill"]}}, rf"local\.terms: found 'distill', but {why}"),
     ):
-        played(experiment, rounds=1)
+        with pytest.raises(FedtideError, match=line):
+            played(toy(name, options, **where), rounds=1)

@@ -46,7 +46,7 @@ from fedtide.fields.types import Count, InnerFraction
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Training, Weighting, step_server
 from fedtide.learn.confidence import confidences, largest_score
 from fedtide.learn.kept_rows import keep_rows, merge_shards, pick_evenly
-from fedtide.learn.target import CLASSES
+from fedtide.learn.task import refuse_numbers
 
 SURE = "it detects changes by how sure its model is of a class"
 """Reason why numbers are refused."""
@@ -76,8 +76,7 @@ def cda_fedavg(
     Raises:
         FedtideError: the window is too short for a change, or rows have no classes.
     """
-    if task.target != CLASSES:
-        raise refused("algorithm", "cda-fedavg", "another one if rows have no classes", SURE)
+    refuse_numbers(task, "algorithm", "cda-fedavg", SURE)
     if window < 2 * part:
         raise refused("window", window, f"at least {2 * part}, twice `part`")
     training = Training(task, local, weighting)

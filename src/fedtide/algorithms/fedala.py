@@ -103,7 +103,8 @@ def fedala(
         fitted = yield Train(task, local, start_of(w, memory), shard, moment, rng)
         if not fitted.steps:
             return None
-        next_memory = {"own": {k: fitted.weights.params[k].clone() for k in names}, "mix": memory and memory["mix"]}
+        last = {k: fitted.weights.params[k].clone() for k in names}
+        next_memory = {"own": last, "mix": None if memory is None else memory["mix"]}
         return answer_update(sub(fitted.weights, w), fitted.loss, shard, weighting, next_memory)
 
     def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -32,6 +32,7 @@ from fedtide.core.base import Algorithm
 from fedtide.core.errors import refused
 from fedtide.fields.types import NonNegative, Positive
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Weighting
+from fedtide.learn.task import refuse_numbers
 from fedtide.learn.terms import Distill
 
 
@@ -53,8 +54,9 @@ def fedntd(
         tau: temperature of the distillation.
 
     Raises:
-        FedtideError: `local.terms` has a distillation, too.
+        FedtideError: `local.terms` has a distillation, too, or rows have no classes.
     """
+    refuse_numbers(task, "algorithm", "fedntd", "it distills classes")
     if any(isinstance(term, Distill) for term in local.terms):
         kinds = [term.kind for term in local.terms]
         raise refused("local.terms", kinds, "none; set beta and tau", "'fedntd' adds the distillation by itself")

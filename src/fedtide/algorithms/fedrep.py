@@ -87,7 +87,7 @@ def fedrep(
         return local.samples(rows) + (heads.samples(rows) if head_epochs else 0)
 
     plain = build_method("fedrep", task, local, server, cohort, train, trained=trained)
-    return with_home(replace(plain, adapt=adapt), task, home, newcomers_adapt=True)
+    return with_home(replace(plain, adapt=adapt), task, home, only_newcomers_adapt=True)
 
 
 ENTRY = Entry(

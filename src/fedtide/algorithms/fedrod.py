@@ -30,14 +30,13 @@ from typing import Any
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
-from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
 from fedtide.core.weights import add
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
 from fedtide.learn.local import refuse_terms
 from fedtide.learn.losses import refuse_mean_loss
-from fedtide.learn.target import CLASSES
+from fedtide.learn.task import refuse_numbers
 from fedtide.personal import OWN_MODELS
 from fedtide.personal.second_head import TwoHeads
 
@@ -53,8 +52,7 @@ def fedrod(
 
     Sends the weights of one head down and their update up, as a weighted sum; clients keep the other head.
     """
-    if task.target != CLASSES:
-        raise refused("algorithm", "fedrod", "another one if rows have no classes", "its loss counts classes")
+    refuse_numbers(task, "algorithm", "fedrod", "its loss counts classes")
     refuse_mean_loss(task.loss, "two heads have two losses for a label")
     refuse_terms(local, "the method trains two heads at once")
     heads = TwoHeads(task)

@@ -42,10 +42,8 @@ Choices:
       in its final test. If the meaning of labels differs, that code adds the part by label, of 20 labeled rows of each
       class.
     - ours: the default of `local` is that of all methods.
-    - released code: with `epsilon` each number of a profile has Laplace noise of scale range / (rows epsilon). This
-      bounds nothing. The range is that of the client's own rows. A mean over all rows moves by as much only if no row
-      is drawn twice. Deviations, and numbers of rare labels, move more. The budget of a profile would be the sum over
-      its 2 C (C + 1) numbers, and that of a run the sum over rounds. Models are sent without noise.
+    - ours: the noise of the released code is left out, because it bounds nothing. It is Laplace noise of scale
+      range / (rows epsilon) on each number of a profile, with the range of the client's own rows.
 """
 
 from dataclasses import dataclass, replace
@@ -73,7 +71,7 @@ from fedtide.cohorts import Cohort, Everyone, ask_to_train
 from fedtide.core.base import Algorithm, Facts, Fleet, Weights, Work, mean
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add
-from fedtide.fields.types import Positive, Whole
+from fedtide.fields.types import Whole
 from fedtide.learn import LocalTrainer, Task, Training, Weighting
 
 NEAREST = 1e-8
@@ -101,7 +99,6 @@ def feroma(
     warmup: Whole = 5,
     layer: str = "head",
     halves: Whole = 3,
-    epsilon: Positive | None = None,
     cohort: Cohort = Everyone(),
     weighting: Weighting = "samples",
     judged_by: Literal["own", "profile"] = "own",
@@ -115,11 +112,10 @@ def feroma(
         warmup: rounds of FedAvg, whose model is then frozen.
         layer: layer whose inputs are the features; "head" is the last one.
         halves: number of random halves of the rows in a profile; 0 takes all rows.
-        epsilon: Laplace noise on profiles, of scale range / (rows epsilon); None for none.
         judged_by: "own" evaluates a client that trained in the last round with its model; "profile" chooses the nearest
             model for every client.
     """
-    profiler = Profiler(task, layer, halves, epsilon, "feroma")
+    profiler = Profiler(task, layer, halves, "feroma")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), profiler.nothing

@@ -52,7 +52,7 @@ def local_only(
         model: network of the clients; None is that of the experiment.
     """
     way, nets = Alone(solver, model), Networks(task)
-    way.check(nets, 0)
+    way.check(nets, 0, "local")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         return State(task.init(rng))

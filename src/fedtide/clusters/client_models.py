@@ -22,11 +22,13 @@ REVEALED = ("update", "weight")
 """Values of single clients that the server sees."""
 COLUMNS = 1 << 16
 """Parameters that are mixed at a time, in float64."""
-WHY = "its server mixes the models of single clients, and not sums"
-NOT_BY_SUMS: Mapping[str, str] = {"anchored": WHY, "pooled": WHY, "shared": WHY}
-"""Why transforms of sums have no meaning for such a method."""
-APART: Mapping[str, Any] = {"reveals": REVEALED, "refuses": NOT_BY_SUMS}
-"""Traits of such a method."""
+APART: Mapping[str, Any] = {
+    "reveals": REVEALED,
+    "refuses": dict.fromkeys(
+        ("anchored", "pooled", "shared"), "its server mixes the models of single clients, and not sums"
+    ),
+}
+"""Traits of such a method, and why transforms of sums have no meaning for it."""
 
 S = TypeVar("S", bound=Any)
 """State of a method: a dataclass with the memo of `cohort`."""

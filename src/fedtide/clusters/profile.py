@@ -48,7 +48,6 @@ class Profiler:
         task: model, with an example sample.
         layer: layer whose inputs are the features; "head" is the last one.
         halves: number of random halves of the rows that are profiled, one after the other; 0 profiles all rows once.
-        epsilon: Laplace noise of scale range / (rows epsilon) on each number; None adds none.
         key: key of the method's options, for errors.
 
     Raises:
@@ -58,7 +57,6 @@ class Profiler:
     task: Task
     layer: str = "head"
     halves: int = 0
-    epsilon: float | None = None
     key: str = "profile"
 
     def __post_init__(self) -> None:
@@ -106,12 +104,7 @@ class Profiler:
             z, y = z[chosen], y[chosen]
         absent = torch.full((2, self.width), ABSENT, dtype=torch.float64)
         by_label = [moments(z[y == c]) if int((y == c).sum()) > 1 else absent for c in range(self.classes)]
-        profile = torch.cat([moments(z), *torch.stack(by_label, 1)]).flatten()
-        if self.epsilon is None:
-            return profile
-        values = torch.cat([z, self.project(self._points)])
-        scale = float(values.max() - values.min()) / (len(z) * self.epsilon)
-        return profile + torch.from_numpy(rng.at("noise").numpy().laplace(0.0, scale, len(profile)))
+        return torch.cat([moments(z), *torch.stack(by_label, 1)]).flatten()
 
     @property
     def nothing(self) -> Tensor:

@@ -439,6 +439,20 @@ def row_labels(shard: Shard, classes: int) -> Tensor:
     return shares / counted.sum(1, keepdim=True).clamp(min=1)
 
 
+def refuse_numbers(task: Task, key: str, value: Any, why: str, allowed: str = "another one") -> None:
+    """Refuse a target that has no classes.
+
+    Args:
+        task: the task.
+        key: key of what needs classes.
+        value: what stands there.
+        why: the reason.
+        allowed: what would do.
+    """
+    if task.target != CLASSES:
+        raise refused(key, value, allowed, f"{why}, and rows have no classes (data.target)")
+
+
 def refuse_without_likelihood(task: Task, key: str, value: str) -> None:
     """Refuse a target whose losses are no likelihoods, for what weighs models by posteriors."""
     if not task.target.likelihood:

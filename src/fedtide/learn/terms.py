@@ -19,11 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.base import Shard, Weights
-from fedtide.core.errors import refused
 from fedtide.fields.types import NonNegative, Positive, ingredient
 from fedtide.learn.losses import Columns, Loss, is_stacked, known_part
-from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, logits_and_features, refuse_numbers
 
 # -- gradient terms ----------------------------------------------------------------------------------------------------
 
@@ -121,7 +119,7 @@ class StackedProximalTo:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the pulls of the clients that take the step, which come first."""
-        return Proximal(self.mu)(now, [leaf[: len(value)] for leaf, value in zip(self.anchor, now, strict=True)])
+        return Proximal(self.mu)(now, _cut(self.anchor, now))
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class StackedCorrection:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the corrections of the clients that take the step, which come first."""
-        return [leaf[: len(value)] for leaf, value in zip(self.by, now, strict=True)]
+        return _cut(self.by, now)
 
 
 @dataclass(frozen=True)
@@ -186,22 +184,41 @@ class Curvature:
         return self.lam
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return 2 lam (F v - F w), for one client, or for those of several that take the step, which come first."""
-        pull = [self._pull(*leaves) for leaves in zip(now, self.fisher, self.pulled, strict=True)]
+        """Return 2 lam (F v - F w)."""
+        leaves = zip(now, self.fisher, self.pulled, strict=True)
+        pull = [fisher.to(value.device) * value - pulled.to(value.device) for value, fisher, pulled in leaves]
         torch._foreach_mul_(pull, 2 * self.lam)
         return pull
 
-    def _pull(self, now: Tensor, fisher: Tensor, pulled: Tensor) -> Tensor:
-        if fisher.dim() and len(fisher) > len(now):
-            fisher, pulled = fisher[: len(now)], pulled[: len(now)]
-        return fisher.to(now.device) * now - pulled.to(now.device)
-
-    def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "Curvature":
+    def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "StackedCurvature":
         """Return the term of several clients that are trained at once, which have the same `lam`."""
         fisher, pulled = (_side_by_side([layout(part) for part in parts]) for parts in (
             [term.fisher for term in terms], [term.pulled for term in terms],
         ))  # fmt: skip
-        return Curvature(self.lam, fisher, pulled)
+        return StackedCurvature(self.lam, fisher, pulled)
+
+
+@dataclass(frozen=True)
+class StackedCurvature:
+    """The pulls of several clients, with sums (clients, ...).
+
+    >>> fisher, pulled = torch.tensor([[2.0], [9.0]]), torch.tensor([[4.0], [9.0]])
+    >>> StackedCurvature(0.5, [fisher], [pulled])([torch.tensor([[3.0]])], [])
+    [tensor([[2.]])]
+    """
+
+    lam: float
+    fisher: list[Tensor]
+    pulled: list[Tensor]
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return the pulls of the clients that take the step, which come first."""
+        return Curvature(self.lam, _cut(self.fisher, now), _cut(self.pulled, now))(now, received)
+
+
+def _cut(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:
+    """Return the part of stacked tensors (clients, ...) that is of the clients that take the step, which come first."""
+    return [leaf[: len(value)] for leaf, value in zip(leaves, now, strict=True)]
 
 
 def _side_by_side(parts: Sequence[list[Tensor]]) -> list[Tensor]:
@@ -237,13 +254,6 @@ class LossTerm(Protocol):
     def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return the value of every label of rows (..., rows), and its gradient by features if it reads them, else by
         logits."""
-
-
-def evaluate(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the logits for samples in evaluation mode, and the features of a network with one branch, else None."""
-    passes = [_parted(outputs) for outputs in task.outputs(weights, x)]
-    features = [z for _, z in passes if z is not None]
-    return torch.cat([z for z, _ in passes]), torch.cat(features) if features else None
 
 
 def _parted(outputs: Any) -> tuple[Any, Tensor | None]:
@@ -282,12 +292,11 @@ class Distill:
 
     def check(self, task: Task, key: str) -> None:
         """Raise for a task whose outputs are no classes."""
-        if task.target != CLASSES:
-            raise refused(f"{key}.terms", self.kind, "none", "labels are no classes (data.target)")
+        refuse_numbers(task, f"{key}.terms", self.kind, "it distills classes", "none")
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
         """Return the logits of the received model, without augmentation and in evaluation mode."""
-        return (evaluate(task, received, shard.x)[0],)
+        return (torch.cat([_parted(outputs)[0] for outputs in task.outputs(received, shard.x)]),)
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the divergence of every label, in the shape of `y`."""
@@ -342,8 +351,7 @@ class Contrastive:
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
         """Return the features by the received and by the last own model, unaugmented and in evaluation mode."""
-        both = (evaluate(task, weights, shard.x)[1] for weights in (received, self.previous))
-        return tuple(features for features in both if features is not None)
+        return tuple(logits_and_features(task, weights, shard.x)[1] for weights in (received, self.previous))
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the loss of every row."""

@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.base import Answer, Facts, Moment, Notes, Prediction, Reply, Shard, Weighted, Weights, Work, mean
-from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.learn import Fitted, LocalTrainer, Weighting, client_weight
 from fedtide.learn.device import to_cpu
@@ -25,7 +24,7 @@ from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_
 from fedtide.learn.server import S, Server
 from fedtide.learn.steps import Steps, Stepwise, Train, all_rows, same_weights
 from fedtide.learn.target import CLASSES, Target
-from fedtide.learn.task import Task, concat_passes, logits_and_features, parts
+from fedtide.learn.task import Task, concat_passes, logits_and_features, parts, refuse_numbers
 from fedtide.models.branched import branch_of
 
 CERTAIN = "it answers by the branch that is more certain of a class"
@@ -392,8 +391,7 @@ def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
     Raises:
         FedtideError: rows have no classes, of which a branch could be certain.
     """
-    if task.target != CLASSES:
-        raise refused("algorithm", "one that chooses by certainty", "another one if rows have no classes", CERTAIN)
+    refuse_numbers(task, "algorithm", "one that chooses by certainty", CERTAIN)
     by_client = choose_per == "client"
     return predict_by_branch(
         task, lambda payload, logits, z, x, owner: most_certain(logits, owner, by_client, counted_steps(task, x))

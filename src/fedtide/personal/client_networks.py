@@ -116,7 +116,7 @@ class Networks:
         self._made: dict[str, Task] = {}
         self._features: dict[str, Extract] = {}
 
-    def of(self, model: Model | None, classes: int | None = None) -> Task:
+    def of(self, model: Model | None, classes: int | None = None, key: str = "personal") -> Task:
         """Return a task on another network; without a name the federated task itself.
 
         Raises:
@@ -124,9 +124,9 @@ class Networks:
         """
         if model is None:
             return self.task
-        key = f"{model} {classes}"
-        if key in self._made:
-            return self._made[key]
+        name = f"{model} {classes}"
+        if name in self._made:
+            return self._made[name]
         task = self.task
         example = example_of(task, "networks of a client's own")
         shape = tuple(example.shape[1:])
@@ -137,12 +137,12 @@ class Networks:
             task.channels_last, example, init_layers=partial(initialize, init=init), bfloat=task.bfloat,
             target=task.target if classes is None else CLASSES, device=task.device,
         )  # fmt: skip
-        with within("personal"):  # a network refuses rows as the federation's model
+        with within(key):  # a network refuses rows as the federation's model
             try:
                 own_task.logits(own_task.init(Rng(0)), example)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
-        self._made[key] = own_task
+        self._made[name] = own_task
         return own_task
 
     def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:
@@ -151,11 +151,11 @@ class Networks:
         Raises:
             FedtideError: the network or its solver does not fit.
         """
-        own_task, example = self.of(model, classes), self.task.example
+        own_task, example = self.of(model, classes, key.rpartition(".")[0]), self.task.example
         if example is not None:
             solver.check(own_task.scratch, tuple(example.shape[1:]), key)
 
-    def features(self, layer: str | None) -> Extract:
+    def features(self, layer: str | None, key: str = "personal") -> Extract:
         """Return the extractor of a layer's inputs in the federated network; None is the last layer.
 
         Raises:
@@ -164,7 +164,7 @@ class Networks:
         name = last_layer(self.task) if layer is None else layer
         if name not in self._features:
             whole = not name and layer is None  # the model is one layer
-            self._features[name] = inputs_as_features if whole else Network(name).of(self.task, "personal")
+            self._features[name] = inputs_as_features if whole else Network(name).of(self.task, key)
         return self._features[name]
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
@@ -214,8 +214,8 @@ class Personalization(Protocol):
     chooses: ClassVar[bool] = True
     """True if predictions report the chosen model or expert."""
 
-    def check(self, nets: Networks, models: int) -> None:
-        """Build the needed networks once."""
+    def check(self, nets: Networks, models: int, key: str) -> None:
+        """Build the needed networks once; `key` is where the personalization is written, for errors."""
         return
 
     @abstractmethod

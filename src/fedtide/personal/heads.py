@@ -1,6 +1,5 @@
 """Heads of single clients on one trunk, whose rows are for classes, and the means of features by class."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +12,9 @@ from fedtide.core.rng import Rng
 from fedtide.learn import LocalTrainer, Steps, Summed, Task
 from fedtide.learn.layers import Part, check_trunk, last_layer, pick_layers, put_layers
 from fedtide.learn.steps import Features
-from fedtide.learn.target import CLASSES
-from fedtide.learn.task import example_of, join_models, split_models, width, with_branches
+from fedtide.learn.task import example_of, join_models, refuse_numbers, split_models, width, with_branches
 from fedtide.learn.terms import LossTerm
 from fedtide.models.branched import in_branch, in_layer
-
-HEADS_STAY: Mapping[str, str] = dict.fromkeys(
-    ("anchored", "at-home", "personalized", "pooled", "shared"), "each client has a head of its own"
-)
-"""Transforms that have no meaning for a method with heads of single clients (`Traits.refuses`)."""
 
 
 class Headed:
@@ -36,8 +29,7 @@ class Headed:
     """
 
     def __init__(self, task: Task, method: str) -> None:
-        if task.target != CLASSES:
-            raise refused("algorithm", method, "another one if rows have no classes (data.target)")
+        refuse_numbers(task, "algorithm", method, "each row of its heads is for a class")
         check_trunk(task, method)
         self.task, self.layer = task, last_layer(task)
         outputs = next(iter(task.outputs(task.scratch.weights, example_of(task, f"the classes of '{method}'"))))

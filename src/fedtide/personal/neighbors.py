@@ -16,7 +16,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, ingredient
 from fedtide.learn import mean_losses
-from fedtide.learn.target import CLASSES
+from fedtide.learn.task import refuse_numbers
 from fedtide.personal.client_networks import Networks, Personalization
 
 GRID = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -45,16 +45,13 @@ class Neighbors(Personalization):
     layer: str | None = None
     kind: Literal["neighbors"] = "neighbors"
 
-    def check(self, nets: Networks, models: int) -> None:
+    def check(self, nets: Networks, models: int, key: str) -> None:
         """Find the features once; samples vote for one class each."""
-        if nets.task.target != CLASSES:
-            raise refused(
-                "personal", self.kind, "another way if data.target has no classes", "its samples vote for classes"
-            )
+        refuse_numbers(nets.task, key, self.kind, "its samples vote for classes", "another way")
         example = nets.task.example
         if example is not None and nets.task.logits(nets.task.init(Rng(0)), example).dim() != 2:
-            raise refused("personal", self.kind, "another way if rows are sequences", "each sample has one vote")
-        nets.features(self.layer)
+            raise refused(key, self.kind, "another way if rows are sequences", "each sample has one vote")
+        nets.features(self.layer, key)
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the model's index, features and labels of the client's samples, and the weight of their votes."""

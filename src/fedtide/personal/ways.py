@@ -20,14 +20,13 @@ from torch import Tensor
 
 from fedtide.clusters.rounds import decision_rows
 from fedtide.core.base import Moment, Prediction, Shard, Weights
-from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.weights import renamed, united
-from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient
+from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient, kinds_of
 from fedtide.learn import LocalTrainer, Task, mean_losses, refuse_without_likelihood
 from fedtide.learn.losses import Columns
-from fedtide.learn.target import CLASSES
+from fedtide.learn.task import refuse_numbers
 from fedtide.models import Model
 from fedtide.models.networks import MLP
 from fedtide.personal.client_networks import ALONE, TUNING, Networks, Personalization, train_alone, train_early_stopping
@@ -62,9 +61,9 @@ class FineTuned(Personalization):
     solver: LocalTrainer = TUNING
     kind: Literal["fine-tuned"] = "fine-tuned"
 
-    def check(self, nets: Networks, models: int) -> None:
+    def check(self, nets: Networks, models: int, key: str) -> None:
         """Check that the solver fits the federation's network."""
-        nets.check(None, self.solver, "personal.solver")
+        nets.check(None, self.solver, f"{key}.solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the model's index and the client's fine-tuned copy."""
@@ -93,9 +92,9 @@ class OwnModel(Personalization):
     model: Annotated[Model, Spelled] | None = None
     chooses: ClassVar[bool] = False
 
-    def check(self, nets: Networks, models: int) -> None:
+    def check(self, nets: Networks, models: int, key: str) -> None:
         """Build the client's network once."""
-        nets.check(self.model, self.solver, "personal.solver")
+        nets.check(self.model, self.solver, f"{key}.solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Train the client's model."""
@@ -126,11 +125,11 @@ class Ensemble(OwnModel):
     of: Literal["probabilities", "logits"] = "probabilities"
     kind: Literal["ensemble"] = "ensemble"
 
-    def check(self, nets: Networks, models: int) -> None:
+    def check(self, nets: Networks, models: int, key: str) -> None:
         """Build the client's network once; logits are summed of classes alone."""
-        if self.of == "logits" and nets.task.target != CLASSES:
-            raise refused("personal.of", self.of, "'probabilities' if rows have no classes")
-        nets.check(self.model, self.solver, "personal.solver")
+        if self.of == "logits":
+            refuse_numbers(nets.task, f"{key}.of", self.of, "logits are of classes", "'probabilities'")
+        nets.check(self.model, self.solver, f"{key}.solver")
 
     def predict(self, nets: Networks, models: Sequence[Weights], memory: Any, x: Tensor) -> Prediction:
         """Predict by the ensemble."""
@@ -169,13 +168,13 @@ class Mixture(Personalization):
     kind: Literal["mixture"] = "mixture"
     own_expert: ClassVar[bool] = True
 
-    def check(self, nets: Networks, models: int) -> None:
+    def check(self, nets: Networks, models: int, key: str) -> None:
         """Build the gate, the local expert and, with `tune`, the merged network, once."""
-        refuse_without_likelihood(nets.task, "personal", self.kind)
-        if self.tune and nets.task.target != CLASSES:
-            raise refused("personal.tune", True, "false if rows have no classes")
-        nets.check(self.gate, self.gating, "personal.gating", models + 1)
-        nets.check(self.model, self.solver, "personal.solver")
+        refuse_without_likelihood(nets.task, key, self.kind)
+        if self.tune:
+            refuse_numbers(nets.task, f"{key}.tune", True, "gate and experts are tuned by cross-entropy", "false")
+        nets.check(self.gate, self.gating, f"{key}.gating", models + 1)
+        nets.check(self.model, self.solver, f"{key}.solver")
         if self.tune:
             nets.mixture(self.model, self.gate, models)
 
@@ -282,11 +281,11 @@ class Stacking(Personalization):
     kind: Literal["stacking"] = "stacking"
     own_expert: ClassVar[bool] = True
 
-    def check(self, nets: Networks, models: int) -> None:
+    def check(self, nets: Networks, models: int, key: str) -> None:
         """Build the local expert's network once, and check that both solvers fit."""
-        refuse_without_likelihood(nets.task, "personal", self.kind)
-        nets.check(self.model, self.solver, "personal.solver")
-        nets.check(None, self.tuning, "personal.tuning")
+        refuse_without_likelihood(nets.task, key, self.kind)
+        nets.check(self.model, self.solver, f"{key}.solver")
+        nets.check(None, self.tuning, f"{key}.tuning")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Train the local expert and the fine-tuned model; weigh them and the received models."""
@@ -358,6 +357,9 @@ def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:
 Personal = Annotated[
     Choice | FineTuned | Alone | Ensemble | Mixture | Neighbors | Stacking, Field(discriminator="kind")
 ]
+
+WAYS = kinds_of(Personal)
+"""Kinds of personalizations."""
 
 
 def names_of(ways: Sequence[Any]) -> list[str]:

@@ -15,11 +15,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from fedtide.core.errors import nearest
-from fedtide.fields.types import by_kind
+from fedtide.fields.types import by_kind, kinds_of
+from fedtide.personal.ways import WAYS
 from fedtide.transforms.anchored import Anchored, anchored
 from fedtide.transforms.at_home import AtHome, at_home
 from fedtide.transforms.on_need import OnNeed, on_need
-from fedtide.transforms.personalized import WAYS, Personalized, personalized
+from fedtide.transforms.personalized import Personalized, personalized
 from fedtide.transforms.pooled import Pooled, pooled
 from fedtide.transforms.shared import Shared, shared
 from fedtide.transforms.transform import apply
@@ -30,7 +31,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-KINDS = ("anchored", "at-home", "on-need", "pooled", "shared", "personalized")
+Whole = Annotated[Anchored | AtHome | OnNeed | Pooled | Shared | Personalized, Field(discriminator="kind")]
+KINDS = kinds_of(Whole)
 
 
 def _spelled(value: Any) -> Any:
@@ -44,8 +46,5 @@ def _spelled(value: Any) -> Any:
     return table
 
 
-AnyTransform = Annotated[
-    Annotated[Anchored | AtHome | OnNeed | Pooled | Shared | Personalized, Field(discriminator="kind")],
-    BeforeValidator(_spelled),
-]
+AnyTransform = Annotated[Whole, BeforeValidator(_spelled)]
 """One of the transforms."""

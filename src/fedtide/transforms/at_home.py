@@ -42,10 +42,10 @@ from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise, Task
 from fedtide.learn.layers import HEAD, IsIn, Layers, match_layers, pick_layers, put_layers
 from fedtide.personal import predict_by_memory
-from fedtide.transforms.transform import Transform, apply, each_slot, made_with, stepwise
+from fedtide.transforms.transform import Transform, apply, each_slot, made_with, refuse_all, stepwise
 
-SUMS_ONLY = "count", "labels", "loss", "choice", "utility"
-"""Values of a client by itself that hold nothing of its layers."""
+NOT_OF_LAYERS = "count", "labels", "loss", "choice", "utility"
+"""Values of single clients that tell nothing of their layers."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class AtHome(Transform):
             return "its clients train several models at once"
         if traits.kept_as_sent:
             return "its clients keep and send values of all layers"
-        if any(name not in SUMS_ONLY for name in traits.reveals):
+        if any(name not in NOT_OF_LAYERS for name in traits.reveals):
             return f"the server receives '{traits.reveals[0]}' of single clients, which tells of all layers"
         return ""
 
@@ -114,15 +114,17 @@ def at_home(algorithm: Algorithm, layers: str | Sequence[str] = HEAD) -> Algorit
     return apply(algorithm, AtHome(layers))  # type: ignore[arg-type]
 
 
-def with_home(algorithm: Algorithm, task: Task, layers: Layers, *, newcomers_adapt: bool = False) -> Algorithm:
+def with_home(algorithm: Algorithm, task: Task, layers: Layers, *, only_newcomers_adapt: bool = False) -> Algorithm:
     """Return a method that plays a paper in which some layers stay with their clients; see `keep_home`."""
-    refuses = dict.fromkeys(("anchored", "at-home", "personalized", "pooled", "shared"), "layers of it stay at home")
+    refuses = {**algorithm.traits.refuses, **refuse_all("layers of it stay at home")}
     method = replace(algorithm, traits=replace(algorithm.traits, refuses=refuses))
     is_home = match_layers(task, layers, "home", whole=False)
-    return keep_home(method, task, is_home, "home", newcomers_adapt=newcomers_adapt)
+    return keep_home(method, task, is_home, "home", only_newcomers_adapt=only_newcomers_adapt)
 
 
-def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newcomers_adapt: bool = False) -> Algorithm:
+def keep_home(
+    algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, only_newcomers_adapt: bool = False
+) -> Algorithm:
     """Return a method of which some layers stay with their clients.
 
     Args:
@@ -130,7 +132,7 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
         task: its task.
         is_home: tells which parameters and running statistics stay.
         key: where the layers are written, for errors.
-        newcomers_adapt: whether clients that have trained do not adapt before they are judged.
+        only_newcomers_adapt: whether only clients that have not trained adapt before they are judged.
 
     Raises:
         FedtideError: no layer would stay, or none would be left to send.
@@ -174,6 +176,7 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
                 if others:
                     raise FedtideError(f"{key}: a client trains several models, which share no layers at home")
                 trained = add(home, pick_layers(change, is_home))
+                # Whoever adds the update to the model that was served finds the first layers there, not the client's.
                 change = put_layers(strip(change), sub(trained, first))
                 update = {number: change} if isinstance(update, Mapping) else change
             inner = inner if answer.memory is None else answer.memory
@@ -219,7 +222,7 @@ def keep_home(algorithm: Algorithm, task: Task, is_home: IsIn, key: str, *, newc
         return each_slot(payload, {"slot": slot}, lambda part: Sent(strip(part), state.own)), slot
 
     def keep(method: Algorithm) -> Algorithm:
-        adapt = None if method.adapt is None else work_at_home(method.adapt, once=newcomers_adapt)
+        adapt = None if method.adapt is None else work_at_home(method.adapt, once=only_newcomers_adapt)
         return replace(method, adapt=adapt, predict=predict_with(method.predict))
 
     traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Sent), keeps=algorithm.traits.keeps + 1)

@@ -21,14 +21,11 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import by_kind, ingredient
 from fedtide.personal.client_networks import Networks, Personalization
-from fedtide.personal.ways import Choice, Personal, names_of, predict_personal
+from fedtide.personal.ways import WAYS, Choice, Personal, names_of, predict_personal
 from fedtide.transforms.anchored import Anchored, Received
 from fedtide.transforms.transform import Transform, apply, made_with, unpersonalized
 
 KEY = "transforms: 'personalized'.way"
-
-WAYS = ("choice", "fine-tuned", "alone", "ensemble", "mixture", "neighbors", "stacking")
-"""Kinds of personalizations."""
 
 Way = Annotated[Personal, BeforeValidator(by_kind)]
 
@@ -119,10 +116,7 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
     def check(clients: Holdings | None) -> None:
         if clients is not None and algorithm.check is not None:
             algorithm.check(clients)
-        try:
-            way.check(nets, (clusters if isinstance(clusters, int) else 1) + anchored)
-        except FedtideError as error:
-            raise FedtideError(str(error).replace("personal", key, 1)) from None
+        way.check(nets, (clusters if isinstance(clusters, int) else 1) + anchored, key)
 
     if not late:
         check(None)

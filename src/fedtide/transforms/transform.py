@@ -35,6 +35,15 @@ class Transform(Protocol):
         """Return the algorithm with it."""
 
 
+OF_MODELS = "anchored", "at-home", "personalized", "pooled", "shared"
+"""Kinds of transforms that read or change the models of a method, which are all but "on-need"."""
+
+
+def refuse_all(why: str) -> Mapping[str, str]:
+    """Return the transforms that have no meaning for a method whose clients keep parts of its model; `why` says so."""
+    return dict.fromkeys(OF_MODELS, why)
+
+
 def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
     """Apply transforms to an algorithm, which may have some already; their order does not matter.
 
